@@ -1,1 +1,1 @@
-"""`baton bench`: parts of Baton against their limits, as ratios measured in one run."""
+"""`baton bench` measures parts of Baton against their limits, as ratios within one run."""

@@ -1,4 +1,4 @@
-"""`baton bench autoscale`"""
+"""`baton bench autoscale`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,22 +10,23 @@ from rich.table import Table
 
 from baton.core.errors import SetupError
 from baton.files.terminal import new_console
-from benchmarks.autoscale import Result, measure_all
-from benchmarks.autoscale_loads import Lengths, Load
-from benchmarks.autoscale_runs import Case, Run
+from benchmarks.autoscale import AutoscaleResult, measure_all
+from benchmarks.autoscale_loads import AutoscaleLoad, MeanLengths
+from benchmarks.autoscale_runs import AutoscaleCase, AutoscaleRun
 
 SLOW_STARTS = 5.0
-"""Times as long as of the other loads."""
-PROMPT_HEAVY, OUTPUT_HEAVY = Lengths(10_000, 1500), Lengths(3000, 4500)
+"""Start-up time of the load with slow starts, as a multiple of the other loads'."""
+PROMPT_HEAVY, OUTPUT_HEAVY = MeanLengths(10_000, 1500), MeanLengths(3000, 4500)
 
 
 def loads(
     *, hours: float, traces: tuple[Path, ...], rate: float, start_s: float = 120.0, keep: int = 1
-) -> list[Load]:
-    """Those that are compared. `rate`: requests per second of the drawn ones where the profile is 1."""
+) -> list[AutoscaleLoad]:
+    """The loads that are compared. `rate` is in requests per second, where the profile of a drawn load is
+    1."""
     seconds = 3600 * hours
-    drawn = [Load(name, seconds, rate, name) for name in ("steady", "step", "spike", "ramp", "day")]
-    shift = Load("shift", seconds, rate, "steady", lengths=PROMPT_HEAVY, later=OUTPUT_HEAVY)
+    drawn = [AutoscaleLoad(name, seconds, rate, name) for name in ("steady", "step", "spike", "ramp", "day")]
+    shift = AutoscaleLoad("shift", seconds, rate, "steady", lengths=PROMPT_HEAVY, later=OUTPUT_HEAVY)
     found = [
         *drawn,
         shift,
@@ -35,35 +36,40 @@ def loads(
     return [*(msgspec.structs.replace(load, start_s=start_s) for load in found), slow]
 
 
-def _of_trace(trace: Path, seconds: float, profile: str, keep: int) -> Load:
-    """Short prompts are made longer, so that few requests keep several workers busy."""
+def _of_trace(trace: Path, seconds: float, profile: str, keep: int) -> AutoscaleLoad:
+    """A trace under a profile. Short prompts are made longer, so that few requests keep several workers
+    busy."""
     scale = 4.0 if "azure" in trace.name else 1.0
     name = f"{trace.stem} {profile}"
-    return Load(name, seconds, 0.0, profile, trace=str(trace), length_scale=scale, keep=keep)
+    return AutoscaleLoad(name, seconds, 0.0, profile, trace=str(trace), length_scale=scale, keep=keep)
 
 
 def autoscale(
     traces: Annotated[
-        list[Path] | None, typer.Argument(help="Traces to run besides the drawn loads.")
+        list[Path] | None, typer.Argument(help="Trace files to run besides the generated loads.")
     ] = None,
-    only: Annotated[str, typer.Option(help="Loads by name, with commas; empty: all.")] = "",
-    hours: Annotated[float, typer.Option(min=0.1, max=24, help="Of each load, virtual.")] = 3.0,
-    start_up: Annotated[float, typer.Option(min=1, help="Seconds until a worker serves.")] = 120.0,
-    keep: Annotated[int, typer.Option(min=1, help="One conversation of a trace in so many.")] = 1,
-    rate: Annotated[float, typer.Option(min=0.01, help="Requests per second of drawn loads.")] = 0.6,
-    model: Annotated[str, typer.Option(help="By name, or a folder with config.json.")] = "llama-3-70b",
-    gpu: Annotated[str, typer.Option(help="By its data sheet.")] = "h20",
+    only: Annotated[
+        str, typer.Option(help="Names of the loads to run, separated by commas; empty: all.")
+    ] = "",
+    hours: Annotated[float, typer.Option(min=0.1, max=24, help="Virtual hours of each load.")] = 3.0,
+    start_up: Annotated[float, typer.Option(min=1, help="Seconds that a new worker needs to start.")] = 120.0,
+    keep: Annotated[int, typer.Option(min=1, help="Keep one conversation of a trace in this many.")] = 1,
+    rate: Annotated[float, typer.Option(min=0.01, help="Requests per second of the generated loads.")] = 0.6,
+    model: Annotated[str, typer.Option(help="Known model, or a folder with config.json.")] = "llama-3-70b",
+    gpu: Annotated[str, typer.Option(help="GPU whose data sheet is used.")] = "h20",
     tp: Annotated[int, typer.Option(min=1, help="GPUs per worker.")] = 4,
-    ttft_slo: Annotated[float, typer.Option(min=0.001, help="Seconds.")] = 20.0,
-    tpot_slo: Annotated[float, typer.Option(min=0.001, help="Seconds.")] = 0.03,
-    attain: Annotated[float, typer.Option(min=0.5, max=0.999, help="What the autoscaler aims at.")] = 0.95,
-    search: Annotated[bool, typer.Option(help="Search the best static cluster.")] = True,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
+    ttft_slo: Annotated[float, typer.Option(min=0.001, help="TTFT target in seconds.")] = 20.0,
+    tpot_slo: Annotated[float, typer.Option(min=0.001, help="TPOT target in seconds.")] = 0.03,
+    attain: Annotated[
+        float, typer.Option(min=0.5, max=0.999, help="Share of requests that should meet their targets.")
+    ] = 0.95,
+    search: Annotated[bool, typer.Option(help="Search for the best static cluster.")] = True,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes to use.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """The autoscaler beside static clusters, Kubernetes' rule and a queue-depth rule, in the simulator.
+    """Compare the autoscaler with static clusters, Kubernetes' rule and a queue-depth rule, in the simulator.
 
-    `--hours` shorter costs less, and what starts miss at a jump is then a larger share of all.
+    Fewer --hours take less time, but misses while workers start then weigh more.
 
     Example: baton bench autoscale mooncake_conversation.jsonl azure_2023_conv.csv --jobs 2
     """
@@ -72,14 +78,14 @@ def autoscale(
     names = [name.strip() for name in only.split(",") if name.strip()]
     if unknown := [name for name in names if name not in {load.name for load in found}]:
         raise SetupError(
-            f"--only: no load {', '.join(unknown)}; there are {', '.join(o.name for o in found)}"
+            f"--only: no load {', '.join(unknown)}; choose from {', '.join(o.name for o in found)}"
         )
     cases = [
-        Case(load, model, gpu, tp, ttft_slo, tpot_slo, attain)
+        AutoscaleCase(load, model, gpu, tp, ttft_slo, tpot_slo, attain)
         for load in found
         if not names or load.name in names
     ]
-    results: list[Result] = []
+    results: list[AutoscaleResult] = []
     for result in measure_all(cases, jobs=jobs, searches=search, progress=notes.print):
         results.append(result)
     if as_json:
@@ -103,8 +109,9 @@ COLUMNS = (
 )
 
 
-def table_of(results: list[Result]) -> Table:
-    """A row per load and rule. Turns: reversals per hour of prefill and of decode, once it is warm."""
+def table_of(results: list[AutoscaleResult]) -> Table:
+    """One row per load and rule. Turns are reversals of scaling per hour, for prefill and decode, after
+    warm-up."""
     table = Table()
     for name in COLUMNS:
         table.add_column(name, justify="left" if name in ("load", "rule") else "right")
@@ -115,7 +122,7 @@ def table_of(results: list[Result]) -> Table:
     return table
 
 
-def _row(result: Result, run: Run, *, is_first: bool) -> list[str]:
+def _row(result: AutoscaleResult, run: AutoscaleRun, *, is_first: bool) -> list[str]:
     best, is_ours = result.best, run.rule.startswith("baton")
     return [
         result.case.load.name if is_first else "",

@@ -1,4 +1,4 @@
-"""Loads that change in known ways: a trace, or drawn lengths, at a rate that a profile multiplies."""
+"""Loads that change in known ways: a trace or generated lengths, at a rate that a profile multiplies."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -10,66 +10,68 @@ from zlib import crc32
 import msgspec
 
 from baton.core.errors import SetupError
-from loadgen.lengths import Plan, Scaling, make_plan
+from loadgen.lengths import ReplayPlan, TraceScaling, make_plan
 from loadgen.traces import read_trace
 from simulator.fleet.workload import FleetRequest, of_plan
 
 Profile = Callable[[float], float]
-"""Seconds -> factor on the rate."""
+"""Maps seconds to a factor on the rate."""
 
 
-class Lengths(msgspec.Struct, frozen=True):
-    """Mean tokens, log-normal around it."""
+class MeanLengths(msgspec.Struct, frozen=True):
+    """Mean tokens of a log-normal distribution."""
 
     prompt: int
     output: int
 
 
-class Load(msgspec.Struct, frozen=True):
+class AutoscaleLoad(msgspec.Struct, frozen=True):
     """Requests over time."""
 
     name: str
     duration_s: float
     rate: float
-    """Requests per second where the profile is 1; of a trace, 0: its own."""
+    """Requests per second where the profile is 1. For a trace, 0 means its own rate."""
     profile: str
     trace: str = ""
     length_scale: float = 1.0
     keep: int = 1
-    """One conversation of a trace in so many: the same arrivals and sharing on a smaller cluster."""
-    lengths: Lengths = Lengths(8000, 3000)
-    later: Lengths | None = None
-    """From the middle of the run on."""
+    """One conversation of a trace in this many is kept: the same arrivals and sharing on a smaller
+    cluster."""
+    lengths: MeanLengths = MeanLengths(8000, 3000)
+    later: MeanLengths | None = None
+    """Lengths from the middle of the run on."""
     start_s: float = 120.0
     seed: int = 0
 
 
 def profile_of(name: str, duration_s: float) -> Profile:
-    """Raises SetupError: unknown."""
+    """Raises SetupError for an unknown profile."""
 
     def ramp(at_s: float) -> float:
         return 0.4 + min(1.0, at_s / (0.8 * duration_s))
 
     profiles: dict[str, Profile] = {
         "steady": lambda at_s: 1.0,
-        # High for a quarter of the time: what provisioning for it costs meanwhile is the question.
+        # The rate is high for a quarter of the time. The question is what provisioning for it costs in the
+        # rest.
         "step": lambda at_s: 1.3 if 0.4 <= at_s / duration_s < 0.65 else 0.4,
         "spike": lambda at_s: 1.7 if 0.5 <= at_s / duration_s < 0.6 else 0.5,
         "ramp": ramp,
-        # A day in the run: low at its ends, high in the middle.
+        # One day within the run: low at both ends, high in the middle.
         "day": lambda at_s: 0.35 + 1.15 * math.sin(math.pi * at_s / duration_s) ** 2,
     }
     if name not in profiles:
-        raise SetupError(f"no profile {name!r}: there are {', '.join(profiles)}")
+        raise SetupError(f"no profile {name!r}: choose one of {', '.join(profiles)}")
     return profiles[name]
 
 
 SCATTER = 0.7
-"""Of lengths: standard deviation of their logarithm."""
+"""Standard deviation of the logarithm of lengths."""
 
 
-def drawn(load: Load) -> Iterator[FleetRequest]:
-    """Poisson arrivals at the profile's rate, thinned from its highest."""
+def drawn(load: AutoscaleLoad) -> Iterator[FleetRequest]:
+    """Poisson arrivals at the profile's rate, thinned from its highest rate."""
     rng = Random(f"{load.seed}/{load.name}")
     profile = profile_of(load.profile, load.duration_s)
     peak = max(profile(load.duration_s * i / 200) for i in range(201))
@@ -90,14 +92,19 @@ def drawn(load: Load) -> Iterator[FleetRequest]:
         number += 1
 
 
-def of_trace(load: Load) -> tuple[list[FleetRequest], Plan]:
-    """The trace's requests in their order, with its gaps divided by the profile; begun again, sharing nothing
-    with before, until the time is over. Raises SetupError when none is kept."""
+def of_trace(load: AutoscaleLoad) -> tuple[list[FleetRequest], ReplayPlan]:
+    """The trace's requests in their order, with gaps divided by the profile. The trace is repeated, without
+    sharing prefixes with earlier repetitions, until the time is over. Raises SetupError if no request is
+    kept."""
     scale = Fraction(load.length_scale).limit_denominator(64)
-    plan = make_plan(read_trace(Path(load.trace)), Scaling(scale, scale, Fraction(1)), spread=True, seed=0)
+    plan = make_plan(
+        read_trace(Path(load.trace)), TraceScaling(scale, scale, Fraction(1)), spread=True, seed=0
+    )
     requests = [request for request in of_plan(plan) if _is_kept(request, load.keep)]
     if len(requests) < 2:
-        raise SetupError(f"--keep {load.keep} leaves {len(requests)} requests of {load.trace}: keep more")
+        raise SetupError(
+            f"--keep {load.keep} leaves {len(requests)} requests of {load.trace}: give a smaller --keep"
+        )
     span_s = requests[-1].at_s - requests[0].at_s
     own = (len(requests) - 1) / span_s
     factor = load.rate / own if load.rate else 1.0
@@ -116,6 +123,6 @@ def of_trace(load: Load) -> tuple[list[FleetRequest], Plan]:
 
 
 def _is_kept(request: FleetRequest, keep: int) -> bool:
-    """Turns of one conversation share their second block."""
+    """Turns of one conversation share their second block, so the whole conversation is kept or dropped."""
     ids = request.hash_ids
     return crc32(f"{ids[1] if len(ids) > 1 else request.number}".encode()) % keep == 0

@@ -10,13 +10,13 @@ import msgspec
 from baton.config import EngineConfig
 from baton.config.router import RouterConfig
 from baton.core.messages import Role
-from benchmarks.autoscale_loads import Load, drawn, of_trace
+from benchmarks.autoscale_loads import AutoscaleLoad, drawn, of_trace
 from control_plane.autoscaler.record import Journal
-from control_plane.autoscaler.values import Bounds, Objective, Settings
+from control_plane.autoscaler.values import AutoscalerSettings, Bounds, LatencyObjective
 from simulator.fleet.fleet import Fleet
 from simulator.fleet.scaling import FleetScaling, Rule, ScalingSpec
 from simulator.fleet.scaling_rules import RuleName, make_rule
-from simulator.fleet.setup import STEP_TOKENS, Pools, fleet_spec, machine_of
+from simulator.fleet.setup import STEP_TOKENS, PoolSizes, fleet_spec, machine_of
 from simulator.fleet.spec import FleetSpec
 from simulator.fleet.workload import FleetRequest
 from simulator.hardware import Node, find_gpu, find_model
@@ -25,16 +25,16 @@ BLOCK_TOKENS = 512
 REPLICAS_MAX = 64
 HPA_TARGET = 0.7
 POLICY = "cached_prefix"
-"""Of the router. The default one asks its predictor again for everybody who waits, whatever happens:
-where a pool is too small, which is what is compared here, that is all that the simulator does."""
+"""The router's placement policy. The default policy repeats its predictions for all waiting requests after
+every event; with pools that are too small, as here, the simulator would do nothing else."""
 STEADY_WARM_S = 900.0
-"""Reversals of steady load are counted from here: before, the rule still learns what it needs."""
+"""Reversals under steady load are counted from here on, because the rule still learns before."""
 
 
-class Case(msgspec.Struct, frozen=True):
+class AutoscaleCase(msgspec.Struct, frozen=True):
     """A load, and the cluster under it."""
 
-    load: Load
+    load: AutoscaleLoad
     model: str = "llama-3-70b"
     gpu: str = "h20"
     tensor: int = 4
@@ -42,16 +42,16 @@ class Case(msgspec.Struct, frozen=True):
     tpot_slo_s: float = 0.03
     attain: float = 0.95
     first: tuple[int, int] | None = None
-    """Prefill and decode workers at the start; None: what sizing has for the load's first ten minutes."""
+    """Prefill and decode workers at the start; None means the size for the load's first ten minutes."""
 
 
-class Run(msgspec.Struct, frozen=True):
-    """One rule under one load."""
+class AutoscaleRun(msgspec.Struct, frozen=True):
+    """The result of one rule under one load."""
 
     load: str
     rule: str
     met: float
-    """Share of all requests."""
+    """Share of all requests that met both targets."""
     gpu_hours: float
     ttft_missed: float
     tpot_missed: float
@@ -60,7 +60,7 @@ class Run(msgspec.Struct, frozen=True):
     stops: int
     switches: int
     reversals: int
-    """Of both roles, over the whole run."""
+    """Scaling reversals of both roles, over the whole run."""
     turns_per_hour: Mapping[str, float]
     """Reversals by role, per hour from `STEADY_WARM_S` on."""
     drain_s_max: float
@@ -69,20 +69,20 @@ class Run(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
-    """A case made ready."""
+class PreparedCase:
+    """A case that is ready to run."""
 
-    case: Case
+    case: AutoscaleCase
     demands: list[FleetRequest]
     trace_block_tokens: float
     cached: list[int]
-    """Prompt tokens of each that came before, with a cache that forgets nothing."""
+    """Prompt tokens of each request that a cache without bound would hold."""
 
-    def spec(self, pools: Pools) -> FleetSpec:
+    def spec(self, pools: PoolSizes) -> FleetSpec:
         case = self.case
         machine = machine_of(Node(find_model(case.model), find_gpu(case.gpu), tensor=case.tensor))
-        # Workers of one role take no phases of the other, so that a pool's size is all that it has; hosts,
-        # batches and all else are as `baton simulate` has them.
+        # Workers run only the phases of their role, so that the size of a pool is all that it has. Everything
+        # else is as in `baton simulate`.
         return fleet_spec(
             machine,
             pools,
@@ -98,35 +98,35 @@ class Stage:
             heartbeat_s=1.0,
         )
 
-    def settings(self, *, can_switch: bool = True, headroom: float = 1.0) -> Settings:
+    def settings(self, *, can_switch: bool = True, headroom: float = 1.0) -> AutoscalerSettings:
         case, bounds = self.case, Bounds(1, REPLICAS_MAX)
-        return Settings(
+        return AutoscalerSettings(
             bounds={Role.PREFILL: bounds, Role.DECODE: bounds},
-            objectives={"": Objective(case.ttft_slo_s, case.tpot_slo_s)},
+            objectives={"": LatencyObjective(case.ttft_slo_s, case.tpot_slo_s)},
             attain=case.attain,
             headroom=headroom,
             start_s=case.load.start_s,
             hold_s=30.0,
-            # Flips that take longer than starts are not made.
+            # Role switches that take longer than starts are not made.
             switch_s=20.0 if can_switch else math.inf,
         )
 
-    def run(self, rule: RuleName, pools: Pools, *, goal: float = 0.0, **more: Any) -> Run:
-        """`more`: see `settings`."""
+    def run(self, rule: RuleName, pools: PoolSizes, *, goal: float = 0.0, **more: Any) -> AutoscaleRun:
+        """Run a rule by its name."""
         made = make_rule(rule, self.settings(**more), target=HPA_TARGET)
         return self.run_rule(made, rule, pools, goal=goal)
 
-    def run_rule(self, rule: Rule, name: str, pools: Pools, *, goal: float = 0.0) -> Run:
-        """Stops as soon as `goal` is out of reach: then only its misses say something."""
+    def run_rule(self, rule: Rule, name: str, pools: PoolSizes, *, goal: float = 0.0) -> AutoscaleRun:
+        """Run a rule, and stop as soon as `goal` is out of reach; then only the misses are meaningful."""
         fleet = Fleet(self.spec(pools), trace_block_tokens=self.trace_block_tokens)
         spec = ScalingSpec(start_s=self.case.load.start_s, gpus_per_worker=self.case.tensor)
         scaling = FleetScaling(fleet, spec, rule)
         scaling.begin()
         missed_max = (1 - goal) * len(self.demands)
         fleet.run(iter(self.demands), observer=lambda f: len(f.stats) - f.met <= missed_max)
-        return self._told(fleet, scaling, name, pools)
+        return self._summarised(fleet, scaling, name, pools)
 
-    def _told(self, fleet: Fleet, scaling: FleetScaling, rule: str, pools: Pools) -> Run:
+    def _summarised(self, fleet: Fleet, scaling: FleetScaling, rule: str, pools: PoolSizes) -> AutoscaleRun:
         case = self.case
         ttft_missed = tpot_missed = refused = 0
         for record in fleet.stats:
@@ -135,7 +135,7 @@ class Stage:
             tpot_missed += record.tpot_s is not None and record.tpot_s > case.tpot_slo_s
         count = max(1, len(self.demands) if not fleet.is_stopped else len(fleet.stats))
         journal = scaling.rule.journal
-        return Run(
+        return AutoscaleRun(
             load=case.load.name,
             rule=rule,
             met=fleet.met / count,
@@ -159,19 +159,19 @@ class Stage:
         return {role.value: count / hours for role, count in late.items()}
 
 
-def stage(case: Case) -> Stage:
+def stage(case: AutoscaleCase) -> PreparedCase:
     """Raises SetupError for a trace that cannot be read."""
     if case.load.trace:
         demands, plan = of_trace(case.load)
         block_tokens = float(plan.block_tokens)
-        return Stage(case, demands, block_tokens, cached_tokens(demands, block_tokens))
+        return PreparedCase(case, demands, block_tokens, cached_tokens(demands, block_tokens))
     demands = list(drawn(case.load))
-    return Stage(case, demands, 0.0, [0] * len(demands))
+    return PreparedCase(case, demands, 0.0, [0] * len(demands))
 
 
 def cached_tokens(demands: list[FleetRequest], block_tokens: float) -> list[int]:
-    """Of each prompt, in blocks that earlier ones of the same copy of the trace have had. Its last block is
-    partial and its last token always computed."""
+    """Cached tokens of each prompt, in blocks that earlier prompts of the same copy of the trace had. The
+    last, partial block and the last token are always computed."""
     seen: set[tuple[int, int]] = set()
     found: list[int] = []
     for demand in demands:

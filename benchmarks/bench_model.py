@@ -1,5 +1,5 @@
-"""The model that servers are compared with: a random bf16 Llama of 82 M parameters, as a Hugging Face
-folder and as GGUF files of the same weights.
+"""The model that servers are compared with: a random bf16 Llama of 82 M parameters, as a Hugging Face folder
+and as GGUF files of the same weights.
 
 Its tokenizer has one word per id, so that every sampled token is visible text in every server.
 """
@@ -17,12 +17,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 HIDDEN, LAYERS, HEADS, KV_HEADS, INNER, VOCAB = 768, 12, 12, 4, 2048, 8192
 CONTEXT_TOKENS = 16_384
 FIRST_TOKEN = 100
-"""Lower ids are special or bytes."""
+"""Lower ids are special tokens or bytes."""
 _MADE = "made"
 
 
 def make_bench_model(folder: Path) -> Path:
-    """Returns the folder; what is there already is kept."""
+    """Make the model unless it exists, and return its folder."""
     if (folder / _MADE).exists():
         return folder
     folder.mkdir(parents=True, exist_ok=True)
@@ -64,7 +64,7 @@ def _tokenizer() -> PreTrainedTokenizerFast:
 
 
 def write_gguf(folder: Path, kind: str) -> Path:
-    """The same weights for llama.cpp. kind: bf16 or q8_0."""
+    """Write the same weights for llama.cpp; `kind` is bf16 or q8_0."""
     path = folder / f"bench-{kind}.gguf"
     if path.exists():
         return path
@@ -132,7 +132,7 @@ def _gguf_name(name: str) -> str:
 
 
 def _permuted(name: str, weight: torch.Tensor) -> torch.Tensor:
-    """llama.cpp pairs neighbouring dimensions in its rotation, transformers halves of a head."""
+    """llama.cpp rotates neighbouring dimensions in pairs, transformers the two halves of a head."""
     heads = HEADS if "q_proj" in name else KV_HEADS if "k_proj" in name else 0
     if not heads:
         return weight

@@ -1,8 +1,7 @@
-"""Closed-loop load: a fixed number of requests in flight at one server, each begun when another ends.
+"""Closed-loop load: a fixed number of requests in flight at one server, each started when another one ends.
 
-This is how servers are compared beside each other ("concurrency 8"); what users of a service see under a
-given arrival rate is `baton replay`'s business. Prompts are random token ids, never the same twice, so no
-server's prefix cache helps it.
+Servers are compared this way ("concurrency 8"). `baton replay` measures what users see under a given arrival
+rate. Prompts are random token ids and never repeat, so no server's prefix cache helps it.
 """
 
 import asyncio
@@ -15,14 +14,15 @@ import msgspec
 import orjson
 
 from baton.core.errors import SetupError
-from loadgen.client import Server, request_bytes, send
-from loadgen.records import Outcome, Record
+from loadgen.client import ServerUrl, request_bytes, send
+from loadgen.records import RequestOutcome, RequestRecord
 
 Dialect = Literal["vllm", "transformers"]
-"""What a server's /v1/completions takes to give exactly `max_tokens` tokens: see `completion_body`."""
+"""The fields of /v1/completions that make a server generate exactly `max_tokens` tokens; see
+`completion_body`."""
 
 
-class Load(msgspec.Struct, frozen=True):
+class ClosedLoopLoad(msgspec.Struct, frozen=True):
     concurrency: int
     requests: int
     prompt_tokens: int
@@ -47,19 +47,20 @@ class LoadResult(msgspec.Struct, frozen=True):
     tpot_p99_s: float
 
 
-async def run(server: Server, model: str, load: Load, *, seed: int) -> LoadResult:
-    """Raises SetupError if any request fails: a comparison with failures compares nothing."""
+async def run(server: ServerUrl, model: str, load: ClosedLoopLoad, *, seed: int) -> LoadResult:
+    """Run the load. Raises SetupError if any request fails, because a comparison with failures is
+    meaningless."""
     loop = asyncio.get_running_loop()
     numbers = iter(range(load.requests))
-    records: list[Record] = []
+    records: list[RequestRecord] = []
 
     async def client() -> None:
         for number in numbers:
             message = request_bytes(server, "/v1/completions", _body(model, load, seed, number))
-            record = Record(number, planned_s=loop.time())
+            record = RequestRecord(number, planned_s=loop.time())
             records.append(record)
             await send(server, message, record, timeout_s=load.timeout_s)
-            if record.outcome is not Outcome.COMPLETED:
+            if record.outcome is not RequestOutcome.COMPLETED:
                 raise SetupError(f"{server.origin}: request {number} failed: {record.error} {record.detail}")
 
     started_s = loop.time()
@@ -76,7 +77,7 @@ async def run(server: Server, model: str, load: Load, *, seed: int) -> LoadResul
     return _result(load, records, loop.time() - started_s)
 
 
-def _body(model: str, load: Load, seed: int, number: int) -> bytes:
+def _body(model: str, load: ClosedLoopLoad, seed: int, number: int) -> bytes:
     rng = random.Random(f"{seed}/{load.concurrency}/{number}")
     ids = [rng.randrange(load.first_token, load.end_token) for _ in range(load.prompt_tokens)]
     streamed = {"stream": True, "stream_options": {"include_usage": True}}
@@ -84,10 +85,10 @@ def _body(model: str, load: Load, seed: int, number: int) -> bytes:
 
 
 def completion_body(model: str, ids: Sequence[int], max_tokens: int, dialect: Dialect) -> dict[str, Any]:
-    """Greedy, and no end before `max_tokens`.
+    """The body of a greedy request that does not end before `max_tokens`.
 
     `transformers serve` (5.23, cli/serving/completion.py) takes text only, here the words `w123 w45 …` of the
-    benchmark's tokenizer, and refuses fields that it does not know. Its first request settles how all are
+    benchmark's tokenizer, and refuses fields that it does not know. Its first request determines how all are
     sampled.
     """
     common = {"model": model, "max_tokens": max_tokens, "temperature": 0}
@@ -97,7 +98,7 @@ def completion_body(model: str, ids: Sequence[int], max_tokens: int, dialect: Di
     return common | {"prompt": list(ids), "ignore_eos": True}
 
 
-def _result(load: Load, records: list[Record], duration_s: float) -> LoadResult:
+def _result(load: ClosedLoopLoad, records: list[RequestRecord], duration_s: float) -> LoadResult:
     ttfts = [r.ttft_s for r in records if r.ttft_s is not None]
     tpots = [r.tpot_s for r in records if r.tpot_s is not None]
     short = [r for r in records if r.tokens_out < load.output_tokens]
@@ -118,13 +119,13 @@ def _result(load: Load, records: list[Record], duration_s: float) -> LoadResult:
 
 
 def percentile(values: list[float], share: float) -> float:
-    """Nearest rank."""
+    """The percentile by nearest rank."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 def median_of(rounds: list[LoadResult]) -> LoadResult:
-    """Field by field, over runs of the same load."""
+    """The median of each field, over runs of the same load."""
 
     def middle(read: Callable[[LoadResult], float]) -> float:
         return statistics.median(read(r) for r in rounds)

@@ -1,7 +1,7 @@
-"""The engine alone, beside what the machine can do: bare matrix products, memory reads.
+"""Measures the engine alone against the machine's own speed: bare matrix products and memory reads.
 
-One process, one model, steps made by hand (no scheduler, no network), everything timed in turn within one
-run, so that ratios hold on a machine that is not quiet.
+There is one process and one model, steps are made by hand (no scheduler, no network), and everything is timed
+in turn within one run, so that ratios hold on a busy machine.
 """
 
 import statistics
@@ -20,14 +20,14 @@ from baton.core.ids import SeqKey, SequenceId
 from baton.core.sampling import SamplingParams
 from baton.core.steps import StepItem, StepPlan
 from benchmarks import limits
-from engine.executor import Executor
+from engine.execution.executor import Executor
 
 MODEL_CALLS = ("linear", "gated_linear", "logits", "experts", "attention")
-"""What counts as the model's own work; all else is overhead."""
+"""Calls that count as the model's own work; everything else is overhead."""
 
 
 class EngineResult(msgspec.Struct, frozen=True):
-    """One way to run the model. Seconds are medians."""
+    """The result of one way to run the model. Seconds are medians."""
 
     threads: int
     quantization: str
@@ -38,9 +38,9 @@ class EngineResult(msgspec.Struct, frozen=True):
     bare_matmul_s: float
     """The same matrices (in the dtype of the activations) times as many random rows, by torch alone."""
     decode_s: dict[int, float]
-    """One step by batch size."""
+    """Seconds of one step, by batch size."""
     decode_bytes: dict[int, int]
-    """What a step must read: weights once, and the KV of all its sequences."""
+    """Bytes that a step must read: the weights once, and the KV of all its sequences."""
     overhead_share: dict[int, float]
     """Share of a step outside matrix products, experts and attention, by batch size."""
     context_tokens: int
@@ -63,12 +63,12 @@ class Sizes(msgspec.Struct, frozen=True):
 def measure(
     model: ModelConfig, engine: EngineConfig, sizes: Sizes, *, progress: Callable[[str], None]
 ) -> EngineResult:
-    """Raises SetupError: see `Executor.load`."""
+    """Measure the model. Raises SetupError as `Executor.load` does."""
     torch.set_num_threads(engine.threads or torch.get_num_threads())
     progress(f"loading {model.path} ({engine.threads} threads, {model.quantization})")
     executor = Executor.load(model, engine)
     try:
-        steps = _Steps(executor)
+        steps = _StepPlans(executor)
         reads = limits.read_bandwidth(executor.kv.device)
         shapes = _shapes(executor)
         prefill_s, bare_s = _in_turn(
@@ -95,8 +95,8 @@ def measure(
         executor.close()
 
 
-class _Steps:
-    """Plans in blocks of their own; what they compute is thrown away."""
+class _StepPlans:
+    """Step plans with blocks of their own; their results are thrown away."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
@@ -107,7 +107,7 @@ class _Steps:
         return self._run([self._item(0, self._tokens(tokens), 0, blocks)])
 
     def decode(self, batch: int, context: int) -> float:
-        """One token for each of `batch` sequences that have `context - 1` tokens already."""
+        """A step with one token for each of `batch` sequences that have `context - 1` tokens already."""
         per_sequence = self._executor.geometry.blocks_for(context)
         items = [
             self._item(i, (7,), context - 1, tuple(range(i * per_sequence, (i + 1) * per_sequence)))
@@ -146,12 +146,12 @@ def _in_turn(rounds: int, *calls: Callable[[], float]) -> tuple[float, ...]:
     return tuple(statistics.median(seen) for seen in times)
 
 
-def _decode(steps: _Steps, batch: int, sizes: Sizes) -> float:
+def _decode(steps: _StepPlans, batch: int, sizes: Sizes) -> float:
     return _in_turn(4 * sizes.rounds, lambda: steps.decode(batch, sizes.context_tokens))[0]
 
 
 Shapes = list[tuple[int, int, bool]]
-"""(out, in, whether all rows pass through it: the head sees one only)"""
+"""(out, in, whether all rows pass through it: the head sees one only)."""
 
 
 def _shapes(executor: Executor) -> Shapes:
@@ -183,7 +183,7 @@ def _weight_bytes(shapes: Shapes, quantization: str, executor: Executor) -> int:
     return int(sum(out * size for out, size, _ in shapes) * bits / 8)
 
 
-def _overhead(executor: Executor, steps: _Steps, batch: int, sizes: Sizes) -> float:
+def _overhead(executor: Executor, steps: _StepPlans, batch: int, sizes: Sizes) -> float:
     shares: list[float] = []
     with _timed(executor.kernels) as spent:
         for _ in range(2 * sizes.rounds):
@@ -195,7 +195,7 @@ def _overhead(executor: Executor, steps: _Steps, batch: int, sizes: Sizes) -> fl
 
 @contextmanager
 def _timed(kernels: Any) -> Generator[list[float]]:
-    """Seconds spent in the kernels' model calls, in the list's only entry."""
+    """Add up the seconds in the kernels' model calls, in the list's only entry."""
     spent = [0.0]
     depth = [0]
 
@@ -207,7 +207,7 @@ def _timed(kernels: Any) -> Generator[list[float]]:
                 return call(*args, **kwargs)
             finally:
                 depth[0] -= 1
-                if not depth[0]:  # one of them may call another
+                if not depth[0]:  # these calls may be nested
                     spent[0] += time.perf_counter() - started_s
 
         return timed

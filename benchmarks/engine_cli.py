@@ -1,4 +1,4 @@
-"""`baton bench engine`"""
+"""`baton bench engine`."""
 
 import shutil
 import tempfile
@@ -25,21 +25,24 @@ SLOT_TOKENS = 1024
 PEERS = ("vllm", "llama-server", "transformers")
 
 
-class Report(msgspec.Struct, frozen=True):
+class EngineReport(msgspec.Struct, frozen=True):
     engine: list[EngineResult]
     servers: list[ServerResult]
 
 
 def engine(
     model: Annotated[str, typer.Option(help="Hugging Face folder; empty: a random 82 M Llama in bf16.")] = "",
-    threads: Annotated[str, typer.Option(help="Numbers of cores to measure with.")] = "1",
+    threads: Annotated[
+        str, typer.Option(help="Numbers of cores to measure with, separated by commas.")
+    ] = "1",
     quantization: Annotated[str, typer.Option(help="Weights to measure: none, int8, int4.")] = "none,int8",
     concurrency: Annotated[str, typer.Option(help="Requests in flight at the servers.")] = "1,8,32",
     prompt_tokens: Annotated[int, typer.Option(min=1)] = 512,
     output_tokens: Annotated[int, typer.Option(min=2)] = 64,
-    rounds: Annotated[int, typer.Option(min=1, max=100, help="Rounds of the servers, in turn.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, max=100, help="Rounds in which the servers take turns.")] = 3,
     peer: Annotated[
-        list[str], typer.Option(metavar="NAME=PATH", help=f"Program or environment of {', '.join(PEERS)}.")
+        list[str],
+        typer.Option(metavar="NAME=PATH", help=f"Path of the program or environment of {', '.join(PEERS)}."),
     ] = [],  # noqa: B006
     with_servers: Annotated[
         bool, typer.Option("--servers/--no-servers", help="Compare whole servers.")
@@ -49,8 +52,9 @@ def engine(
     ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """The engine beside bare matrix products and memory reads, and `baton serve` beside other servers that
-    are installed (found on PATH, or named by --peer), on the same cores, in turn.
+    """Compare the engine with bare matrix products and memory reads, and `baton serve` with other servers.
+
+    Other servers are found on PATH or named with --peer. All run on the same cores, in turn.
 
     Example: baton bench engine --threads 1,2 --peer vllm=~/vllm-env --peer llama-server=~/llama.cpp/build
     """
@@ -77,7 +81,7 @@ def engine(
                 progress=notes.print,
             )
     if as_json:
-        print(msgspec.json.format(msgspec.json.encode(Report(engines, compared))).decode())
+        print(msgspec.json.format(msgspec.json.encode(EngineReport(engines, compared))).decode())
         return
     _show_engine(engines)
     _show_servers(compared)
@@ -93,14 +97,14 @@ def _numbers(option: str, text: str) -> list[int]:
     except ValueError:
         values = []
     if not values or min(values) < 1:
-        raise SetupError(f"{option} {text}: whole numbers of at least 1, separated by commas")
+        raise SetupError(f"{option} {text}: write whole numbers of at least 1, separated by commas")
     return values
 
 
 def _peer(text: str) -> tuple[str, str]:
     name, _, path = text.partition("=")
     if name not in PEERS or not path:
-        raise SetupError(f"--peer {text}: NAME=PATH with a NAME of {', '.join(PEERS)}")
+        raise SetupError(f"--peer {text}: write NAME=PATH, where NAME is one of {', '.join(PEERS)}")
     return name, str(Path(path).expanduser())
 
 
@@ -112,17 +116,18 @@ def _measure(folder: Path, threads: int, kind: str, tokens: int, notes: Console)
 
 
 def _model_config(folder: Path, kind: str) -> ModelConfig:
-    """Raises SetupError: no such quantisation."""
+    """Raises SetupError for an unknown quantisation."""
     try:
         return ModelConfig.model_validate({"path": str(folder), "quantization": kind})
     except ValueError:
-        raise SetupError(f"--quantization {kind}: none, int8 or int4") from None
+        raise SetupError(f"--quantization {kind}: choose none, int8 or int4") from None
 
 
 def _servers(
     folder: Path, kinds: list[str], given: dict[str, str], concurrency: int, *, own_model: bool
 ) -> list[Peer]:
-    # A random model's greedy text runs in loops, which are easily guessed; other servers do not guess.
+    # A random model repeats itself, which makes speculation unrealistically good; other servers do not
+    # speculate.
     plain = "engine.speculation=off"
     found = [
         peers.baton_peer(folder, settings=[plain]),
@@ -151,11 +156,11 @@ def _servers(
 def _show_engine(results: list[EngineResult]) -> None:
     if not results:
         return
-    prefill = Table(title="Prefill alone, beside the same matrix products by torch")
-    for column in ("threads", "weights", "kernels", "tokens", "ms", "bare ms", "ratio"):
+    prefill = Table(title="Prefill alone, and the same matrix products by torch")
+    for column in ("threads", "weights", "kernels", "tokens", "ms", "torch ms", "ratio"):
         prefill.add_column(column, justify="right")
-    decode = Table(title="Decode alone, beside measured memory reads")
-    for column in ("threads", "weights", "batch", "context", "step ms", "of bandwidth", "outside model"):
+    decode = Table(title="Decode alone, and measured memory reads")
+    for column in ("threads", "weights", "batch", "context", "step ms", "bandwidth used", "overhead"):
         decode.add_column(column, justify="right")
     for r in results:
         times = (f"{r.prefill_s * 1e3:.1f}", f"{r.bare_matmul_s * 1e3:.1f}", f"{r.matmul_ratio:.2f}")
@@ -170,7 +175,9 @@ def _show_engine(results: list[EngineResult]) -> None:
 def _show_servers(results: list[ServerResult]) -> None:
     if not results:
         return
-    table = Table(title="Servers, medians over the rounds; ratio: output tok/s to the best other server")
+    table = Table(
+        title="Servers, medians over the rounds; ratio: output tok/s to those of the best other server"
+    )
     for column in (
         "cores",
         "in flight",

@@ -1,8 +1,8 @@
-"""A drill: a trace is replayed while a node is lost, the control plane is killed, Redis restarts and all
-workers are exchanged for others.
+"""Replays a trace while a node is lost, the control plane is killed, Redis restarts and all workers are
+replaced.
 
-Every answer is compared with that of an undisturbed run on one worker: greedy decoding in float32 has one
-answer.
+Every answer is compared with that of an undisturbed run on one worker: greedy decoding in float32 has only
+one answer.
 """
 
 import asyncio
@@ -26,72 +26,72 @@ from benchmarks.faults_parts import RayNodes, Redis, Serve
 from kv_store.directory.connect import connect
 from kv_store.directory.interface import Directory, DirectoryLost
 from loadgen.files import read_records, read_run
-from loadgen.records import Record
+from loadgen.records import RequestRecord
 from loadgen.report import Report
 
 HEAL_S = 120.0
-"""After a fault, for everything wanted to be there again."""
+"""Longest time after a fault until everything wanted runs again."""
 
 START_S = 30.0
-"""For the replay to read its trace and to send the first request."""
+"""Time for the replay to read its trace and to send the first request."""
 
 REPLAY_END_S = 300.0
-"""For the last answers, after the last request has left."""
+"""Time for the last answers after the last request was sent."""
 
 ASK_AGAIN_S = 0.25
 REDIS_AWAY_S = 1.0
 NEXT_VERSION = Version("2", ("engine.waiting_sequences_max=128",))
 LOG_LINES_MAX = 400
 OF_CONTROL = (" control ", " serve ")
-"""Whose lines of the log tell of decisions."""
+"""Processes whose log lines describe decisions."""
 
 
 @dataclass(frozen=True, slots=True)
-class Drill:
-    """What is asked for."""
+class FaultsPlan:
+    """The options of the bench."""
 
     model: str
     trace: str
-    """For `baton replay`."""
+    """Trace of `baton replay`."""
     replay: tuple[str, ...]
-    """Its other options: which requests, and when."""
+    """Other options of the replay, which select requests and times."""
     reference: tuple[str, ...]
-    """The same for the undisturbed run; another rate is possible."""
+    """Options of the undisturbed run; another rate is possible."""
     counts: dict[Role, int]
     settings: tuple[str, ...]
-    """SECTION.FIELD=VALUE, of both servers."""
+    """SECTION.FIELD=VALUE settings of both servers."""
     faults_at_s: tuple[float, float, float, float]
-    """Since the first request: node lost, control plane killed, Redis restarted, roll-out. A fault waits
-    until the one before is healed."""
+    """Seconds after the first request for: node lost, control plane killed, Redis restarted, roll-out. A
+    fault waits until the earlier one is healed."""
     length_s: float
-    """From the first request to the last, in either run at most."""
+    """Longest time from the first request to the last, in either run."""
     html: Path | None = None
-    """Where the replay's page goes."""
+    """File of the replay's page."""
 
 
-class Fault(msgspec.Struct, frozen=True):
+class InjectedFault(msgspec.Struct, frozen=True):
     name: str
     what: str
     at_s: float
-    """Since the first planned instant of the replay."""
+    """Seconds since the first planned instant of the replay."""
     healed_after_s: float
-    """Until everything wanted was there again."""
+    """Seconds until everything wanted ran again."""
 
 
 class FaultsResult(msgspec.Struct, frozen=True):
     report: Report
-    faults: tuple[Fault, ...]
+    faults: tuple[InjectedFault, ...]
     decisions: tuple[Decision, ...]
     placed_again: int
     """Requests that were placed more than once."""
     state: ClusterState
-    """At the end."""
+    """The state at the end."""
     log: tuple[str, ...]
-    """What control plane and supervisor said of what they did, and why."""
+    """Log lines of control plane and supervisor about their actions and reasons."""
 
 
-class Watch:
-    """The cluster's latest state, over restarts of its control plane."""
+class ClusterWatch:
+    """The cluster's latest state, also across restarts of its control plane."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -113,37 +113,37 @@ class Watch:
             await asyncio.sleep(ASK_AGAIN_S)
 
     async def until(self, holds: Callable[[ClusterState], bool], what: str) -> ClusterState:
-        """Raises SetupError after HEAL_S."""
+        """Wait until it holds. Raises SetupError after HEAL_S."""
         try:
             async with asyncio.timeout(HEAL_S):
                 while self.state is None or not holds(self.state):
                     await self._changed.wait()
         except TimeoutError:
-            raise SetupError(f"not within {HEAL_S:g} s: {what}") from None
+            raise SetupError(f"{what}: not reached within {HEAL_S:g} s") from None
         return self.state
 
 
 @dataclass
-class _Cluster:
-    """The parts that faults are done to."""
+class _FaultyCluster:
+    """The parts that faults are applied to."""
 
     serve: Serve
     nodes: RayNodes
     redis: Redis
     directory: Directory
-    watch: Watch
+    watch: ClusterWatch
     counts: dict[Role, int]
-    tell: Callable[[str], None]
+    progress: Callable[[str], None]
     struck: list[tuple[str, str, float, float]] = field(default_factory=list[tuple[str, str, float, float]])
-    """Name, what, Unix time, seconds until healed."""
+    """Name, description, Unix time, and seconds until healed."""
 
     async def strike(self, name: str, fault: Callable[[], Awaitable[str]]) -> None:
-        self.tell(name)
+        self.progress(name)
         at_s, began_s = time.time(), time.monotonic()
         what = await fault()
         healed_s = time.monotonic() - began_s
         self.struck.append((name, what, at_s, healed_s))
-        self.tell(f"{name}: {what}; all there again after {healed_s:.1f} s")
+        self.progress(f"{name}: {what}; all running again after {healed_s:.1f} s")
 
     def _is_whole(self, state: ClusterState) -> bool:
         return state.is_settled and len(state.replicas) == sum(self.counts.values())
@@ -182,11 +182,13 @@ class _Cluster:
         await self.redis.start()
         try:
             async with asyncio.timeout(HEAL_S):
-                while await _members(self.directory) != before:  # noqa: ASYNC110  # it tells nobody
+                while await _members(self.directory) != before:  # noqa: ASYNC110  # Redis sends no notification
                     await asyncio.sleep(ASK_AGAIN_S)
         except TimeoutError:
-            raise SetupError(f"not within {HEAL_S:g} s: {len(before)} store nodes in Redis") from None
-        return f"empty after {REDIS_AWAY_S:g} s; store nodes told it again: {len(before)}"
+            raise SetupError(
+                f"{len(before)} store nodes did not return to Redis within {HEAL_S:g} s"
+            ) from None
+        return f"empty after {REDIS_AWAY_S:g} s; store nodes that registered again: {len(before)}"
 
     async def roll_out(self) -> str:
         client = OperateClient(self.serve.control_address)
@@ -215,11 +217,13 @@ async def _members(directory: Directory) -> set[str]:
         return set()
 
 
-async def run(drill: Drill, *, folder: Path, nodes: RayNodes, tell: Callable[[str], None]) -> FaultsResult:
-    """`folder`: empty, for sockets and records. Raises SetupError: something does not start, or a fault is
-    not healed."""
+async def run(
+    drill: FaultsPlan, *, folder: Path, nodes: RayNodes, progress: Callable[[str], None]
+) -> FaultsResult:
+    """Run the bench in `folder`, which must be empty, for sockets and records. Raises SetupError if something
+    does not start, or a fault is not healed."""
     before = folder / "undisturbed.jsonl"
-    await _undisturbed(drill, before, tell)
+    await _undisturbed(drill, before, progress)
     async with AsyncExitStack() as stack:
         redis = Redis(folder)
         await redis.start()
@@ -228,21 +232,21 @@ async def run(drill: Drill, *, folder: Path, nodes: RayNodes, tell: Callable[[st
         sets = _sets([*drill.settings, f"store.directory={redis.url}"])
         serve = Serve("the cluster", drill.model, [*workers, "--ray-address", nodes.address, *sets])
         stack.push_async_callback(serve.stop)
-        tell(f"starting {sum(drill.counts.values())} workers on {len(nodes.nodes)} Ray nodes")
+        progress(f"starting {sum(drill.counts.values())} workers on {len(nodes.nodes)} Ray nodes")
         await serve.start()
         directory = await connect(StoreConfig(directory=redis.url), control_address="")
         stack.push_async_callback(directory.close)
-        watch = Watch(serve.control_address)
+        watch = ClusterWatch(serve.control_address)
         watching = asyncio.create_task(watch.run())
         stack.callback(watching.cancel)
-        cluster = _Cluster(serve, nodes, redis, directory, watch, drill.counts, tell)
+        cluster = _FaultyCluster(serve, nodes, redis, directory, watch, drill.counts, progress)
         records, report = await _disturbed(drill, cluster, folder, before)
         state = await watch.until(lambda now: now.is_settled, "all workers at the end")
     return _result(cluster, records, report, state)
 
 
-async def _undisturbed(drill: Drill, records: Path, tell: Callable[[str], None]) -> None:
-    tell("the undisturbed run, on one worker without a store")
+async def _undisturbed(drill: FaultsPlan, records: Path, progress: Callable[[str], None]) -> None:
+    progress("the undisturbed run, on one worker without a store")
     sets = _sets([*drill.settings, "store.host_bytes=0"])
     serve = Serve("the undisturbed server", drill.model, ["--aggregated", "1", *sets])
     try:
@@ -257,8 +261,8 @@ async def _undisturbed(drill: Drill, records: Path, tell: Callable[[str], None])
 
 
 async def _disturbed(
-    drill: Drill, cluster: _Cluster, folder: Path, before: Path
-) -> tuple[list[Record], Report]:
+    drill: FaultsPlan, cluster: _FaultyCluster, folder: Path, before: Path
+) -> tuple[list[RequestRecord], Report]:
     records, report = folder / "disturbed.jsonl", folder / "disturbed.json"
     files = ["--records", str(records), "--same-answers-as", str(before)]
     files += ["--html", str(drill.html)] if drill.html else []
@@ -287,7 +291,7 @@ async def _disturbed(
 
 
 async def _replay(argv: Sequence[str], report: Path, length_s: float) -> None:
-    """Raises SetupError unless a report came of it: what it says is for the caller to judge."""
+    """Raises SetupError if the replay made no report. The caller judges its content."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "baton", "replay", *argv, "--json", str(report)),
         stdin=asyncio.subprocess.DEVNULL,
@@ -308,9 +312,13 @@ async def _replay(argv: Sequence[str], report: Path, length_s: float) -> None:
         raise SetupError(f"the replay failed: {said.decode(errors='replace')[-1000:]}")
 
 
-def _result(cluster: _Cluster, records: list[Record], report: Report, state: ClusterState) -> FaultsResult:
+def _result(
+    cluster: _FaultyCluster, records: list[RequestRecord], report: Report, state: ClusterState
+) -> FaultsResult:
     origin_s = report.began_at_s or 0.0
-    faults = tuple(Fault(n, what, at_s - origin_s, healed_s) for n, what, at_s, healed_s in cluster.struck)
+    faults = tuple(
+        InjectedFault(n, what, at_s - origin_s, healed_s) for n, what, at_s, healed_s in cluster.struck
+    )
     told = [line for line in cluster.serve.log if any(who in line for who in OF_CONTROL)]
     placed_again = sum((r.attempts or 1) > 1 for r in records)
     log = tuple(told[-LOG_LINES_MAX:])

@@ -1,4 +1,4 @@
-"""`baton bench faults`"""
+"""`baton bench faults`."""
 
 import asyncio
 import sys
@@ -16,7 +16,7 @@ from baton.core.messages import Role
 from baton.files.outputs import check_writable
 from baton.files.terminal import new_console
 from benchmarks import faults as faults_bench
-from benchmarks.faults import Drill, FaultsResult
+from benchmarks.faults import FaultsPlan, FaultsResult
 from benchmarks.faults_parts import ray_nodes
 from control_plane.desired import describe
 from loadgen.report import Report
@@ -27,43 +27,44 @@ SETTINGS = (
     *("model.dtype=float32", "engine.threads=1", "router.migrate_after_s=0.5"),
     *("router.queue_wait_s=120", "router.queue_requests_max=10000"),
 )
-"""Exact greedy tokens; workers that share cores; streams leave a draining worker soon; requests are held
-while workers are too few, not refused."""
+"""Settings for exact greedy tokens, workers that share cores, streams that leave a draining worker soon, and
+requests that wait instead of being refused while workers are too few."""
 
 FAULTS_AT = (0.05, 0.22, 0.32, 0.38)
-"""Shares of the replay."""
+"""Times of the faults as shares of the replay."""
 
 BAR_CHARS = 24
-BY_ITSELF = ("starting ", "draining ", "killing ", "becomes ", "was there before")
-"""Words of the control plane's log about what nobody ordered in so many words."""
+BY_ITSELF = (" starts: ", " drains: ", " being killed: ", " switches to ", "was adopted")
+"""Words of the control plane's log about actions that nobody ordered explicitly."""
 
 
 def faults(
     model: Annotated[str, typer.Option(help="Hugging Face folder or hub id.")],
-    trace: Annotated[str, typer.Option(help="As `baton replay` takes it.")] = "synth:mooncake-conversation",
+    trace: Annotated[str, typer.Option(help="Trace as for `baton replay`.")] = "synth:mooncake-conversation",
     seconds_: Annotated[
-        float, typer.Option("--seconds", min=20, help="Length of the replay: two days of 24 h, made short.")
+        float, typer.Option("--seconds", min=20, help="Length of the replay, which compresses two days.")
     ] = 120.0,
     rate: Annotated[float, typer.Option(min=0.1, help="Mean requests per second.")] = 2.0,
     length_scale: Annotated[str, typer.Option(help="Factor for the trace's prompts.")] = "1/64",
     output_scale: Annotated[str, typer.Option(help="Factor for the trace's answers.")] = "1/2",
     first_token: Annotated[int, typer.Option(min=0, help="Lowest token id to send.")] = 100,
-    ttft_slo: Annotated[float, typer.Option(min=0.001, help="Target, seconds.")] = 2.0,
-    tpot_slo: Annotated[float, typer.Option(min=0.001, help="Target, seconds.")] = 0.2,
+    ttft_slo: Annotated[float, typer.Option(min=0.001, help="TTFT target in seconds.")] = 2.0,
+    tpot_slo: Annotated[float, typer.Option(min=0.001, help="TPOT target in seconds.")] = 0.2,
     node_count: Annotated[int, typer.Option("--nodes", min=2, max=16, help="Ray nodes.")] = 3,
     prefill: Annotated[int, typer.Option(min=0)] = 1,
     decode: Annotated[int, typer.Option(min=0)] = 2,
     aggregated: Annotated[int, typer.Option(min=0)] = 0,
     sets: Annotated[list[str], typer.Option("--set", metavar="SECTION.FIELD=VALUE")] = [],  # noqa: B006
-    html: Annotated[Path | None, typer.Option(help="Write the replay's page there.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the replay's page to this file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """A drill: the waves of two days and a burst are replayed against workers on several Ray nodes of this
-    machine, while a node is lost, the control plane is killed, Redis restarts and all workers are exchanged.
-    Every answer is compared with an undisturbed run's. Ends with status 1 if a request was lost or an answer
-    differs.
+    """Replay two days of load with a burst while faults strike, and compare every answer.
 
-    Needs `redis-server`. Everything that is killed was started here.
+    Workers run on several Ray nodes of this machine. During the replay a node is lost, the control plane is
+    killed, Redis restarts and all workers are replaced. Every answer is compared with that of an undisturbed
+    run. The exit status is 1 if a request was lost or an answer differs.
+
+    It needs `redis-server`. It only kills processes that it started.
 
     Example: baton bench faults --model models/baton-demo --first-token 300
     """
@@ -71,7 +72,7 @@ def faults(
     count = max(1, round(seconds_ * rate))
     which = ["--limit", str(count), "--length-scale", length_scale, "--output-scale", output_scale]
     which += ["--first-token", str(first_token), "--ttft-slo", str(ttft_slo), "--tpot-slo", str(tpot_slo)]
-    drill = Drill(
+    drill = FaultsPlan(
         model=model,
         trace=trace,
         replay=(*which, "--rate", str(rate), *_waves(seconds_)),
@@ -89,7 +90,7 @@ def faults(
     )
     notes = Console(stderr=True, highlight=False)
     with tempfile.TemporaryDirectory(prefix="baton-faults-") as folder, ray_nodes(node_count) as nodes:
-        running = faults_bench.run(drill, folder=Path(folder), nodes=nodes, tell=notes.print)
+        running = faults_bench.run(drill, folder=Path(folder), nodes=nodes, progress=notes.print)
         result = asyncio.run(running)
     if as_json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(result)).decode() + "\n")
@@ -108,7 +109,7 @@ def _waves(length_s: float) -> list[str]:
 
 
 def what_was_lost(report: Report) -> str:
-    """Empty: nothing."""
+    """The losses as text; empty if nothing was lost."""
     lost = report.offered - report.completed
     answers = report.answers
     if lost or report.interrupted:
@@ -120,7 +121,7 @@ def what_was_lost(report: Report) -> str:
     return f"{answers.differing} answers differ" if answers.differing else ""
 
 
-# --- for people -----------------------------------------------------------------------------------
+# --- output ---------------------------------------------------------------------------------------
 
 
 def show(console: Console, result: FaultsResult) -> None:
@@ -128,7 +129,7 @@ def show(console: Console, result: FaultsResult) -> None:
     console.print(_goodput(result))
     console.print(_faults(result))
     console.print(_decisions(result))
-    console.print("[bold italic]What the control plane did, and why[/]")
+    console.print("[bold italic]Actions of the control plane, with their reasons[/]")
     for line in result.log:
         if any(words in line for words in BY_ITSELF):
             console.print(f"  {escape(line)}", highlight=False, soft_wrap=True)
@@ -137,7 +138,7 @@ def show(console: Console, result: FaultsResult) -> None:
 
 def _goodput(result: FaultsResult) -> Table:
     table = Table(title="Goodput over time", title_justify="left")
-    for name in ("at", "met, of offered", "", "TTFT p50", "meanwhile"):
+    for name in ("at", "met, of offered", "", "TTFT p50", "events"):
         table.add_column(name, justify="right" if name in ("at", "TTFT p50") else "left")
     windows, width_s = result.report.windows, result.report.window_s
     most = max((w.offered for w in windows), default=1) or 1
@@ -160,7 +161,7 @@ def _meanwhile(result: FaultsResult, start_s: float, width_s: float) -> str:
 
 
 def _faults(result: FaultsResult) -> Table:
-    table = Table("at", "fault", "all there again after", "", title="Faults", title_justify="left")
+    table = Table("at", "fault", "all running again after", "", title="Faults", title_justify="left")
     for f in result.faults:
         table.add_row(f"{f.at_s:.1f} s", f.name, f"{f.healed_after_s:.1f} s", f.what)
     return table

@@ -1,4 +1,4 @@
-"""What a drill of faults runs on: a Redis, a Ray of several nodes, and `baton serve`, all on this machine."""
+"""The parts of the fault bench: a Redis, a Ray of several nodes, and `baton serve`, all on this machine."""
 
 import asyncio
 import contextlib
@@ -21,13 +21,14 @@ from control_plane.ray_cluster import OBJECT_STORE_BYTES, ray_environment, witho
 
 START_S = 180.0
 FIRST_LOOKS = {"RAY_health_check_initial_delay_ms": "5000"}
-"""From a node's joining until it is asked whether it lives: several that start at once on one machine may be
-too busy to answer in time."""
+"""Ray's first health check of a new node comes later than usual, because several nodes that start at once on
+one machine may be too busy to answer in time."""
 ATTEMPTS = 2
-"""At starting them: Ray gives each node 30 s, whatever it is told, too few on a crowded machine."""
+"""Attempts at starting the nodes. Ray gives each node 30 s, whatever its settings, which is too few on a busy
+machine."""
 STOP_S = 60.0
 NODE_CPUS = 8
-"""That Ray believes in: the machine's own are shared by all."""
+"""CPUs that Ray assumes per node. The nodes share the machine's own."""
 LOG_LINES_MAX = 4000
 _READY = "Baton is ready"
 
@@ -39,13 +40,13 @@ def free_port() -> int:
 
 
 class Redis:
-    """One `redis-server` on a Unix socket, which keeps nothing over its death."""
+    """One `redis-server` on a Unix socket, which keeps nothing across restarts."""
 
     def __init__(self, folder: Path) -> None:
         """Raises SetupError."""
         program = os.environ.get("REDIS_SERVER") or shutil.which("redis-server")
         if program is None:
-            raise SetupError("no redis-server here: install it, or name it in REDIS_SERVER")
+            raise SetupError("no redis-server found: install it, or give its path in REDIS_SERVER")
         path = folder / "redis.sock"
         self.url = f"unix://{path}"
         base = ("--port", "0", "--save", "", "--appendonly", "no", "--dir", str(folder))
@@ -53,7 +54,7 @@ class Redis:
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
-        """Until it listens. Raises SetupError."""
+        """Start it and wait until it listens. Raises SetupError."""
         self._process = process = await asyncio.create_subprocess_exec(
             *self._command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
         )
@@ -66,7 +67,7 @@ class Redis:
         raise SetupError(f"redis-server ended at its start: {said.decode(errors='replace')[-500:]}")
 
     async def kill(self) -> None:
-        """SIGKILL. Not running: nothing happens."""
+        """Send SIGKILL, if it is running."""
         process, self._process = self._process, None
         if process is not None and process.returncode is None:
             process.kill()
@@ -75,7 +76,7 @@ class Redis:
 
 @dataclass
 class RayNodes:
-    """A head without room, and nodes for workers."""
+    """A head node without resources, and nodes for workers."""
 
     cluster: Any
     nodes: list[Any] = field(default_factory=list[Any])
@@ -85,8 +86,8 @@ class RayNodes:
         return str(self.cluster.address)
 
     def lose(self, node_id: str) -> int:
-        """SIGKILL to a node's raylet and all that it started. Returns how many processes that was. Raises
-        KeyError: there is no such node."""
+        """Send SIGKILL to a node's raylet and all processes that it started, and return their number. Raises
+        KeyError for an unknown node."""
         found = [n for n in self.nodes if n.node_id == node_id]
         if not found:
             raise KeyError(node_id)
@@ -115,8 +116,8 @@ def _family(pids: Iterable[int]) -> Iterator[psutil.Process]:
 
 @contextmanager
 def ray_nodes(count: int) -> Generator[RayNodes]:
-    """A Ray for this drill alone, on loopback and behind a token, which everything started meanwhile finds
-    in the environment. Raises SetupError."""
+    """A Ray cluster for this bench alone, on loopback and protected by a token. Processes that are started
+    meanwhile find it in the environment. Raises SetupError."""
     before = dict(os.environ)
     os.environ.update(ray_environment(is_local=True) | FIRST_LOOKS)
     nodes: RayNodes | None = None
@@ -140,8 +141,9 @@ def _started(count: int, *, attempts: int) -> RayNodes:
         with without_helpers():
             cluster = ray_cluster(initialize_head=True, head_node_args={"num_cpus": 0, **common})
             nodes = [cluster.add_node(wait=False, num_cpus=NODE_CPUS, **common) for _ in range(count)]
-        cluster.wait_for_nodes(timeout=START_S)  # together: each alone would be given 30 s
-    except Exception as error:  # Ray's own kinds, and plain ones
+        # wait for all together, because each alone would get 30 s only
+        cluster.wait_for_nodes(timeout=START_S)
+    except Exception as error:  # Ray raises its own exceptions and plain ones
         if cluster is not None:
             cluster.shutdown()
         for process in set(psutil.Process().children(recursive=True)) - here:
@@ -154,7 +156,7 @@ def _started(count: int, *, attempts: int) -> RayNodes:
 
 
 class Serve:
-    """`baton serve` as an operator starts it; its log is kept."""
+    """`baton serve` as an operator starts it, with its log."""
 
     def __init__(self, name: str, model: str, arguments: Sequence[str]) -> None:
         self.name, self.port, self.log = name, free_port(), list[str]()
@@ -172,12 +174,12 @@ class Serve:
 
     @property
     def control_address(self) -> str:
-        """As its log says."""
+        """The address that its log shows."""
         line = next(line for line in self.log if "control plane at " in line)
         return line.rsplit("control plane at ", 1)[1].split(",")[0]
 
     async def start(self) -> None:
-        """Until it serves. Raises SetupError with its log's end."""
+        """Start it and wait until it serves. Raises SetupError with the end of its log."""
         self._process = await asyncio.create_subprocess_exec(
             *self._command,
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
@@ -204,7 +206,7 @@ class Serve:
                 self._ready.set()
 
     def control_process(self) -> psutil.Process | None:
-        """The control plane, as it is now."""
+        """The control plane's current process."""
         for process in psutil.Process(self.pid).children():
             with contextlib.suppress(psutil.NoSuchProcess):
                 command = process.cmdline()
@@ -213,7 +215,7 @@ class Serve:
         return None
 
     async def stop(self) -> None:
-        """Ctrl-C, and what is left of it is killed. Idempotent."""
+        """Send Ctrl-C, and kill the rest. Idempotent."""
         process = self._process
         if process is None:
             return

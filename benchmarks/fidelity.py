@@ -1,9 +1,8 @@
-"""The same requests live and simulated: how far the simulator, and the router's predictions, are from what
-happens on this machine.
+"""Compares a live run with a simulation of the same requests, and the router's predictions with both.
 
-`baton serve` runs on the given cores with the bench model and answers the plan, open loop; then the simulator
-runs the same plan with the step costs that the workers report of themselves. A warm-up comes before, of
-requests that are not counted: predictions are judged after their first hundred.
+`baton serve` runs on the given cores with the bench model and answers the plan, open loop. Then the simulator
+runs the same plan with the step costs that the workers report. A warm-up of requests that do not count comes
+first, because predictions are judged after their first hundred.
 """
 
 import asyncio
@@ -25,29 +24,29 @@ from baton.core.errors import SetupError
 from baton.core.messages import Role
 from benchmarks import peers
 from benchmarks.bench_model import FIRST_TOKEN, VOCAB
-from loadgen.client import Server, request_bytes, send
-from loadgen.lengths import Plan, PlannedRequest, Scaling, make_plan, time_scale_for
+from loadgen.client import ServerUrl, request_bytes, send
+from loadgen.lengths import PlannedRequest, ReplayPlan, TraceScaling, make_plan, time_scale_for
 from loadgen.prompts import PromptMaker, TokenRange
-from loadgen.records import Record
-from loadgen.report import Report, Settings, make_report
-from loadgen.runner import Observer, replay_plan
+from loadgen.records import RequestRecord
+from loadgen.report import Report, RunSettings, make_report
+from loadgen.runner import RequestObserver, replay_plan
 from loadgen.slo import Slo
 from loadgen.traces import Trace
-from simulator.fleet.setup import Machine, Pools, fleet_spec
+from simulator.fleet.setup import Machine, PoolSizes, fleet_spec
 from simulator.fleet.simulate import simulate
 from simulator.fleet.workload import of_plan
 
 TOKEN_BYTES = 12_288
 """KV of one token of the bench model in bf16."""
 LINK_BYTES_S = 8e9
-"""Between two processes of one host."""
+"""Bandwidth between two processes of one host."""
 TIMEOUT_S = 120.0
 CONNECTIONS_MAX = 1000
 WARM_SEED, COUNTED_SEED = 1, 2
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class FidelityLoad:
     trace: Trace
     warm_up: int
     """Requests before those that count, at half the rate."""
@@ -59,17 +58,17 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class FidelityResult:
     live: Report
     simulated: Report
     costs: dict[str, StepCosts]
 
 
-def plans(load: Load) -> tuple[Plan, Plan]:
-    """(warm-up, what counts). Raises SetupError: the trace is too short."""
+def plans(load: FidelityLoad) -> tuple[ReplayPlan, ReplayPlan]:
+    """(warm-up plan, counted plan). Raises SetupError if the trace is too short."""
     if len(load.trace.requests) < load.warm_up + 50:
         raise SetupError(
-            f"the trace holds {len(load.trace.requests)} requests: at least 50 beside the warm-up"
+            f"the trace holds {len(load.trace.requests)} requests: it needs at least 50 beyond the warm-up"
         )
     parts = (load.trace.requests[: load.warm_up], load.trace.requests[load.warm_up :])
     return tuple(  # type: ignore[return-value]
@@ -78,10 +77,10 @@ def plans(load: Load) -> tuple[Plan, Plan]:
     )
 
 
-def _plan(trace: Trace, load: Load, rate: float, seed: int) -> Plan:
+def _plan(trace: Trace, load: FidelityLoad, rate: float, seed: int) -> ReplayPlan:
     first_s = trace.requests[0].at_s
     trace = replace(trace, requests=tuple(replace(r, at_s=r.at_s - first_s) for r in trace.requests))
-    scaling = Scaling(
+    scaling = TraceScaling(
         load.input_scale,
         load.output_scale,
         time_scale_for(trace, rate),
@@ -92,15 +91,16 @@ def _plan(trace: Trace, load: Load, rate: float, seed: int) -> Plan:
 
 async def run(
     model: Path,
-    load: Load,
-    pools: Pools,
+    load: FidelityLoad,
+    pools: PoolSizes,
     *,
     cores: Sequence[int],
     settings: Sequence[str],
     log: Path,
     progress: Callable[[str], None],
-) -> Outcome:
-    """`settings`: "section.field=value", for both. Raises SetupError: wrong ones, or Baton does not start."""
+) -> FidelityResult:
+    """Run the comparison. `settings` are "section.field=value" texts for both. Raises SetupError for wrong
+    settings, or if Baton does not start."""
     warm, counted = plans(load)
     configs = _section(settings, "router", RouterConfig), _section(settings, "engine", EngineConfig)
     peer = _peer(model, pools, settings)
@@ -111,14 +111,18 @@ async def run(
         progress(f"live: {len(counted.requests)} requests at {load.rate:g}/s")
         records = await _replay(server, counted, load.slo, seed=COUNTED_SEED)
         workers = await _workers(server)
-    progress("simulated: the same")
-    shown = Settings(trace="", target="live", model="bench-82m", slo=load.slo, planned=len(counted.requests))
+    progress("simulated: the same requests")
+    shown = RunSettings(
+        trace="", target="live", model="bench-82m", slo=load.slo, planned=len(counted.requests)
+    )
     live = make_report(records, shown)
     simulated = _simulate(counted, workers, pools, load.slo, shown, *configs)
-    return Outcome(live, simulated, {str(w["id"]): _costs(w) for each in workers.values() for w in each})
+    return FidelityResult(
+        live, simulated, {str(w["id"]): _costs(w) for each in workers.values() for w in each}
+    )
 
 
-def _peer(model: Path, pools: Pools, settings: Sequence[str]) -> peers.Peer:
+def _peer(model: Path, pools: PoolSizes, settings: Sequence[str]) -> peers.Peer:
     peer = peers.baton_peer(model, settings=[*settings, "engine.speculation=off", "store.host_bytes=0"])
     start = peer.command.index("--aggregated")
     counts = (
@@ -133,7 +137,7 @@ def _peer(model: Path, pools: Pools, settings: Sequence[str]) -> peers.Peer:
     return replace(peer, command=tuple(part.replace("{threads}", "1") for part in command))
 
 
-async def _replay(server: Server, plan: Plan, slo: Slo, *, seed: int) -> list[Record]:
+async def _replay(server: ServerUrl, plan: ReplayPlan, slo: Slo, *, seed: int) -> list[RequestRecord]:
     prompts = PromptMaker(plan, TokenRange(FIRST_TOKEN, VOCAB), seed=seed)
     asked: dict[str, object] = {"timings": True}
     asked |= {} if slo.ttft_s is None else {"ttft_ms": slo.ttft_s * 1e3}
@@ -158,12 +162,12 @@ async def _replay(server: Server, plan: Plan, slo: Slo, *, seed: int) -> list[Re
         message,
         lambda message, record: send(server, message, record, timeout_s=TIMEOUT_S),
         connections_max=CONNECTIONS_MAX,
-        observer=Observer(lambda _: None, lambda _: None),
+        observer=RequestObserver(lambda _: None, lambda _: None),
         stop=asyncio.Event(),
     )
 
 
-async def _workers(server: Server) -> dict[Role, list[dict[str, Any]]]:
+async def _workers(server: ServerUrl) -> dict[Role, list[dict[str, Any]]]:
     async with httpx.AsyncClient() as client:
         told = (await client.get(f"{server.origin}/health", timeout=10)).json()
     return {Role(role): workers for role, workers in told["workers"].items() if workers}
@@ -171,7 +175,7 @@ async def _workers(server: Server) -> dict[Role, list[dict[str, Any]]]:
 
 def _costs(worker: dict[str, Any]) -> StepCosts:
     if worker.get("costs") is None:
-        raise SetupError(f"worker {worker['id']} does not say what its steps cost")
+        raise SetupError(f"worker {worker['id']} does not report the costs of its steps")
     return msgspec.convert(worker["costs"], StepCosts)
 
 
@@ -179,7 +183,7 @@ S = TypeVar("S", bound=Section)
 
 
 def _section(settings: Sequence[str], name: str, kind: type[S]) -> S:
-    """The simulator's part of what the live cluster is told. Raises SetupError."""
+    """The simulator's part of the live cluster's settings. Raises SetupError."""
     pairs = [text.removeprefix(f"{name}.").split("=", 1) for text in settings if text.startswith(f"{name}.")]
     try:
         return kind.model_validate(dict(pairs))
@@ -188,11 +192,11 @@ def _section(settings: Sequence[str], name: str, kind: type[S]) -> S:
 
 
 def _simulate(
-    plan: Plan,
+    plan: ReplayPlan,
     workers: dict[Role, list[dict[str, Any]]],
-    pools: Pools,
+    pools: PoolSizes,
     slo: Slo,
-    shown: Settings,
+    shown: RunSettings,
     router: RouterConfig,
     engine: EngineConfig,
 ) -> Report:

@@ -17,32 +17,35 @@ from baton.files.terminal import new_console
 from baton.telemetry.machine import scheduling_note
 from benchmarks import fidelity as bench
 from benchmarks.bench_model import make_bench_model
-from benchmarks.fidelity import Load, Outcome
+from benchmarks.fidelity import FidelityLoad, FidelityResult
 from loadgen.lengths import parse_factor
 from loadgen.report import Percentiles, Report
 from loadgen.slo import Slo
 from loadgen.traces import cut, read_trace
-from simulator.fleet.setup import Pools
+from simulator.fleet.setup import PoolSizes
 
 
 def fidelity(
-    trace: Annotated[Path, typer.Argument(help="A trace in a format that `baton replay` reads.")],
+    trace: Annotated[Path, typer.Argument(help="Trace file as for `baton replay`.")],
     rate: Annotated[float, typer.Option(min=0.01, help="Requests per second.")] = 2.0,
     requests: Annotated[int, typer.Option(min=50, help="Requests that count.")] = 200,
-    warm_up: Annotated[int, typer.Option(min=1, help="Requests before them, at half the rate.")] = 110,
+    warm_up: Annotated[
+        int, typer.Option(min=1, help="Warm-up requests before them, at half the rate.")
+    ] = 110,
     prefill: Annotated[int, typer.Option(min=0, help="Prefill workers, one thread each.")] = 1,
     decode: Annotated[int, typer.Option(min=0, help="Decode workers.")] = 1,
-    aggregated: Annotated[int, typer.Option(min=0, help="Workers for either phase.")] = 0,
+    aggregated: Annotated[int, typer.Option(min=0, help="Workers that run both phases.")] = 0,
     input_scale: Annotated[str, typer.Option(help="Factor for input lengths.")] = "1/4",
     output_scale: Annotated[str, typer.Option(help="Factor for output lengths.")] = "1/4",
-    max_input: Annotated[int, typer.Option(min=1, help="Longer inputs are cut, after scaling.")] = 2048,
-    ttft_slo: Annotated[float, typer.Option(min=0.001, help="Seconds.")] = 2.0,
-    tpot_slo: Annotated[float, typer.Option(min=0.001, help="Seconds.")] = 0.05,
+    max_input: Annotated[int, typer.Option(min=1, help="Cut longer inputs, after scaling.")] = 2048,
+    ttft_slo: Annotated[float, typer.Option(min=0.001, help="TTFT target in seconds.")] = 2.0,
+    tpot_slo: Annotated[float, typer.Option(min=0.001, help="TPOT target in seconds.")] = 0.05,
     sets: Annotated[list[str], typer.Option("--set", metavar="SECTION.FIELD=VALUE")] = [],  # noqa: B006
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """The same requests live and simulated, and how good the router's predictions were: `baton serve` on a
-    random 82 M model, then the simulator with the costs that its workers report.
+    """Compare a live run with a simulation of the same requests, and check the router's predictions.
+
+    `baton serve` runs on a random 82 M model; then the simulator runs with the costs that its workers report.
 
     Example: baton bench fidelity azure_conv.csv --rate 2 --requests 200
     """
@@ -50,7 +53,7 @@ def fidelity(
     if (note := scheduling_note()) is not None:
         notes.print(f"note: {note}", markup=False)
     try:
-        load = Load(
+        load = FidelityLoad(
             cut(read_trace(trace), limit=warm_up + requests),
             warm_up,
             rate,
@@ -59,7 +62,7 @@ def fidelity(
             max_input,
             Slo(ttft_slo, tpot_slo),
         )
-        pools = Pools(0 if aggregated else prefill, 0 if aggregated else decode, aggregated)
+        pools = PoolSizes(0 if aggregated else prefill, 0 if aggregated else decode, aggregated)
         with tempfile.TemporaryDirectory(prefix="baton-bench-") as folder:
             outcome = asyncio.run(
                 bench.run(
@@ -81,7 +84,7 @@ def fidelity(
     _show(outcome, pools, rate)
 
 
-def _show(outcome: Outcome, pools: Pools, rate: float) -> None:
+def _show(outcome: FidelityResult, pools: PoolSizes, rate: float) -> None:
     live, simulated = outcome.live, outcome.simulated
     table = Table(title=f"{pools}, {live.offered} requests at {rate:g}/s", title_justify="left")
     for name in ("", "live", "simulated", "simulated / live"):

@@ -1,12 +1,12 @@
-"""Goodput beside peers: the same plans, cores and objectives for every variant, one variant at a time.
+"""Measures goodput of several servers: the same plans, cores and objectives for every variant, one at a time.
 
 In each round every variant is started anew, in turn, and gets the same plans at rising rates. Prompts are
 text of the benchmark's tokenizer, one word a token, because one of the peers (sglang-router) takes no token
-ids; no prompt of one run comes in another, so no prefix cache carries over. The load generator runs on the
-same cores as the servers, since there are no others: the same for all.
+ids. No prompt of one run occurs in another, so no prefix cache carries over. The load generator runs on the
+same cores as the servers, since there are no others; this is the same for all.
 
-Every run is one file in the results folder. A run whose file is there is not repeated, so an interrupted
-bench goes on where it was.
+Every run is one file in the results folder. A run whose file exists is not repeated, so an interrupted bench
+continues where it stopped.
 """
 
 import asyncio
@@ -22,15 +22,15 @@ import orjson
 from baton.core.errors import SetupError
 from benchmarks import goodput_servers
 from benchmarks.bench_model import CONTEXT_TOKENS, FIRST_TOKEN, VOCAB
-from benchmarks.goodput_result import ANY_OBJECTIVES, Facts, Run, RunKey, attainment, make_point
-from benchmarks.goodput_variants import Variant
-from loadgen.client import Server, request_bytes, send
+from benchmarks.goodput_result import ANY_OBJECTIVES, Facts, GoodputRun, RunKey, attainment, make_point
+from benchmarks.goodput_variants import ServerVariant
+from loadgen.client import ServerUrl, request_bytes, send
 from loadgen.expected_cache import expected_cache
 from loadgen.files import parse_records, write_records
-from loadgen.lengths import Plan, PlannedRequest, Scaling, make_plan, parse_factor
+from loadgen.lengths import PlannedRequest, ReplayPlan, TraceScaling, make_plan, parse_factor
 from loadgen.prompts import PromptMaker, TokenRange
-from loadgen.report import Settings
-from loadgen.runner import Observer, replay_plan
+from loadgen.report import RunSettings
+from loadgen.runner import RequestObserver, replay_plan
 from loadgen.slo import Slo
 from loadgen.traces import Trace, TraceRequest, cut, read_trace
 
@@ -38,9 +38,9 @@ CONNECTIONS_MAX = 2000
 SETTLE_S = 20.0
 BLOCK_TOKENS = 32
 HOPELESS = 0.4
-"""A variant that attains less than this of every pair of objectives is spared the higher rates."""
+"""A variant that attains less than this of every pair of objectives is not run at higher rates."""
 ROUND_STEP = 2000
-"""Each round takes another part of the trace, so many requests further on."""
+"""Each round takes another part of the trace, this many requests further on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +68,9 @@ class Bench:
     objectives: dict[str, Slo]
     rounds: int
     seconds: float
-    """Of arrivals in one run."""
+    """Seconds of arrivals in one run."""
     timeout_s: float
-    """Of one request; what takes longer has failed."""
+    """Seconds until a request counts as failed."""
     progress: Callable[[str], None]
 
 
@@ -78,7 +78,7 @@ class Bench:
 class Offered:
     """A plan with its prompts and the facts that are shown of it."""
 
-    plan: Plan
+    plan: ReplayPlan
     prompts: PromptMaker
     facts: Facts
 
@@ -86,19 +86,19 @@ class Offered:
         return " ".join(f"w{token}" for token in self.prompts.tokens(request))
 
 
-async def run(bench: Bench, variants: Sequence[Variant]) -> list[Run]:
-    """All runs, those of earlier calls included. Raises SetupError if a variant does not start or fails
-    outright."""
+async def run(bench: Bench, variants: Sequence[ServerVariant]) -> list[GoodputRun]:
+    """Do all missing runs and return all, those of earlier calls included. Raises SetupError if a variant
+    does not start or fails outright."""
     bench.results.mkdir(parents=True, exist_ok=True)
-    runs: list[Run] = []
+    runs: list[GoodputRun] = []
     for number in range(bench.rounds):
         for variant in variants:
             runs += await _round(bench, variant, number)
     return runs
 
 
-async def _round(bench: Bench, variant: Variant, number: int) -> list[Run]:
-    """Starts the variant only if a run is missing."""
+async def _round(bench: Bench, variant: ServerVariant, number: int) -> list[GoodputRun]:
+    """Run one round. The variant is started only if a run is missing."""
     keys = _keys(bench, variant, number)
     known = {key: found for key in keys if (found := read_run(bench.results, key)) is not None}
     if not _missing(bench, keys, known):
@@ -115,7 +115,7 @@ async def _round(bench: Bench, variant: Variant, number: int) -> list[Run]:
     return [known[key] for key in keys if key in known]
 
 
-def _keys(bench: Bench, variant: Variant, number: int) -> list[RunKey]:
+def _keys(bench: Bench, variant: ServerVariant, number: int) -> list[RunKey]:
     told = list(bench.objectives) if variant.knows_objectives else [ANY_OBJECTIVES]
     return [
         RunKey(variant.name, trace.name, name, rate, number)
@@ -125,8 +125,8 @@ def _keys(bench: Bench, variant: Variant, number: int) -> list[RunKey]:
     ]
 
 
-def _missing(bench: Bench, keys: Sequence[RunKey], known: dict[RunKey, Run]) -> RunKey | None:
-    """The next run; one at a higher rate than a hopeless one is none."""
+def _missing(bench: Bench, keys: Sequence[RunKey], known: dict[RunKey, GoodputRun]) -> RunKey | None:
+    """The next run, or None. Higher rates than a hopeless one are skipped."""
     hopeless: set[tuple[str, str]] = set()
     for key in keys:
         if (key.trace, key.objectives) in hopeless:
@@ -139,7 +139,7 @@ def _missing(bench: Bench, keys: Sequence[RunKey], known: dict[RunKey, Run]) -> 
     return None
 
 
-async def _one(bench: Bench, variant: Variant, server: Server, key: RunKey) -> Run:
+async def _one(bench: Bench, variant: ServerVariant, server: ServerUrl, key: RunKey) -> GoodputRun:
     offered = _offered(bench, key)
     slo = bench.objectives.get(key.objectives)
     await goodput_servers.settle(server, variant.model_name, within_s=SETTLE_S)
@@ -148,16 +148,17 @@ async def _one(bench: Bench, variant: Variant, server: Server, key: RunKey) -> R
         lambda request: _message(server, variant, offered, request, slo),
         lambda message, record: send(server, message, record, timeout_s=bench.timeout_s),
         connections_max=CONNECTIONS_MAX,
-        observer=Observer(lambda _: None, lambda _: None),
+        observer=RequestObserver(lambda _: None, lambda _: None),
         stop=asyncio.Event(),
     )
     write_records(bench.results / key.file_name, records, _settings(bench, key, offered, server))
-    return Run(key, records, offered.facts)
+    return GoodputRun(key, records, offered.facts)
 
 
-def _settings(bench: Bench, key: RunKey, offered: Offered, server: Server) -> Settings:
-    """As `baton compare` reads them. A server that was told no objectives is shown with the tightest."""
-    return Settings(
+def _settings(bench: Bench, key: RunKey, offered: Offered, server: ServerUrl) -> RunSettings:
+    """The settings that `baton compare` reads. A server that does not know the objectives is shown with the
+    tightest."""
+    return RunSettings(
         trace=key.trace,
         target=server.origin,
         model=bench.model.name,
@@ -172,7 +173,7 @@ def _settings(bench: Bench, key: RunKey, offered: Offered, server: Server) -> Se
 
 
 def _message(
-    server: Server, variant: Variant, offered: Offered, request: PlannedRequest, slo: Slo | None
+    server: ServerUrl, variant: ServerVariant, offered: Offered, request: PlannedRequest, slo: Slo | None
 ) -> bytes:
     body: dict[str, object] = {
         "model": variant.model_name,
@@ -189,16 +190,17 @@ def _message(
 
 
 def objectives_field(slo: Slo) -> dict[str, float]:
-    """As Baton's requests name them, milliseconds."""
+    """The objectives in milliseconds, as Baton's requests carry them."""
     named = {"ttft_ms": slo.ttft_s, "tpot_ms": slo.tpot_s}
     return {name: target * 1000 for name, target in named.items() if target is not None}
 
 
 def _offered(bench: Bench, key: RunKey) -> Offered:
-    """Lengths and instants depend on trace, rate and round alone, so they are the same for every variant.
+    """The plan of a run. Lengths and instants depend on trace, rate and round alone, so they are the same for
+    every variant.
 
-    The words differ by the objectives as well: a server that gets a plan once for each must not have it
-    cached.
+    The words also differ by the objectives, because a server that gets a plan once for each pair must not
+    have it cached.
     """
     use = next(t for t in bench.traces if t.name == key.trace)
     words = list(bench.objectives).index(key.objectives) if key.objectives in bench.objectives else 0
@@ -207,17 +209,17 @@ def _offered(bench: Bench, key: RunKey) -> Offered:
 
 @lru_cache(maxsize=4)
 def trace_at(path: Path) -> Trace:
-    """Read once; every run takes a part of it. Raises SetupError."""
+    """Read a trace once; every run takes a part of it. Raises SetupError."""
     return read_trace(path)
 
 
 def make_offered(use: TraceUse, *, rate: float, number: int, seconds: float, words: int = 0) -> Offered:
-    """`words`: another number is other prompts of the same lengths.
+    """Make a plan. Another number in `words` gives other prompts of the same lengths.
 
-    Raises SetupError: the trace cannot be read or is too short.
+    Raises SetupError if the trace cannot be read or is too short.
     """
     taken = _taken(trace_at(use.path), use, count=max(2, round(rate * seconds)), number=number)
-    scaling = Scaling(
+    scaling = TraceScaling(
         parse_factor(use.input_scale),
         parse_factor(use.output_scale),
         _time_scale(taken, rate),
@@ -229,15 +231,16 @@ def make_offered(use: TraceUse, *, rate: float, number: int, seconds: float, wor
     longest = max(r.input_tokens + r.output_tokens for r in plan.requests)
     if longest > CONTEXT_TOKENS:
         raise SetupError(
-            f"{use.path}: a request of {longest} tokens is longer than the model takes: scale it down"
+            f"{use.path}: a request of {longest} tokens is longer than the model allows: scale it down"
         )
     prompts = PromptMaker(plan, TokenRange(FIRST_TOKEN, VOCAB), seed=seed + words)
     return Offered(plan, prompts, _facts(use, plan, scaling))
 
 
 def _taken(whole: Trace, use: TraceUse, *, count: int, number: int) -> Trace:
-    """Neighbours of a trace without prefixes. Of one with prefixes, all turns of some conversations:
-    neighbours would share next to nothing, since a conversation's turns are minutes apart."""
+    """The requests of a run: consecutive ones of a trace without prefixes, or all turns of some conversations
+    of a trace with prefixes. Consecutive requests of the latter would share next to nothing, since the
+    turns of a conversation are minutes apart."""
     first = use.start + number * ROUND_STEP
     if whole.has_prefixes:
         whole = thinned(whole, count=count, salt=number)
@@ -251,10 +254,10 @@ def _taken(whole: Trace, use: TraceUse, *, count: int, number: int) -> Trace:
 
 
 def thinned(trace: Trace, *, count: int, salt: int) -> Trace:
-    """Whole conversations of the trace, drawn by chance, that have at least `count` requests together.
+    """Whole conversations of the trace, drawn at random, that have at least `count` requests together.
 
-    A conversation is what has the same second block: the first one is the same system prompt for all of the
-    Mooncake trace.
+    Requests with the same second block belong to one conversation. The first block is the same system prompt
+    for all of the Mooncake trace.
     """
 
     def draw(request: TraceRequest) -> int:
@@ -268,12 +271,12 @@ def thinned(trace: Trace, *, count: int, salt: int) -> Trace:
 
 
 def _time_scale(taken: Trace, rate: float) -> Fraction:
-    """That makes the mean rate this; arrivals will be spread over the last tick too."""
+    """The time scale that gives this mean rate. Arrivals will be spread over the last tick, too."""
     span_s = taken.requests[-1].at_s - taken.requests[0].at_s + taken.tick_s
     return Fraction(len(taken.requests) / (span_s * rate)).limit_denominator(10**6)
 
 
-def _facts(use: TraceUse, plan: Plan, scaling: Scaling) -> Facts:
+def _facts(use: TraceUse, plan: ReplayPlan, scaling: TraceScaling) -> Facts:
     count = len(plan.requests)
     return {
         "trace": use.path.name,
@@ -291,18 +294,18 @@ def _facts(use: TraceUse, plan: Plan, scaling: Scaling) -> Facts:
     }
 
 
-def read_run(results: Path, key: RunKey) -> Run | None:
-    """None: not run yet. Raises SetupError: the file is not of this bench."""
+def read_run(results: Path, key: RunKey) -> GoodputRun | None:
+    """None if it has not been run yet. Raises SetupError if the file is not of this bench."""
     path = results / key.file_name
     if not path.exists():
         return None
     settings, records = parse_records(path.read_bytes(), name=str(path))
-    return Run(key, records, dict(settings.options))
+    return GoodputRun(key, records, dict(settings.options))
 
 
-def found(bench: Bench, variants: Sequence[Variant]) -> list[Run]:
-    """Runs of these variants that are in the results folder."""
-    runs: list[Run] = []
+def found(bench: Bench, variants: Sequence[ServerVariant]) -> list[GoodputRun]:
+    """The runs of these variants in the results folder."""
+    runs: list[GoodputRun] = []
     for number in range(bench.rounds):
         for variant in variants:
             read = (read_run(bench.results, key) for key in _keys(bench, variant, number))
@@ -310,8 +313,8 @@ def found(bench: Bench, variants: Sequence[Variant]) -> list[Run]:
     return runs
 
 
-def line(run: Run, objectives: dict[str, Slo]) -> str:
-    """For progress."""
+def line(run: GoodputRun, objectives: dict[str, Slo]) -> str:
+    """One line of progress."""
     chosen = {n: s for n, s in objectives.items() if run.key.objectives in (n, ANY_OBJECTIVES)}
     shares = ", ".join(f"{name} {attainment(run, slo):.0%}" for name, slo in chosen.items())
     p = make_point([run], next(iter(chosen.values())))

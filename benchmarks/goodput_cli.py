@@ -1,4 +1,4 @@
-"""`baton bench goodput`"""
+"""`baton bench goodput`."""
 
 import asyncio
 import os
@@ -17,16 +17,16 @@ from baton.telemetry.machine import scheduling_note
 from benchmarks import goodput as bench_runs
 from benchmarks.bench_model import make_bench_model
 from benchmarks.goodput import Bench, TraceUse, trace_at
-from benchmarks.goodput_result import Run, make_curves, make_ratios
+from benchmarks.goodput_result import GoodputRun, make_curves, make_ratios
 from benchmarks.goodput_show import Summary, show
-from benchmarks.goodput_variants import Variant, baton_variants, choose, read_peers
+from benchmarks.goodput_variants import ServerVariant, baton_variants, choose, read_peers
 from loadgen.options import as_command
 from loadgen.slo import Slo
 
 INPUT_TOKENS_MAX = 3072
 OUTPUT_TOKENS_MAX = 256
 AZURE_START = 4000
-"""Where a hundred requests are about as long as those of the whole trace are in the mean."""
+"""The hundred requests from here on are about as long on average as those of the whole trace."""
 
 
 @dataclass(frozen=True)
@@ -34,45 +34,53 @@ class GoodputOptions:
     azure: Annotated[Path | None, typer.Option(help="Azure's conversation trace (CSV).")] = None
     mooncake: Annotated[Path | None, typer.Option(help="Mooncake's conversation trace (JSON lines).")] = None
     peers: Annotated[
-        Path | None, typer.Option(help="Other servers, as docs/examples/goodput-peers.toml describes some.")
+        Path | None,
+        typer.Option(help="File that describes other servers, such as docs/examples/goodput-peers.toml."),
     ] = None
     program: Annotated[
-        list[str], typer.Option(metavar="NAME=PATH", help="Where a program of --peers is.")
+        list[str], typer.Option(metavar="NAME=PATH", help="Path of a program that --peers names.")
     ] = field(default_factory=list[str])
-    variants: Annotated[str, typer.Option(help="Only these, by name, in this order.")] = ""
-    results: Annotated[Path, typer.Option(help="Folder of runs; those found there are not repeated.")] = Path(
+    variants: Annotated[
+        str, typer.Option(help="Names of the variants to run, in this order; empty: all.")
+    ] = ""
+    results: Annotated[Path, typer.Option(help="Folder of the runs; existing runs are not repeated.")] = Path(
         "goodput-results"
     )
-    model: Annotated[Path, typer.Option(help="Folder of the benchmark's model; made if not there.")] = Path(
+    model: Annotated[Path, typer.Option(help="Folder of the benchmark's model; created if missing.")] = Path(
         "models/bench-82m"
     )
-    cores: Annotated[str, typer.Option(help="Cores of the servers, and of the load generator.")] = "0,1"
-    tight: Annotated[float, typer.Option(min=0.001, help="Tight objective per token, seconds.")] = 0.025
-    loose: Annotated[float, typer.Option(min=0.001, help="Loose objective per token, seconds.")] = 0.1
-    ttft: Annotated[float, typer.Option(min=0.001, help="Objective for the first token, seconds.")] = 2.0
-    only: Annotated[str, typer.Option(help="tight or loose: judge by this one alone.")] = ""
-    azure_rates: Annotated[str, typer.Option(help="Requests per second to offer.")] = "2,3,4,5,6"
-    azure_scale: Annotated[str, typer.Option(metavar="INPUT:OUTPUT", help="Factors of lengths.")] = "1/2:1/4"
-    mooncake_rates: Annotated[str, typer.Option(help="Requests per second to offer.")] = "1,2,3,4"
-    mooncake_scale: Annotated[str, typer.Option(metavar="INPUT:OUTPUT", help="Factors of lengths.")] = (
-        "1/16:1/8"
-    )
-    rounds: Annotated[int, typer.Option(min=1, max=20, help="Each starts every variant in turn.")] = 2
-    seconds: Annotated[float, typer.Option(min=1, help="Of arrivals in one run.")] = 40.0
-    timeout: Annotated[float, typer.Option(min=1, help="Of one request, seconds.")] = 30.0
+    cores: Annotated[str, typer.Option(help="Cores of the servers and the load generator.")] = "0,1"
+    tight: Annotated[float, typer.Option(min=0.001, help="Tight TPOT objective in seconds.")] = 0.025
+    loose: Annotated[float, typer.Option(min=0.001, help="Loose TPOT objective in seconds.")] = 0.1
+    ttft: Annotated[float, typer.Option(min=0.001, help="TTFT objective in seconds.")] = 2.0
+    only: Annotated[str, typer.Option(help="Judge by one objective alone: tight or loose.")] = ""
+    azure_rates: Annotated[str, typer.Option(help="Rates to offer, in requests per second.")] = "2,3,4,5,6"
+    azure_scale: Annotated[
+        str, typer.Option(metavar="INPUT:OUTPUT", help="Factors for input and output lengths.")
+    ] = "1/2:1/4"
+    mooncake_rates: Annotated[str, typer.Option(help="Rates to offer, in requests per second.")] = "1,2,3,4"
+    mooncake_scale: Annotated[
+        str, typer.Option(metavar="INPUT:OUTPUT", help="Factors for input and output lengths.")
+    ] = "1/16:1/8"
+    rounds: Annotated[int, typer.Option(min=1, max=20, help="Rounds; each starts every variant in turn.")] = 2
+    seconds: Annotated[float, typer.Option(min=1, help="Seconds of arrivals in one run.")] = 40.0
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds until a request counts as failed.")] = 30.0
     sets: Annotated[
-        list[str], typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="Further settings of Baton.")
+        list[str],
+        typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="Further settings of Baton; repeatable."),
     ] = field(default_factory=list[str])
-    only_show: Annotated[bool, typer.Option("--show", help="Only what is in --results already.")] = False
-    json_to: Annotated[Path | None, typer.Option("--json", help="Write the figures there.")] = None
+    only_show: Annotated[bool, typer.Option("--show", help="Only show the runs that are in --results.")] = (
+        False
+    )
+    json_to: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None
 
 
 def _goodput(asked: GoodputOptions) -> None:
-    """Goodput of Baton and of other servers on the same cores, with the same requests at the same instants.
+    """Compare the goodput of Baton and of other servers on the same cores, with the same requests.
 
-    Every variant is started in turn, `--rounds` times, and offered the same plans at rising rates. A request
-    that is refused, fails or takes longer than --timeout has missed its objectives. Each run is a file of
-    records under --results, which `baton compare` reads too.
+    Every variant is started in turn, --rounds times, and gets the same plans at rising rates. A request that
+    is refused, fails or takes longer than --timeout misses its objectives. Each run is a file of records
+    under --results, which `baton compare` reads, too.
 
     Example: baton bench goodput --azure azure.csv --mooncake conversation.jsonl --peers peers.toml
     --program vllm=~/envs/vllm/bin/vllm
@@ -95,7 +103,7 @@ def _goodput(asked: GoodputOptions) -> None:
 goodput = as_command(GoodputOptions, _goodput)
 
 
-def _summary(bench: Bench, chosen: list[Variant], runs: list[Run]) -> Summary:
+def _summary(bench: Bench, chosen: list[ServerVariant], runs: list[GoodputRun]) -> Summary:
     curves = make_curves(runs, bench.objectives)
     return Summary(
         objectives=bench.objectives,
@@ -107,7 +115,7 @@ def _summary(bench: Bench, chosen: list[Variant], runs: list[Run]) -> Summary:
 
 
 def _bench(asked: GoodputOptions) -> Bench:
-    """Raises SetupError: an option that makes no sense."""
+    """Raises SetupError for an invalid option."""
     notes = Console(stderr=True, highlight=False)
     if (note := scheduling_note()) is not None:
         notes.print(f"note: {note}", markup=False)
@@ -120,7 +128,7 @@ def _bench(asked: GoodputOptions) -> Bench:
         raise SetupError("no trace: give --azure FILE, --mooncake FILE, or both")
     objectives = {"tight": Slo(asked.ttft, asked.tight), "loose": Slo(asked.ttft, asked.loose)}
     if asked.only and asked.only not in objectives:
-        raise SetupError(f"--only {asked.only}: tight or loose")
+        raise SetupError(f"--only {asked.only}: choose tight or loose")
     return Bench(
         model=asked.model,
         results=asked.results,
@@ -134,7 +142,7 @@ def _bench(asked: GoodputOptions) -> Bench:
     )
 
 
-def _variants(asked: GoodputOptions) -> list[Variant]:
+def _variants(asked: GoodputOptions) -> list[ServerVariant]:
     programs: dict[str, str] = {}
     for text in asked.program:
         name, equals, path = text.partition("=")
@@ -142,7 +150,7 @@ def _variants(asked: GoodputOptions) -> list[Variant]:
             raise SetupError(f"--program {text}: write NAME=PATH")
         programs[name] = path
     if asked.peers is None and programs:
-        raise SetupError("--program names a program of a file given by --peers")
+        raise SetupError("--program needs --peers: it gives the path of a program of that file")
     return [*baton_variants(asked.sets), *(read_peers(asked.peers, programs) if asked.peers else [])]
 
 
@@ -152,12 +160,12 @@ def _use(name: str, path: Path, rates: str, scale: str) -> TraceUse:
     except ValueError:
         numbers = ()
     if not numbers or numbers[0] <= 0:
-        raise SetupError(f"--{name}-rates {rates}: numbers above 0, separated by commas")
+        raise SetupError(f"--{name}-rates {rates}: write numbers above 0, separated by commas")
     inputs, colon, outputs = scale.partition(":")
     if not colon:
         raise SetupError(f"--{name}-scale {scale}: write INPUT:OUTPUT, such as 1/16:1/8")
     start = AZURE_START if name == "azure" else 0
-    trace_at(path)  # what is wrong with it is said before any server starts
+    trace_at(path)  # report a bad trace before any server starts
     return TraceUse(name, path, numbers, inputs, outputs, INPUT_TOKENS_MAX, OUTPUT_TOKENS_MAX, start)
 
 
@@ -168,5 +176,5 @@ def _cores(text: str) -> tuple[int, ...]:
     except ValueError:
         cores = ()
     if not cores or not set(cores) <= here:
-        raise SetupError(f"--cores {text}: numbers out of {sorted(here)}, separated by commas")
+        raise SetupError(f"--cores {text}: choose from {sorted(here)}, separated by commas")
     return cores

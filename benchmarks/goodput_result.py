@@ -1,9 +1,8 @@
-"""Figures of `baton bench goodput` from its runs. Pure.
+"""The figures of `baton bench goodput`, computed from its runs. Pure.
 
-A run is one plan offered to one variant. Of its requests all are judged, whatever became of them: refused,
-failed and timed out ones missed their objectives. A variant's *goodput* is DistServe's (OSDI '24): the
-highest rate at which at least 90 % of the requests meet both objectives, here read off the line between the
-two measured rates around it.
+A run is one plan offered to one variant. All of its requests are judged: refused, failed and timed out ones
+missed their objectives. A variant's *goodput* is DistServe's (OSDI '24): the highest rate at which at least
+90 % of the requests meet both objectives, interpolated between the two measured rates around it.
 """
 
 import statistics
@@ -13,23 +12,23 @@ from typing import NamedTuple
 
 import msgspec
 
-from loadgen.records import Outcome, Record
+from loadgen.records import RequestOutcome, RequestRecord
 from loadgen.slo import Slo
 
 Facts = dict[str, str | int | float | bool | None]
 
 ATTAIN = 0.9
 ANY_OBJECTIVES = "any"
-"""In the place of an objective's name: the server was told none, so one run is judged by all of them."""
+"""Stands for the name of objectives if the server knew none, so that one run is judged by all of them."""
 
 
 class RunKey(msgspec.Struct, frozen=True):
     variant: str
     trace: str
     objectives: str
-    """Name of those that the server was told, or ANY_OBJECTIVES."""
+    """The name of the objectives that the server knew, or ANY_OBJECTIVES."""
     rate: float
-    """Requests per second offered."""
+    """Offered requests per second."""
     round: int
 
     @property
@@ -37,24 +36,24 @@ class RunKey(msgspec.Struct, frozen=True):
         return f"{self.trace}_{self.rate:g}_{self.round}_{self.variant}_{self.objectives}.jsonl"
 
 
-class Run(NamedTuple):
+class GoodputRun(NamedTuple):
     key: RunKey
-    records: list[Record]
+    records: list[RequestRecord]
     facts: Facts
     """Factors and facts of the plan, as they are shown."""
 
     @property
     def duration_s(self) -> float:
-        """From the first planned instant to the last end."""
+        """Seconds from the first planned instant to the last end."""
         return max(r.ended_s or r.planned_s for r in self.records) - min(r.planned_s for r in self.records)
 
 
 class Point(msgspec.Struct, frozen=True):
-    """One rate, over the rounds."""
+    """The figures of one rate, over the rounds."""
 
     rate: float
     attained: float
-    """Median share that met both objectives."""
+    """Median share of requests that met both objectives."""
     attained_low: float
     attained_high: float
     met_per_s: float
@@ -63,14 +62,14 @@ class Point(msgspec.Struct, frozen=True):
     tpot_p50_s: float | None
     tpot_p90_s: float | None
     refused: float
-    """Share of the offered."""
+    """Share of the offered requests that were refused."""
     failed: float
     rounds: int
 
 
 class Goodput(msgspec.Struct, frozen=True):
-    """`rate` requests/s. `bound`: "" when measured on both sides, ">=" when no measured rate was too much,
-    "<" when even the lowest was: then it is read off the line from "no load, all met"."""
+    """A goodput of `rate` requests/s. `bound` is "" if it was measured on both sides, ">=" if no measured
+    rate was too high, and "<" if even the lowest was; then it is interpolated from "no load, all met"."""
 
     rate: float
     bound: str
@@ -86,23 +85,23 @@ class Curve(msgspec.Struct, frozen=True):
     points: list[Point]
     goodput: Goodput
     met_per_s_max: float
-    """The most requests per second that met their objectives, at whatever rate."""
+    """The most requests per second that met their objectives, at any rate."""
 
 
-def attainment(run: Run, slo: Slo) -> float:
+def attainment(run: GoodputRun, slo: Slo) -> float:
     return sum(slo.is_met(r) for r in run.records) / len(run.records)
 
 
 def quantile(values: Iterable[float | None], share: float) -> float | None:
-    """Nearest rank; None of nothing."""
+    """The quantile by nearest rank; None for no values."""
     ordered = sorted(v for v in values if v is not None)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
 
 
-def make_point(runs: Sequence[Run], slo: Slo) -> Point:
-    """Runs of one variant, trace and rate."""
+def make_point(runs: Sequence[GoodputRun], slo: Slo) -> Point:
+    """The figures of the runs of one variant, trace and rate."""
     shares = [attainment(run, slo) for run in runs]
-    done = [r for run in runs for r in run.records if r.outcome == Outcome.COMPLETED]
+    done = [r for run in runs for r in run.records if r.outcome == RequestOutcome.COMPLETED]
     every = [r for run in runs for r in run.records]
     return Point(
         rate=runs[0].key.rate,
@@ -116,15 +115,15 @@ def make_point(runs: Sequence[Run], slo: Slo) -> Point:
         ttft_p90_s=quantile((r.ttft_s for r in done), 0.9),
         tpot_p50_s=quantile((r.tpot_s for r in done), 0.5),
         tpot_p90_s=quantile((r.tpot_s for r in done), 0.9),
-        refused=sum(r.outcome == Outcome.REFUSED for r in every) / len(every),
-        failed=sum(r.outcome == Outcome.FAILED for r in every) / len(every),
+        refused=sum(r.outcome == RequestOutcome.REFUSED for r in every) / len(every),
+        failed=sum(r.outcome == RequestOutcome.FAILED for r in every) / len(every),
         rounds=len(runs),
     )
 
 
 def goodput_of(points: Sequence[Point], *, attain: float = ATTAIN) -> Goodput:
-    """`points` by rising rate. A dip between two good rates ends it: what holds must hold at every lower
-    rate."""
+    """The goodput of `points` by rising rate. A dip between two good rates ends it, because the goal must
+    hold at every lower rate."""
     if not points:
         return Goodput(0.0, "<")
     ends = [(0.0, 1.0), *((p.rate, p.attained) for p in points)]
@@ -135,8 +134,8 @@ def goodput_of(points: Sequence[Point], *, attain: float = ATTAIN) -> Goodput:
     return Goodput(points[-1].rate, ">=")
 
 
-def make_curves(runs: Sequence[Run], objectives: dict[str, Slo]) -> list[Curve]:
-    """One for each variant, trace and pair of objectives that was run, in the order of the runs."""
+def make_curves(runs: Sequence[GoodputRun], objectives: dict[str, Slo]) -> list[Curve]:
+    """One curve for each variant, trace and pair of objectives that was run, in the order of the runs."""
     curves: list[Curve] = []
     for variant, trace in dict.fromkeys((r.key.variant, r.key.trace) for r in runs):
         for name, slo in objectives.items():
@@ -155,7 +154,7 @@ def make_curves(runs: Sequence[Run], objectives: dict[str, Slo]) -> list[Curve]:
 
 
 class Ratio(msgspec.Struct, frozen=True):
-    """Baton's goodput by the best peer's."""
+    """Baton's goodput divided by the best peer's."""
 
     trace: str
     objectives: str
@@ -164,12 +163,12 @@ class Ratio(msgspec.Struct, frozen=True):
     best_peer: str
     peer_goodput: Goodput
     ratio: float | None
-    """None: the peer's is 0."""
+    """None if the peer's goodput is 0."""
 
 
 def make_ratios(curves: Sequence[Curve], groups: dict[str, str]) -> list[Ratio]:
-    """`groups`: variant to `baton` or `peers`. Each variant of Baton beside the best peer, by trace and
-    objectives."""
+    """Compare each variant of Baton with the best peer, by trace and objectives. `groups` maps a variant to
+    `baton` or `peers`."""
     ratios: list[Ratio] = []
     for trace, name in dict.fromkeys((c.trace, c.objectives) for c in curves):
         here = [c for c in curves if (c.trace, c.objectives) == (trace, name)]

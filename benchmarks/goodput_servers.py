@@ -1,4 +1,4 @@
-"""A variant's processes: started on their cores, warmed up, and ended with all they started."""
+"""The processes of a variant: started on their cores, warmed up, and ended with all that they started."""
 
 import asyncio
 import contextlib
@@ -13,14 +13,14 @@ from pathlib import Path
 import httpx
 
 from baton.core.errors import SetupError
-from benchmarks.goodput_variants import Process, Variant, fill, python_program
-from loadgen.client import Server, parse_url
+from benchmarks.goodput_variants import Process, ServerVariant, fill, python_program
+from loadgen.client import ServerUrl, parse_url
 
 START_S = 600.0
 STOP_S = 40.0
 ASK_S = 60.0
 WARM_UP = ((16, 4), (512, 8), (2048, 4))
-"""(prompt words, output tokens) of what a server is asked before it is measured, several at once."""
+"""(prompt words, output tokens) of the warm-up requests, several at once."""
 WARM_UP_AT_ONCE = 3
 
 
@@ -29,7 +29,7 @@ _Started = tuple[Process, asyncio.subprocess.Process, Path]
 
 @dataclass(slots=True)
 class _Ports:
-    """Free ports by name, made when first asked for."""
+    """Free ports by name, chosen at the first use."""
 
     by_name: dict[str, int] = field(default_factory=dict[str, int])
 
@@ -43,9 +43,9 @@ class _Ports:
 
 @asynccontextmanager
 async def running(
-    variant: Variant, *, model: Path, cores: Sequence[int], logs: Path
-) -> AsyncGenerator[Server]:
-    """The variant, ready and warm. Raises SetupError, with the end of a log, if a process does not start."""
+    variant: ServerVariant, *, model: Path, cores: Sequence[int], logs: Path
+) -> AsyncGenerator[ServerUrl]:
+    """The variant, ready and warm. Raises SetupError with the end of a log if a process does not start."""
     ports = _Ports()
     started: list[_Started] = []
 
@@ -86,7 +86,9 @@ async def _start(
     try:
         own = [cores[i] for i in process.cores] or list(cores)
     except IndexError:
-        raise SetupError(f"process {process.name} wants core {max(process.cores)} of {len(cores)}") from None
+        raise SetupError(
+            f"process {process.name} needs core {max(process.cores)}, but --cores has {len(cores)}"
+        ) from None
 
     def value(kind: str, name: str) -> str:
         match kind:
@@ -101,7 +103,7 @@ async def _start(
             case "python":
                 return python_program()
             case _:
-                raise SetupError(f"process {process.name}: nothing is known as {{{kind}}}")
+                raise SetupError(f"process {process.name}: unknown placeholder {{{kind}}}")
 
     command = [fill(part, value) for part in process.command]
     env = {**os.environ, **{k: fill(text, value) for k, text in process.env.items()}}
@@ -133,7 +135,13 @@ async def _is_ready(client: httpx.AsyncClient, url: str) -> bool:
 
 
 async def _answers(
-    client: httpx.AsyncClient, server: Server, model: str, *, words: int = 8, tokens: int = 1, number: int = 0
+    client: httpx.AsyncClient,
+    server: ServerUrl,
+    model: str,
+    *,
+    words: int = 8,
+    tokens: int = 1,
+    number: int = 0,
 ) -> bool:
     prompt = " ".join(f"w{200 + (number * 977 + i * 31) % 7000}" for i in range(words))
     body = {"model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
@@ -144,7 +152,7 @@ async def _answers(
     return answer.status_code == 200
 
 
-async def _warm_up(client: httpx.AsyncClient, server: Server, model: str) -> None:
+async def _warm_up(client: httpx.AsyncClient, server: ServerUrl, model: str) -> None:
     for words, tokens in WARM_UP:
         asked = [
             _answers(client, server, model, words=words, tokens=tokens, number=words + i)
@@ -154,8 +162,8 @@ async def _warm_up(client: httpx.AsyncClient, server: Server, model: str) -> Non
             raise SetupError(f"{server.origin} failed a warm-up request of {words} tokens")
 
 
-async def settle(server: Server, model: str, *, within_s: float) -> None:
-    """Until a small request is answered at once: what the run before left behind has gone."""
+async def settle(server: ServerUrl, model: str, *, within_s: float) -> None:
+    """Wait until a small request is answered at once, so that nothing of the earlier run remains."""
     loop = asyncio.get_running_loop()
     end_s = loop.time() + within_s
     async with httpx.AsyncClient() as client:
@@ -166,7 +174,7 @@ async def settle(server: Server, model: str, *, within_s: float) -> None:
 
 
 async def _stop(child: asyncio.subprocess.Process) -> None:
-    """SIGINT to the process, whose children are its own to end; what is left of its group is killed."""
+    """Send SIGINT to the process, which ends its children, and kill the rest of its group."""
     with contextlib.suppress(ProcessLookupError):
         child.send_signal(signal.SIGINT)
         try:

@@ -1,4 +1,4 @@
-"""`baton bench goodput` for people."""
+"""The tables of `baton bench goodput`."""
 
 from collections.abc import Sequence
 
@@ -14,9 +14,9 @@ from loadgen.slo import Slo
 class Summary(msgspec.Struct, frozen=True):
     objectives: dict[str, Slo]
     about: dict[str, str]
-    """Variant to what it is."""
+    """A description of each variant."""
     plans: dict[str, Facts]
-    """What was offered, by trace and rate."""
+    """Facts of the offered plans, by trace and rate."""
     curves: list[Curve]
     ratios: list[Ratio]
 
@@ -48,7 +48,7 @@ def _table(trace: str, title: str, curves: Sequence[Curve]) -> Table:
     for rate in rates:
         table.add_column(f"{rate:g}/s", justify="right")
     table.add_column(f"goodput/s at {ATTAIN:.0%}", justify="right")
-    table.add_column("most met/s", justify="right")
+    table.add_column("highest met/s", justify="right")
     for curve in curves:
         by_rate = {p.rate: p for p in curve.points}
         cells = [_cell(by_rate.get(rate)) for rate in rates]
@@ -76,7 +76,7 @@ def _number(seconds: float | None, factor: float) -> str:
 
 
 def _ratio_table(ratios: Sequence[Ratio]) -> Table:
-    table = Table(title="Baton's goodput by the best peer's", title_justify="left")
+    table = Table(title="Baton's goodput divided by the best peer's", title_justify="left")
     for column in ("trace", "objectives", "", "goodput/s", "best peer", "goodput/s", "ratio"):
         table.add_column(column)
     for r in ratios:

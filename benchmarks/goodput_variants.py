@@ -1,8 +1,8 @@
-"""What `baton bench goodput` compares: Baton as built in, peers as a file describes them.
+"""The variants of `baton bench goodput`: Baton is built in, peers are described by a file.
 
-A variant is a set of processes and which of them takes the load. Nothing of a peer is imported and no path
-of anybody's is in here: programs are named in the file and found on PATH, or where `--program NAME=PATH`
-says. An example with vLLM and sglang-router is docs/examples/goodput-peers.toml.
+A variant is a set of processes, one of which takes the load. Nothing of a peer is imported, and this file has
+no path of anybody's machine: programs are named in the file and found on PATH, or at `--program NAME=PATH`.
+An example with vLLM and sglang-router is docs/examples/goodput-peers.toml.
 """
 
 import re
@@ -23,9 +23,9 @@ BATON_SETTINGS = (
     f"model.name={MODEL_NAME}",
     "engine.threads=1",
     f"engine.kv_bytes={2**30}",
-    # A random model repeats itself: n-gram guesses would win what they win on no real text.
+    # A random model repeats itself, so n-gram drafts would gain more than they do on real text.
     "engine.speculation=off",
-    # What the peers have is 2 GiB for KV altogether; the store would be more.
+    # The peers have 2 GiB for KV altogether; the store would add to that.
     "store.host_bytes=0",
 )
 
@@ -33,10 +33,10 @@ _PLACEHOLDER = re.compile(r"\{([a-z_]+)(?::([A-Za-z0-9_-]+))?\}")
 
 
 class Process(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One process of a variant. In `command` and `env` these are filled in:
+    """One process of a variant. In `command` and `env` these placeholders are filled in:
 
     `{model}` folder of the model; `{port:NAME}` a free port, the same wherever NAME is the same; `{cores}`
-    ids of this process's cores, `{threads}` how many; `{python}` the interpreter this runs in;
+    ids of this process's cores, `{threads}` their number; `{python}` the running interpreter;
     `{program:NAME}` a path from `programs`.
     """
 
@@ -44,21 +44,22 @@ class Process(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     command: list[str]
     env: dict[str, str] = {}
     cores: list[int] = []
-    """Which of `--cores`, by position; empty: all of them."""
+    """Positions in `--cores`; empty means all of them."""
     ready: str = ""
-    """Path that answers 200 on `{port:<name>}` when it is ready; empty: the variant's warm-up tells."""
+    """A path that answers 200 on `{port:<name>}` once the process is ready; empty means that the variant's
+    warm-up waits for it."""
 
 
-class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ServerVariant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     processes: list[Process]
     front: str = ""
-    """Name of the process whose port takes the load; empty: the last one. It starts when the others are
+    """Name of the process whose port takes the load; empty means the last one. It starts when the others are
     ready."""
     about: str = ""
     model_name: str = MODEL_NAME
     knows_objectives: bool = False
-    """Each request says its objectives, in `baton`; then every pair of objectives is a run of its own."""
+    """Each request carries its objectives, in `baton`; then every pair of objectives is a run of its own."""
     group: str = "peers"
 
     @property
@@ -68,12 +69,12 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class PeersFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     programs: dict[str, str] = {}
-    """Name in `{program:NAME}` to a program on PATH or its path."""
-    variants: list[Variant] = []
+    """Maps the name in `{program:NAME}` to a program on PATH, or to its path."""
+    variants: list[ServerVariant] = []
 
 
-def baton_variants(settings: Sequence[str] = ()) -> list[Variant]:
-    """`settings`: further SECTION.FIELD=VALUE."""
+def baton_variants(settings: Sequence[str] = ()) -> list[ServerVariant]:
+    """The variants of Baton. `settings` are further SECTION.FIELD=VALUE texts."""
     split = ("--prefill", "1", "--decode", "1")
     both = ("--prefill", "0", "--decode", "0", "--aggregated", "2")
     return [
@@ -82,16 +83,16 @@ def baton_variants(settings: Sequence[str] = ()) -> list[Variant]:
     ]
 
 
-def _baton(name: str, workers: Sequence[str], about: str, settings: Sequence[str]) -> Variant:
+def _baton(name: str, workers: Sequence[str], about: str, settings: Sequence[str]) -> ServerVariant:
     sets = [part for value in (*BATON_SETTINGS, *settings) for part in ("--set", value)]
     command = ["{python}", "-m", "baton", "serve", "--model", "{model}", "--port", "{port:baton}", *workers]
     process = Process("baton", [*command, *sets], {"OMP_WAIT_POLICY": "PASSIVE"}, ready="/health")
-    return Variant(name, [process], about=about, knows_objectives=True, group="baton")
+    return ServerVariant(name, [process], about=about, knows_objectives=True, group="baton")
 
 
-def read_peers(path: Path, programs: Mapping[str, str]) -> list[Variant]:
-    """Variants of the file with their programs' paths filled in. Raises SetupError: not such a file, or a
-    program that is not there."""
+def read_peers(path: Path, programs: Mapping[str, str]) -> list[ServerVariant]:
+    """The variants of the file with their programs' paths filled in. Raises SetupError for a malformed file
+    or a missing program."""
     try:
         raw: dict[str, Any] = tomllib.loads(path.read_text())
         described = msgspec.convert(raw, PeersFile)
@@ -109,7 +110,7 @@ def read_peers(path: Path, programs: Mapping[str, str]) -> list[Variant]:
     return [_with_programs(variant, known) for variant in described.variants]
 
 
-def _with_programs(variant: Variant, programs: Mapping[str, str]) -> Variant:
+def _with_programs(variant: ServerVariant, programs: Mapping[str, str]) -> ServerVariant:
     if not variant.processes or variant.front_name not in {p.name for p in variant.processes}:
         raise SetupError(f"variant {variant.name}: `front` must be the name of one of its processes")
 
@@ -120,7 +121,7 @@ def _with_programs(variant: Variant, programs: Mapping[str, str]) -> Variant:
             raise SetupError(f"variant {variant.name}: no program {name} under [programs]")
         found = which(str(Path(programs[name]).expanduser()))
         if found is None:
-            raise SetupError(f"program {name} is not at {programs[name]}; say --program {name}=PATH")
+            raise SetupError(f"program {name} is not at {programs[name]}; give --program {name}=PATH")
         return found
 
     processes = [
@@ -133,18 +134,19 @@ def _with_programs(variant: Variant, programs: Mapping[str, str]) -> Variant:
 
 
 def fill(text: str, value: Callable[[str, str], str]) -> str:
-    """Every `{kind}` and `{kind:name}` replaced; other braces stay, as JSON in a command has them."""
+    """Replace every `{kind}` and `{kind:name}`. Other braces stay, because a command may contain JSON."""
     return _PLACEHOLDER.sub(lambda m: value(m[1], m[2] or ""), text)
 
 
-def choose(variants: Sequence[Variant], wanted: str) -> list[Variant]:
-    """Those of the comma-separated names, all where it is empty. Raises SetupError: no such variant."""
+def choose(variants: Sequence[ServerVariant], wanted: str) -> list[ServerVariant]:
+    """The variants of the comma-separated names, or all if it is empty. Raises SetupError for an unknown
+    name."""
     if not wanted:
         return list(variants)
     by_name = {v.name: v for v in variants}
     for name in wanted.split(","):
         if name not in by_name:
-            raise SetupError(f"--variants {name}: there are {', '.join(by_name)}")
+            raise SetupError(f"--variants {name}: no such variant; choose from {', '.join(by_name)}")
     return [by_name[name] for name in wanted.split(",")]
 
 

@@ -1,9 +1,9 @@
-"""What a hand-over costs: from the end of the last prefill chunk to the request being in the decode
-batch, beside the raw transfer of the same bytes.
+"""Measures a hand-over: from the end of the last prefill chunk until the request is in the decode batch,
+compared with the raw transfer of the same bytes.
 
-Two real workers in processes of their own; this process speaks to them as a router does. The prefill
-worker sends the first token at the same moment as the last grant, so the time between that token and
-the decode worker's "joined", both heard here, is the hand-over as the cluster sees it.
+Two real workers run in processes of their own, and this process acts as their router. The prefill worker
+sends the first token at the same moment as the last grant, so the time between that token and the decode
+worker's "joined", both received here, is the hand-over as the cluster sees it.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ class HandoverBench(msgspec.Struct, frozen=True):
 
     @property
     def overhead_p50_s(self) -> float:
-        """Beyond raw transfer of the bytes that could not move earlier: the last chunk's."""
+        """Seconds beyond a raw transfer of the last chunk's bytes, which could not move earlier."""
         return self.handover_p50_s - self.raw_last_chunk_s
 
 
@@ -74,7 +74,7 @@ async def run(
     settings: Sequence[str] = (),
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[HandoverBench]:
-    """Raises SetupError if the workers do not start."""
+    """Run the bench. Raises SetupError if the workers do not start."""
     sets = [f"engine.step_tokens_max={step_tokens}", *settings]
     async with AsyncExitStack() as stack:
         prefill, decode = await asyncio.gather(
@@ -83,14 +83,14 @@ async def run(
         results: list[HandoverBench] = []
         for length in prompt_lengths:
             progress(f"{requests} prompts of {length} tokens")
-            await _one(prefill, decode, length, 0)  # connects the two
+            await _one(prefill, decode, length, 0)  # the first request connects the two workers
             joins = [await _one(prefill, decode, length, i) for i in range(1, requests + 1)]
             results.append(await _result(length, step_tokens, prefill.hello, joins))
         return results
 
 
 async def _one(prefill: _Worker, decode: _Worker, length: int, index: int) -> tuple[float, int]:
-    """(seconds of the hand-over, bytes moved) of one request with a prompt never seen before."""
+    """(seconds of the hand-over, bytes moved) of one request with a new prompt."""
     rng = random.Random(f"{length} {index}")
     start = StartSequence(
         seq_id=SequenceId(f"bench-{length}-{index}"),
@@ -131,7 +131,7 @@ async def _joined(link: RouterEnd, seq_id: SequenceId) -> tuple[float, SequenceJ
 
 def _must_go_well(message: object) -> None:
     if isinstance(message, SequenceFailed | SequenceRefused):
-        raise SetupError(f"a request went wrong, no figure: {message.reason} {message.message}")
+        raise SetupError(f"a request failed: {message.reason} {message.message}")
 
 
 async def _result(

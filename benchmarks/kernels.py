@@ -1,8 +1,7 @@
-"""Every kernel beside the limit it runs into: memory bandwidth, or the rate of matrix products.
+"""Compares every kernel with its limit: memory bandwidth, or the rate of matrix products.
 
-All through `engine.kernels.interface`, so that the same figures come from each implementation, on
-each device. Inputs rotate through as many copies as it takes to leave the caches, where that is what
-happens in a model.
+All kernels are called through `engine.kernels.interface`, so that every implementation and device gives the
+same figures. Inputs rotate through enough copies to leave the caches, if they would do so in a model.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,11 +19,11 @@ from engine.devices import torch_device
 from engine.kernels.choose import make_kernels
 from engine.kernels.interface import AttentionSpec, BatchLayout, Kernels, Span
 from engine.kernels.weights import DenseMatrix, Matrix
-from engine.kv_pool import KVPool
+from engine.kv.pool import KVPool
 from engine.quant.round import round_int4, round_int8
 
 CACHE_BYTES = 256 * 2**20
-"""Matrices of one shape are as many as fill this."""
+"""Matrices of one shape fill this many bytes."""
 COPIES_MAX = 64
 
 
@@ -33,15 +32,15 @@ class KernelResult(msgspec.Struct, frozen=True):
     case: str
     seconds: float
     limit: str
-    """What bounds it."""
+    """The resource that bounds it."""
     ratio: float
-    """Seconds at that limit over seconds taken."""
+    """Seconds at that limit divided by the measured seconds."""
     torch_ratio: float | None = None
-    """Seconds of torch's own operation on the same input over seconds taken, where there is one."""
+    """Seconds of torch's own operation on the same input divided by the measured seconds, if there is one."""
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """Of the model the kernels are measured for."""
+    """The shapes of a model whose kernels are measured."""
 
     hidden: int = 768
     heads: int = 12
@@ -76,7 +75,7 @@ class _Limits:
 
 
 class KernelBench:
-    """One implementation on one device. Raises SetupError: it cannot run there."""
+    """One implementation on one device. Raises SetupError if it cannot run there."""
 
     def __init__(self, shape: Shape, *, device: str, engine: EngineConfig, rounds: int) -> None:
         self.shape, self.rounds = shape, rounds
@@ -155,7 +154,7 @@ class KernelBench:
         yield self._attend(case, spans, kv_bytes, flops)
         for tokens in s.prefill_tokens:
             span = Span(0, tokens, tuple(range(blocks_for(tokens, s.block_tokens))))
-            flops = 2 * tokens * tokens * s.heads * s.head_dim  # half of the square is in the future
+            flops = 2 * tokens * tokens * s.heads * s.head_dim  # causal masking skips half of the square
             q, k, v = (self._random(1, heads, tokens, s.head_dim) for heads in (s.heads, *[s.kv_heads] * 2))
             torch_s = limits.seconds(
                 lambda q=q, k=k, v=v: F.scaled_dot_product_attention(

@@ -1,4 +1,4 @@
-"""`baton bench kernels`"""
+"""`baton bench kernels`."""
 
 from typing import Annotated
 
@@ -18,21 +18,26 @@ SHAPES = {"82m": Shape(), "8b": LLAMA_8B}
 
 def kernels(
     device: Annotated[str, typer.Option(help="Torch device: cpu, cuda, cuda:1 …")] = "cpu",
-    implementation: Annotated[str, typer.Option(help="auto, torch, native or triton.")] = "auto",
-    shape: Annotated[str, typer.Option(help="Model the shapes are of: 82m or 8b; empty: by device.")] = "",
+    implementation: Annotated[
+        str, typer.Option(help="Kernels to measure: auto, torch, native or triton.")
+    ] = "auto",
+    shape: Annotated[
+        str, typer.Option(help="Model whose shapes are used: 82m or 8b; empty: by device.")
+    ] = "",
     threads: Annotated[int, typer.Option(min=1, max=1024, help="CPU threads.")] = 1,
     rounds: Annotated[int, typer.Option(min=1, max=1000)] = 9,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Each kernel beside the limit it runs into, which is measured in the same run: memory reads or copies,
-    or the rate of bf16 matrix products by torch.
+    """Compare each kernel with its limit, which is measured in the same run.
+
+    The limit is memory reads or copies, or the rate of bf16 matrix products by torch.
 
     Example: baton bench kernels --threads 2
     """
     notes = Console(stderr=True, highlight=False)
     name = shape or ("8b" if device.startswith("cuda") else "82m")
     if name not in SHAPES:
-        raise SetupError(f"--shape {shape}: one of {', '.join(SHAPES)}")
+        raise SetupError(f"--shape {shape}: choose one of {', '.join(SHAPES)}")
     torch.set_num_threads(threads)
     engine = _engine(implementation, threads)
     with torch.inference_mode():
@@ -61,4 +66,4 @@ def _engine(implementation: str, threads: int) -> EngineConfig:
     try:
         return EngineConfig.model_validate({"kernels": implementation, "threads": threads})
     except ValueError:
-        raise SetupError(f"--implementation {implementation}: auto, torch, native or triton") from None
+        raise SetupError(f"--implementation {implementation}: choose auto, torch, native or triton") from None

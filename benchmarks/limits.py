@@ -1,4 +1,4 @@
-"""What the device can do, measured in the run that needs it."""
+"""The limits of a device, measured in the run that needs them."""
 
 import statistics
 import time
@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 
 READ_BYTES = 512 * 2**20
-"""Beyond any cache."""
+"""More bytes than any cache holds."""
 MATMUL_SIZE = {"cpu": 1024, "cuda": 8192}
 
 
 def seconds(call: Callable[[], object], *, rounds: int, device: torch.device) -> float:
-    """Median of one call, after one that does not count."""
+    """The median seconds of one call, after one call that does not count."""
     times: list[float] = []
     for _ in range(rounds + 1):
         synchronize(device)
@@ -36,14 +36,14 @@ def read_bandwidth(device: torch.device) -> float:
 
 
 def copy_bandwidth(device: torch.device) -> float:
-    """Bytes per second, read and written ones counted, of copying memory."""
+    """Bytes per second of copying memory, counting both reads and writes."""
     source = torch.ones(READ_BYTES // 8, dtype=torch.float32, device=device)
     target = torch.empty_like(source)
     return READ_BYTES / seconds(lambda: target.copy_(source), rounds=7, device=device)
 
 
 def matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
-    """FLOP per second of a square product by torch."""
+    """FLOP per second of a square matrix product by torch."""
     size = MATMUL_SIZE[device.type]
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     return 2 * size**3 / seconds(lambda: F.linear(a, b), rounds=7, device=device)

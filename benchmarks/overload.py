@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from benchmarks.placement import REFERENCE, Case, Stage, capacity, stage
-from loadgen.records import Outcome
+from loadgen.records import RequestOutcome
 from simulator.fleet.fleet import PoolSample
 from simulator.fleet.pools import anti_phase, wasted_share
 from simulator.fleet.simulate import faster, simulate
@@ -20,15 +20,15 @@ from simulator.fleet.workload import FleetRequest, merged, of_plan
 OVERLOAD = 2.0
 """Times the capacity."""
 QUIET_SHARE = 0.3
-"""Of the capacity: what the tenant that does not flood asks for. Beside one other, its share is half."""
+"""The quiet tenant's rate as a share of the capacity. With one other tenant, its fair share is half."""
 BURST_REQUESTS = 600
 BURST_AT = 1 / 3
-"""Of the quiet tenant's time."""
+"""The burst begins at this share of the quiet tenant's time."""
 QUIET, FLOOD = "quiet", "flood"
 
 
 class Variant(NamedTuple):
-    """What becomes of requests that will be late."""
+    """The treatment of requests that will be late."""
 
     name: str
     policy: str
@@ -67,12 +67,12 @@ class Fairness(msgspec.Struct, frozen=True):
     flood: str
     """none, burst or sustained"""
     quiet_share: float
-    """Of the quiet tenant's requests that met both objectives."""
+    """Share of the quiet tenant's requests that met both objectives."""
     flood_share: float
     quiet_requests: int
     quiet_refused: int
     quiet_late: int
-    """Of those served: the first token came too late."""
+    """Served requests whose first token came too late."""
     quiet_slow: int
     """The first token came in time, the others too slowly."""
     flood_requests: int
@@ -90,7 +90,7 @@ class Result(msgspec.Struct, frozen=True):
 
 
 def run_overload(ready: Stage, variant: Variant, rate: float) -> tuple[Overload, list[PoolSample]]:
-    """At `rate` requests per second."""
+    """Run one variant at `rate` requests per second."""
     spec = ready.spec(variant.policy, refuses_late=variant.refuses_late, **variant.router)
     done = simulate(
         spec,
@@ -149,7 +149,7 @@ def run_fairness(ready: Stage, late: str, flood: str, demands: Iterator[FleetReq
     tenants = {group.name: group for group in done.report.tenants}
     flooding = tenants.get(FLOOD)
     case = ready.case
-    served = [r for r in done.fleet.stats if r.tenant != FLOOD and r.outcome is Outcome.COMPLETED]
+    served = [r for r in done.fleet.stats if r.tenant != FLOOD and r.outcome is RequestOutcome.COMPLETED]
     timely = [r for r in served if r.ttft_s is not None and r.ttft_s <= case.ttft_slo_s]
     quiet_requests = tenants[QUIET].offered if QUIET in tenants else done.report.offered
     return Fairness(

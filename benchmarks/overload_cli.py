@@ -1,4 +1,4 @@
-"""`baton bench overload`"""
+"""`baton bench overload`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -14,33 +14,39 @@ from benchmarks.overload import OVERLOAD, QUIET_SHARE, Result, measure
 from benchmarks.placement import Case
 from loadgen.files import write_file
 from simulator.fleet.pools import pool_charts
-from simulator.fleet.setup import Pools
+from simulator.fleet.setup import PoolSizes
 
 
 def overload(
-    trace: Annotated[Path, typer.Argument(help="A trace in a format that `baton replay` reads.")],
-    model: Annotated[str, typer.Option(help="By name, or a folder with config.json.")] = "llama-3-70b",
-    gpu: Annotated[str, typer.Option(help="By its data sheet.")] = "h100",
+    trace: Annotated[Path, typer.Argument(help="Trace file as for `baton replay`.")],
+    model: Annotated[str, typer.Option(help="Known model, or a folder with config.json.")] = "llama-3-70b",
+    gpu: Annotated[str, typer.Option(help="GPU whose data sheet is used.")] = "h100",
     tp: Annotated[int, typer.Option(min=1, help="GPUs per worker.")] = 4,
     prefill: Annotated[int, typer.Option(min=1, help="Prefill workers.")] = 12,
     decode: Annotated[int, typer.Option(min=1, help="Decode workers.")] = 4,
-    ttft_slo: Annotated[float, typer.Option(min=0.001, help="Seconds.")] = 10.0,
-    tpot_slo: Annotated[float, typer.Option(min=0.001, help="Seconds.")] = 0.1,
-    capacity: Annotated[float, typer.Option(min=0, help="Requests per second; 0: searched.")] = 0.0,
-    limit: Annotated[int, typer.Option(min=0, help="At most so many requests; 0: all.")] = 0,
-    quiet: Annotated[int, typer.Option(min=10, help="Requests of the tenant that does not flood.")] = 1200,
-    fairness: Annotated[bool, typer.Option(help="Also two tenants, of which one floods.")] = True,
-    seed: Annotated[int, typer.Option(help="Of arrivals and of choices by chance.")] = 0,
-    plot: Annotated[Path | None, typer.Option(help="SVG of the pools' loads over time.")] = None,
+    ttft_slo: Annotated[float, typer.Option(min=0.001, help="TTFT target in seconds.")] = 10.0,
+    tpot_slo: Annotated[float, typer.Option(min=0.001, help="TPOT target in seconds.")] = 0.1,
+    capacity: Annotated[
+        float, typer.Option(min=0, help="Capacity in requests per second; 0: search for it.")
+    ] = 0.0,
+    limit: Annotated[int, typer.Option(min=0, help="Take at most this many requests; 0: all.")] = 0,
+    quiet: Annotated[int, typer.Option(min=10, help="Requests of the quiet tenant.")] = 1200,
+    fairness: Annotated[bool, typer.Option(help="Also run two tenants, one of which floods.")] = True,
+    seed: Annotated[int, typer.Option(help="Seed of the arrivals and random choices.")] = 0,
+    plot: Annotated[
+        Path | None, typer.Option(help="Write a plot of the pools' load over time to this SVG file.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Early rejection and fairness on the fleet simulator, at twice the capacity that the policy slo has.
+    """Measure early rejection and fairness in the fleet simulator, at twice the capacity.
+
+    The capacity is that of the placement policy slo.
 
     Example: baton bench overload mooncake_conversation.jsonl --limit 4000 --plot pools.svg
     """
     check_writable(plot)
     notes = Console(stderr=True, highlight=False)
-    case = Case(trace, model, gpu, tp, Pools(prefill, decode), ttft_slo, tpot_slo, limit, seed)
+    case = Case(trace, model, gpu, tp, PoolSizes(prefill, decode), ttft_slo, tpot_slo, limit, seed)
     result, samples = measure(
         case, capacity_per_s=capacity, quiet_requests=quiet, with_fairness=fairness, progress=notes.print
     )

@@ -1,4 +1,4 @@
-"""Baton's processes, one by one, for measurements that stop and restart them."""
+"""Baton's processes one by one, for benchmarks that stop and restart them."""
 
 import asyncio
 import os
@@ -14,8 +14,8 @@ END_S = 10.0
 LOG_CHARS = 2000
 
 
-class Part:
-    """`baton COMMAND …`, which prints `ready ADDRESS` when it serves."""
+class BatonProcess:
+    """A process `baton COMMAND …`, which prints `ready ADDRESS` when it serves."""
 
     def __init__(self, name: str, argv: Sequence[str], *, folder: Path, cores: Sequence[int] = ()) -> None:
         self.name, self._argv, self._cores = name, tuple(argv), tuple(cores)
@@ -29,7 +29,7 @@ class Part:
         return self._process.pid
 
     async def start(self) -> None:
-        """Until it is ready. Raises SetupError with its log's end."""
+        """Start it and wait until it is ready. Raises SetupError with the end of its log."""
         pin = ("taskset", "-c", ",".join(map(str, self._cores))) if self._cores else ()
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
@@ -54,13 +54,13 @@ class Part:
             text = line.decode(errors="replace").strip()
             if text.startswith("ready "):
                 return text.removeprefix("ready ")
-        raise SetupError(f"{self.name} ended at its start: {self._tail()}")
+        raise SetupError(f"{self.name} ended while it started: {self._tail()}")
 
     def _tail(self) -> str:
         return self._log.read_text(errors="replace")[-LOG_CHARS:]
 
     async def kill(self) -> None:
-        """SIGKILL, all of it; returns when it is gone. Not running: nothing happens."""
+        """Send SIGKILL to all of it, if it runs, and wait until it is gone."""
         process, self._process = self._process, None
         if process is None:
             return

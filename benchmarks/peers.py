@@ -1,7 +1,7 @@
 """Other servers, and Baton itself, started one after another on the same cores with the same model.
 
-A peer is found where `--peer NAME=PROGRAM` or PATH says; each lives in an environment of its own, and
-nothing of it is imported here. What is started is the command its own documentation gives for a CPU.
+A peer is found at `--peer NAME=PROGRAM` or on PATH. Each has its own environment, and nothing of it is
+imported here. It is started by the command that its own documentation gives for a CPU.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ import httpx
 
 from baton.core.errors import SetupError
 from benchmarks.closed_loop import Dialect, completion_body
-from loadgen.client import Server, parse_url
+from loadgen.client import ServerUrl, parse_url
 
 START_S = 420.0
 STOP_S = 20.0
@@ -39,7 +39,8 @@ class Peer:
 def baton_peer(
     model: Path, *, name: str = "baton", settings: Sequence[str] = (), split: bool = False
 ) -> Peer:
-    """`split`: one prefill and one decode worker, which share the cores, instead of one for both."""
+    """Baton. `split` starts one prefill and one decode worker that share the cores, instead of one for both
+    phases."""
     workers = ("--prefill", "1", "--decode", "1") if split else ("--aggregated", "1")
     threads = "0" if split else "{threads}"
     sets = [part for value in (f"engine.threads={threads}", *settings) for part in ("--set", value)]
@@ -54,7 +55,7 @@ def baton_peer(
 
 
 def vllm_peer(program: str, model: Path) -> Peer:
-    """https://docs.vllm.ai, "CPU": threads bound to the cores, KV space given."""
+    """vLLM (https://docs.vllm.ai, "CPU"): threads are bound to the cores, and KV space is given."""
     options = ("--dtype", "bfloat16", "--max-model-len", "4096", "--served-model-name", MODEL_NAME)
     return Peer(
         "vllm",
@@ -64,7 +65,7 @@ def vllm_peer(program: str, model: Path) -> Peer:
 
 
 def llama_cpp_peer(program: str, gguf: Path, *, name: str, slots: int, slot_tokens: int) -> Peer:
-    """llama.cpp's tools/server/README.md: one slot per concurrent request."""
+    """llama.cpp (tools/server/README.md): one slot per concurrent request."""
     sizes = ("-c", str(slots * slot_tokens), "-np", str(slots), "-b", "2048", "-ub", "512")
     threads = ("-t", "{threads}", "-tb", "{threads}")
     options = ("--port", "{port}", "--alias", MODEL_NAME, "--no-webui", "-fa", "on")
@@ -84,7 +85,8 @@ def transformers_peer(program: str, model: Path) -> Peer:
 
 
 def find_program(name: str, given: str | None) -> str | None:
-    """Path of a peer's program; None if it is not installed. Raises SetupError: given, but not there."""
+    """The path of a peer's program; None if it is not installed. Raises SetupError if a given path does not
+    exist."""
     if given is None:
         return which(name)
     found = which(given) or which(name, path=f"{given}:{given}/bin")
@@ -94,8 +96,9 @@ def find_program(name: str, given: str | None) -> str | None:
 
 
 @asynccontextmanager
-async def running(peer: Peer, *, cores: Sequence[int], log: Path) -> AsyncGenerator[Server]:
-    """The peer, ready, on these cores only. Raises SetupError, with its log's end, if it does not start."""
+async def running(peer: Peer, *, cores: Sequence[int], log: Path) -> AsyncGenerator[ServerUrl]:
+    """The peer, ready, on these cores only. Raises SetupError with the end of its log if it does not
+    start."""
     port = _free_port()
     values = {
         "port": str(port),
@@ -132,7 +135,7 @@ async def _wait_ready(peer: Peer, process: asyncio.subprocess.Process, port: int
         async with asyncio.timeout(START_S), httpx.AsyncClient() as client:
             while not await _answers(client, peer, port):
                 if process.returncode is not None:
-                    raise SetupError(f"{peer.name} ended at its start:\n{_tail(log)}")
+                    raise SetupError(f"{peer.name} ended while it started:\n{_tail(log)}")
                 await asyncio.sleep(0.5)
     except TimeoutError:
         raise SetupError(f"{peer.name} is not ready after {START_S:.0f} s:\n{_tail(log)}") from None
@@ -152,7 +155,7 @@ def _tail(log: Path) -> str:
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:
-    """SIGINT first: a server's children are its own to end."""
+    """Send SIGINT first, because a server ends its own children."""
     for sign in (signal.SIGINT, signal.SIGKILL):
         if process.returncode is not None:
             break

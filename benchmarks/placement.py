@@ -17,12 +17,19 @@ import msgspec
 from baton.config import EngineConfig
 from baton.config.router import RouterConfig
 from baton.core.policies import DEFAULT_PLACEMENT, PLACEMENT_POLICIES
-from loadgen.lengths import Plan, Scaling, make_plan
-from loadgen.report import Settings, Slo
+from loadgen.lengths import ReplayPlan, TraceScaling, make_plan
+from loadgen.report import RunSettings, Slo
 from loadgen.traces import cut, read_trace
 from simulator.fleet.fleet import Fleet
 from simulator.fleet.pools import anti_phase, wasted_share
-from simulator.fleet.setup import BATCH_SEQUENCES, BLOCK_TOKENS, STEP_TOKENS, Pools, fleet_spec, machine_of
+from simulator.fleet.setup import (
+    BATCH_SEQUENCES,
+    BLOCK_TOKENS,
+    STEP_TOKENS,
+    PoolSizes,
+    fleet_spec,
+    machine_of,
+)
 from simulator.fleet.simulate import attains, faster, search, simulate
 from simulator.fleet.spec import FleetSpec
 from simulator.fleet.workload import of_plan
@@ -43,7 +50,7 @@ class Case(NamedTuple):
     model: str
     gpu: str
     tensor: int
-    pools: Pools
+    pools: PoolSizes
     ttft_slo_s: float
     tpot_slo_s: float
     limit: int
@@ -90,7 +97,7 @@ class Stage:
     """A case made ready to run."""
 
     case: Case
-    plan: Plan
+    plan: ReplayPlan
 
     @property
     def own_rate(self) -> float:
@@ -107,7 +114,7 @@ class Stage:
         block_tokens = int(own) if own else BLOCK_TOKENS
         return fleet_spec(
             machine_of(node),
-            case.pools if is_apart else Pools(aggregated=case.pools.count),
+            case.pools if is_apart else PoolSizes(aggregated=case.pools.count),
             block_tokens=block_tokens,
             router=RouterConfig.model_validate({**settings, "disaggregate": is_apart}),
             engine=EngineConfig(
@@ -121,9 +128,9 @@ class Stage:
             seed=case.seed,
         )
 
-    def settings(self, policy: str) -> Settings:
+    def settings(self, policy: str) -> RunSettings:
         case = self.case
-        return Settings(
+        return RunSettings(
             trace=case.trace.name,
             target=f"{case.pools} × {case.tensor} {case.gpu}",
             model=case.model,
@@ -137,7 +144,7 @@ class Stage:
 def stage(case: Case) -> Stage:
     """Raises SetupError for a trace that cannot be read."""
     trace = cut(read_trace(case.trace), limit=case.limit or None)
-    return Stage(case, make_plan(trace, Scaling(), spread=True, seed=case.seed))
+    return Stage(case, make_plan(trace, TraceScaling(), spread=True, seed=case.seed))
 
 
 def capacity(

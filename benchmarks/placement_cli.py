@@ -1,4 +1,4 @@
-"""`baton bench placement`"""
+"""`baton bench placement`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,32 +11,36 @@ from rich.table import Table
 from baton.core.errors import SetupError
 from baton.files.terminal import new_console
 from benchmarks.placement import LOADS, POLICIES, Case, Result, measure
-from simulator.fleet.setup import Pools
+from simulator.fleet.setup import PoolSizes
 
 
 def placement(
-    trace: Annotated[Path, typer.Argument(help="A trace in a format that `baton replay` reads.")],
-    model: Annotated[str, typer.Option(help="By name, or a folder with config.json.")] = "llama-3-70b",
-    gpu: Annotated[str, typer.Option(help="By its data sheet.")] = "h100",
+    trace: Annotated[Path, typer.Argument(help="Trace file as for `baton replay`.")],
+    model: Annotated[str, typer.Option(help="Known model, or a folder with config.json.")] = "llama-3-70b",
+    gpu: Annotated[str, typer.Option(help="GPU whose data sheet is used.")] = "h100",
     tp: Annotated[int, typer.Option(min=1, help="GPUs per worker.")] = 4,
     prefill: Annotated[int, typer.Option(min=1, help="Prefill workers.")] = 12,
     decode: Annotated[int, typer.Option(min=1, help="Decode workers.")] = 4,
-    ttft_slo: Annotated[float, typer.Option(min=0.001, help="Seconds.")] = 10.0,
-    tpot_slo: Annotated[float, typer.Option(min=0.001, help="Seconds.")] = 0.1,
-    policies: Annotated[str, typer.Option(help="Which to compare.")] = ",".join(POLICIES),
-    loads: Annotated[str, typer.Option(help="Shares of capacity.")] = ",".join(map(str, LOADS)),
-    capacity: Annotated[float, typer.Option(min=0, help="Requests per second; 0: searched.")] = 0.0,
-    limit: Annotated[int, typer.Option(min=0, help="At most so many requests; 0: all.")] = 0,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
-    seed: Annotated[int, typer.Option(help="Of arrivals and of choices by chance.")] = 0,
+    ttft_slo: Annotated[float, typer.Option(min=0.001, help="TTFT target in seconds.")] = 10.0,
+    tpot_slo: Annotated[float, typer.Option(min=0.001, help="TPOT target in seconds.")] = 0.1,
+    policies: Annotated[str, typer.Option(help="Policies to compare, separated by commas.")] = ",".join(
+        POLICIES
+    ),
+    loads: Annotated[str, typer.Option(help="Loads as shares of the capacity.")] = ",".join(map(str, LOADS)),
+    capacity: Annotated[
+        float, typer.Option(min=0, help="Capacity in requests per second; 0: search for it.")
+    ] = 0.0,
+    limit: Annotated[int, typer.Option(min=0, help="Take at most this many requests; 0: all.")] = 0,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes to use.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the arrivals and random choices.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Placement policies on the fleet simulator at shares of the capacity that the reference policy has.
+    """Compare placement policies in the fleet simulator, at shares of the reference policy's capacity.
 
     Example: baton bench placement mooncake_conversation.jsonl --prefill 12 --decode 4 --limit 4000
     """
     notes = Console(stderr=True, highlight=False)
-    case = Case(trace, model, gpu, tp, Pools(prefill, decode), ttft_slo, tpot_slo, limit, seed)
+    case = Case(trace, model, gpu, tp, PoolSizes(prefill, decode), ttft_slo, tpot_slo, limit, seed)
     result = measure(
         case,
         policies=_policies(policies),
@@ -55,7 +59,7 @@ def _policies(text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(","))
     unknown = [name for name in names if name not in POLICIES]
     if unknown:
-        raise SetupError(f"--policies: some of {', '.join(POLICIES)}, not {', '.join(unknown)}")
+        raise SetupError(f"--policies: no policy {', '.join(unknown)}; choose from {', '.join(POLICIES)}")
     return names
 
 
@@ -63,9 +67,9 @@ def _loads(text: str) -> tuple[float, ...]:
     try:
         loads = tuple(float(load) for load in text.split(","))
     except ValueError:
-        raise SetupError(f"--loads: numbers with commas, not {text!r}") from None
+        raise SetupError(f"--loads {text!r}: write numbers separated by commas") from None
     if min(loads) <= 0:
-        raise SetupError(f"--loads: above 0, not {min(loads)}")
+        raise SetupError(f"--loads {min(loads)}: must be above 0")
     return loads
 
 

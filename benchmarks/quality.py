@@ -1,8 +1,8 @@
-"""What quantisation costs: the same text through the engine unquantised and quantised.
+"""Measures what quantisation costs: the same text through the engine, unquantised and quantised.
 
-Perplexity says how well the text is predicted, top-1 agreement how often the most likely token is the
-same, and the Kullback-Leibler divergence how far the distributions are apart, which sees damage that the
-other two miss (arXiv 2407.09141).
+Perplexity shows how well the text is predicted, top-1 agreement how often the most likely token is the same,
+and the Kullback-Leibler divergence how far the distributions are apart, which shows damage that the other two
+miss (arXiv 2407.09141).
 """
 
 import math
@@ -18,7 +18,7 @@ from torch import Tensor
 from baton.config import EngineConfig, ModelConfig
 from baton.core.errors import SetupError
 from benchmarks.demo_model.text import conversations
-from engine.executor import Executor
+from engine.execution.executor import Executor
 
 VARIANTS: dict[str, dict[str, str]] = {
     "as-is": {},
@@ -35,7 +35,7 @@ BASE_DTYPES = {"auto": "auto", "bf16": "bfloat16", "fp32": "float32", "fp16": "f
 
 
 class Quality(msgspec.Struct, frozen=True):
-    """Of one variant against the base; the base is compared with itself."""
+    """One variant compared with the base; the base is compared with itself."""
 
     variant: str
     perplexity: float
@@ -43,18 +43,18 @@ class Quality(msgspec.Struct, frozen=True):
     top1_agreement: float
     """Share of positions."""
     kl_mean_nats: float
-    """Of the variant's distribution from the base's."""
+    """Divergence of the variant's distribution from the base's."""
     kl_p99_nats: float
     token_count: int
-    """Predicted."""
+    """Number of predicted tokens."""
 
 
-class Plan(msgspec.Struct, frozen=True):
+class QualityPlan(msgspec.Struct, frozen=True):
     tokens_max: int = 4096
     context_tokens: int = 512
-    """The text is cut into pieces of this many, each predicted from its own beginning."""
+    """The text is cut into pieces of this many tokens, each predicted from its own beginning."""
     chunk_tokens: int = 64
-    """Computed at once; all but a chunk's own keys come out of the (quantised) KV pool."""
+    """Tokens computed at once. All keys but the chunk's own come out of the (quantised) KV pool."""
 
 
 def measure(
@@ -62,12 +62,13 @@ def measure(
     variants: Sequence[tuple[str, ModelConfig]],
     engine: EngineConfig,
     tokens: Sequence[int],
-    plan: Plan,
+    plan: QualityPlan,
     progress: Callable[[str], None],
 ) -> list[Quality]:
-    """`variants`: (label, model). Base and one variant are in memory at a time.
+    """Measure `variants`: (label, model). The base and one variant are in memory at a time.
 
-    Raises SetupError: a model does not load, is not of the base's vocabulary, or there is too little text.
+    Raises SetupError if a model does not load or has another vocabulary than the base, or if there is too
+    little text.
     """
     pieces = _pieces(tokens, plan)
     progress("loading the base")
@@ -89,14 +90,14 @@ def measure(
 
 
 def variant_model(name: str, model: ModelConfig) -> ModelConfig:
-    """Raises SetupError: no such variant."""
+    """Raises SetupError for an unknown variant."""
     if name not in VARIANTS:
-        raise SetupError(f"variant {name} is not known; there are {', '.join(VARIANTS)}")
+        raise SetupError(f"no variant {name}: choose from {', '.join(VARIANTS)}")
     return model.model_copy(update=VARIANTS[name])
 
 
 def text_tokens(folder: Path, text_file: Path | None, tokens_max: int) -> list[int]:
-    """Of a file, or of generated conversations in the model's chat template. Raises SetupError."""
+    """Token ids of a file, or of generated conversations in the model's chat template. Raises SetupError."""
     from transformers import AutoTokenizer
 
     try:
@@ -115,7 +116,8 @@ def text_tokens(folder: Path, text_file: Path | None, tokens_max: int) -> list[i
 
 
 def _conversations(tokenizer: Any) -> Iterator[list[int]]:
-    """Of the same kind as the demo model's, but with another seed: none that it was trained on in a row."""
+    """Conversations of the demo model's kind with another seed, so that it was not trained on a series of
+    them."""
     for turns in conversations(random.Random(977)):
         if tokenizer.chat_template:
             messages = [{"role": role, "content": text} for role, text in turns]
@@ -125,7 +127,7 @@ def _conversations(tokenizer: Any) -> Iterator[list[int]]:
         yield list(tokenizer.encode(text, add_special_tokens=False))
 
 
-def _pieces(tokens: Sequence[int], plan: Plan) -> list[list[int]]:
+def _pieces(tokens: Sequence[int], plan: QualityPlan) -> list[list[int]]:
     used = list(tokens[: plan.tokens_max])
     pieces = [used[i : i + plan.context_tokens] for i in range(0, len(used), plan.context_tokens)]
     found = [piece for piece in pieces if len(piece) > 1]
@@ -135,7 +137,7 @@ def _pieces(tokens: Sequence[int], plan: Plan) -> list[list[int]]:
 
 
 def _compare(
-    label: str, base: Executor, variant: Executor, pieces: Sequence[list[int]], plan: Plan
+    label: str, base: Executor, variant: Executor, pieces: Sequence[list[int]], plan: QualityPlan
 ) -> Quality:
     losses: list[Tensor] = []
     agreements: list[Tensor] = []
@@ -155,7 +157,7 @@ def _compare(
             agreements.append(log_q.argmax(dim=-1) == log_p.argmax(dim=-1))
             divergences.append((log_p.exp() * (log_p - log_q)).sum(dim=-1))
             start += len(log_q)
-        losses[-1] = losses[-1][:-1]  # what follows the last token is not known
+        losses[-1] = losses[-1][:-1]  # the token after the last one is unknown
     loss = torch.cat(losses)
     kl = torch.cat(divergences).clamp(min=0.0)
     return Quality(

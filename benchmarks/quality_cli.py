@@ -1,4 +1,4 @@
-"""`baton bench quality`"""
+"""`baton bench quality`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,37 +12,39 @@ from baton.config import EngineConfig, ModelConfig
 from baton.core.errors import SetupError
 from baton.files.terminal import new_console
 from benchmarks import quality as quality_bench
-from benchmarks.quality import BASE_DTYPES, VARIANTS, Plan, Quality
-from engine.model_files import resolve_model
+from benchmarks.quality import BASE_DTYPES, VARIANTS, Quality, QualityPlan
+from engine.model_files.resolve import resolve_model
 
 
 def quality(
     model: Annotated[str, typer.Option(help="Hugging Face folder, hub id or GGUF file.")],
     against: Annotated[
         str,
-        typer.Option(help=f"The base: the same model in {', '.join(BASE_DTYPES)}; or another model's path."),
+        typer.Option(
+            help=f"Base to compare with: the same model in {', '.join(BASE_DTYPES)}, or another model's path."
+        ),
     ] = "bf16",
     variants: Annotated[
         str,
         typer.Option(
-            help=f"What to compare: of {', '.join(VARIANTS)}. Default: int8,int4,int8-kv; as-is "
+            help=f"Variants to compare, from {', '.join(VARIANTS)}. Default: int8,int4,int8-kv; as-is "
             "where the base is another model."
         ),
     ] = "",
     text: Annotated[
         Path | None, typer.Option(help="Text to predict; default: generated conversations.")
     ] = None,
-    tokens: Annotated[int, typer.Option(min=2, help="Of the text, at most.")] = 4096,
-    context: Annotated[int, typer.Option(min=2, help="Tokens predicted from one beginning.")] = 512,
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
-    kernels: Annotated[str, typer.Option(help="As engine.kernels.")] = "auto",
-    threads: Annotated[int, typer.Option(min=0, help="0: all cores.")] = 0,
+    tokens: Annotated[int, typer.Option(min=2, help="Maximum tokens of the text.")] = 4096,
+    context: Annotated[int, typer.Option(min=2, help="Tokens that are predicted from one beginning.")] = 512,
+    device: Annotated[str, typer.Option(help="Torch device: cpu, cuda or cuda:N.")] = "cpu",
+    kernels: Annotated[str, typer.Option(help="Kernels, as in engine.kernels.")] = "auto",
+    threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0: all cores.")] = 0,
     agreement_min: Annotated[
         float, typer.Option(min=0, max=1, help="Exit with status 1 if top-1 agreement is below this.")
     ] = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """What quantisation costs: perplexity, top-1 agreement and KL divergence against the unquantised model.
+    """Measure what quantisation costs in perplexity, top-1 agreement and KL divergence.
 
     Example: baton bench quality --model models/baton-demo --variants int8,int4,int8-kv
     """
@@ -54,7 +56,7 @@ def quality(
     else:
         base, names = ModelConfig(path=against, device=device), variants or "as-is"
     chosen = [(name, quality_bench.variant_model(name, asked)) for name in names.split(",")]
-    plan = Plan(tokens_max=tokens, context_tokens=context)
+    plan = QualityPlan(tokens_max=tokens, context_tokens=context)
     engine = EngineConfig.model_validate({"kernels": kernels, "threads": threads})
     ids = quality_bench.text_tokens(resolve_model(base.path), text, tokens)
     results = quality_bench.measure(base, chosen, engine, ids, plan, notes.print)

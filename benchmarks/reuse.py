@@ -1,8 +1,9 @@
-"""What a prompt's second time costs, by where its KV comes from: time to first token beside the first time.
+"""Measures the time to first token of a repeated prompt by where its KV comes from, compared with the first
+time.
 
-All processes are started one by one, as on a cluster of two hosts: on the first a store node, a prefill and a
-decode worker and a router; on the second a store node, one worker and a router of its own; one directory for
-both. Parts are killed in between, so that one tier, and no faster one, holds the prompt.
+All processes are started one by one, as on a cluster of two hosts: a store node, a prefill and a decode
+worker and a router on the first, a store node, one worker and a router on the second, and one directory for
+both. Processes are killed in between, so that exactly one tier holds the prompt and no faster one.
 """
 
 import asyncio
@@ -20,36 +21,36 @@ import orjson
 
 from baton.core.errors import SetupError
 from baton.wire.server import start_server
-from benchmarks.parts import Part
+from benchmarks.parts import BatonProcess
 from kv_store.directory.memory import MemoryDirectory
-from loadgen.client import Server, parse_url, request_bytes, send
-from loadgen.records import Outcome, Record
+from loadgen.client import ServerUrl, parse_url, request_bytes, send
+from loadgen.records import RequestOutcome, RequestRecord
 
 REQUEST_S = 600.0
 OUTPUT_TOKENS = 2
 SETTLE_S = 30.0
-"""For blocks to be written through, and for a restarted process to be known."""
+"""Time for blocks to be written through, and for a restarted process to be known."""
 WRITTEN_S = 10.0
 AIMS = {"pool": 0.10, "host memory": 0.15, "host memory, workers restarted": 0.15, "SSD": 0.35, "peer": 0.35}
 
 
 class ReuseResult(msgspec.Struct, frozen=True):
-    """Medians over the prompts. Seconds."""
+    """Medians over the prompts, in seconds."""
 
     source: str
     ttft_s: float
     cached_share: float
-    """Of the prompt's tokens, as the server reports it."""
+    """Share of the prompt's tokens, as the server reports it."""
     to_cold: float
-    """Beside the first time."""
+    """TTFT divided by that of the first time."""
     aim: float | None
-    """`to_cold` should be at most this."""
+    """Upper limit for `to_cold`, if there is one."""
 
 
 class _Host:
     """A store node, its workers and a router that knows these workers only."""
 
-    def __init__(self, name: str, bench: "_Bench", roles: Sequence[str], cores: Sequence[int]) -> None:
+    def __init__(self, name: str, bench: "_ReuseBench", roles: Sequence[str], cores: Sequence[int]) -> None:
         self._bench = bench
         folder = bench.folder / name
         folder.mkdir()
@@ -76,7 +77,7 @@ class _Host:
         )
 
     @property
-    def server(self) -> Server:
+    def server(self) -> ServerUrl:
         return parse_url(f"http://127.0.0.1:{self.router_port}")
 
     async def start(self) -> None:
@@ -86,7 +87,7 @@ class _Host:
         await self.wait_ready()
 
     async def restart(self, *, with_node: bool) -> None:
-        """As after a crash: SIGKILL."""
+        """Restart with SIGKILL, as after a crash."""
         await asyncio.gather(*(worker.kill() for worker in self.workers))
         if with_node:
             await self.node.kill()
@@ -96,7 +97,7 @@ class _Host:
         await self.wait_ready()
 
     async def wait_ready(self) -> None:
-        """Until the router reaches all workers and the workers their store node."""
+        """Wait until the router reaches all workers and the workers their store node."""
         async with httpx.AsyncClient() as client, asyncio.timeout(SETTLE_S):
             while not await self._is_ready(client):  # noqa: ASYNC110  # other processes set no event here
                 await asyncio.sleep(0.2)
@@ -114,7 +115,7 @@ class _Host:
             await part.kill()
 
 
-class _Bench:
+class _ReuseBench:
     """Two hosts and their directory."""
 
     def __init__(
@@ -143,12 +144,12 @@ class _Bench:
         settings: Sequence[str] = (),
         *,
         cores: Sequence[int] = (),
-    ) -> Part:
+    ) -> BatonProcess:
         sets = [argument for setting in (*self._settings, *settings) for argument in ("--set", setting)]
-        return Part(name, [*argv, *sets], folder=self.folder, cores=cores)
+        return BatonProcess(name, [*argv, *sets], folder=self.folder, cores=cores)
 
-    async def ask(self, host: _Host, seed: int) -> Record:
-        """Raises SetupError if the request fails."""
+    async def ask(self, host: _Host, seed: int) -> RequestRecord:
+        """Send one request. Raises SetupError if it fails."""
         loop = asyncio.get_running_loop()
         rng = random.Random(f"reuse/{seed}")
         body = {
@@ -161,9 +162,9 @@ class _Bench:
             "stream_options": {"include_usage": True},
         }
         message = request_bytes(host.server, "/v1/completions", orjson.dumps(body))
-        record = Record(seed, planned_s=loop.time())
+        record = RequestRecord(seed, planned_s=loop.time())
         await send(host.server, message, record, timeout_s=REQUEST_S)
-        if record.outcome is not Outcome.COMPLETED:
+        if record.outcome is not RequestOutcome.COMPLETED:
             raise SetupError(f"request {seed} failed: {record.error} {record.detail}")
         return record
 
@@ -189,14 +190,14 @@ async def run(
     cores: Sequence[int] = (),
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[ReuseResult]:
-    """`folder`: empty, for logs, sockets and SSD files. `vocabulary`: token ids are drawn from it. Raises
-    SetupError if a process does not start or a request fails."""
+    """Run the bench in `folder`, which must be empty, for logs, sockets and SSD files. Token ids are drawn
+    from `vocabulary`. Raises SetupError if a process does not start or a request fails."""
     async with AsyncExitStack() as stack:
         directory = MemoryDirectory(entries_max=1_000_000)
         stack.push_async_callback(directory.close)
         server, port = await start_server("127.0.0.1", 0, store_directory=directory)
         stack.push_async_callback(server.stop, None)
-        bench = _Bench(
+        bench = _ReuseBench(
             folder,
             model,
             prompt_tokens=prompt_tokens,
@@ -213,9 +214,9 @@ async def run(
         return await _measure_all(bench, range(prompts))
 
 
-async def _measure_all(bench: _Bench, seeds: Sequence[int]) -> list[ReuseResult]:
+async def _measure_all(bench: _ReuseBench, seeds: Sequence[int]) -> list[ReuseResult]:
     near, far = bench.near, bench.far
-    await bench.ask(near, -1)  # the first request of a process pays for more than itself
+    await bench.ask(near, -1)  # the first request of a process includes one-time costs
     cold = await bench.measure("cold", near, seeds, 0.0)
     results = [cold, await bench.measure("pool", near, seeds, cold.ttft_s)]
     await _settle(bench)
@@ -229,13 +230,13 @@ async def _measure_all(bench: _Bench, seeds: Sequence[int]) -> list[ReuseResult]
     return results
 
 
-async def _settle(bench: _Bench) -> None:
-    """Until what was computed is written through, and down to SSD, and a killed node's lease has lapsed."""
+async def _settle(bench: _ReuseBench) -> None:
+    """Wait until new blocks are written through, also to SSD, and a killed node's lease has ended."""
     await asyncio.sleep(WRITTEN_S)
 
 
 def _drop_page_cache(folder: Path) -> None:
-    """All of it where we may, else of these files."""
+    """Drop the whole page cache if permitted, else that of these files."""
     os.sync()
     try:
         Path("/proc/sys/vm/drop_caches").write_text("1")
@@ -247,7 +248,8 @@ def _drop_page_cache(folder: Path) -> None:
 
 
 def _free_port() -> int:
-    """Below those the system gives to connections: it must be free again after each restart."""
+    """A port below those that the system gives to connections, because it must be free again after each
+    restart."""
     while True:
         port = random.randrange(20_000, 30_000)
         with socket.socket() as probe:

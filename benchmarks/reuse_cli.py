@@ -1,4 +1,4 @@
-"""`baton bench reuse`"""
+"""`baton bench reuse`."""
 
 import asyncio
 import os
@@ -20,14 +20,18 @@ from benchmarks.reuse import ReuseResult
 def reuse(
     model: Annotated[str, typer.Option(help="Hugging Face folder; empty: a random 82 M Llama in bf16.")] = "",
     prompt_tokens: Annotated[int, typer.Option(min=64, help="Length of each prompt.")] = 8192,
-    prompts: Annotated[int, typer.Option(min=1, max=100, help="Prompts per source; medians.")] = 3,
-    directory: Annotated[str, typer.Option("--dir", help="Where the SSD files go; a disk, not tmpfs.")] = "",
-    vocabulary: Annotated[int, typer.Option(min=128, help="Ids are drawn below this.")] = VOCAB,
+    prompts: Annotated[int, typer.Option(min=1, max=100, help="Prompts per source; medians are shown.")] = 3,
+    directory: Annotated[
+        str, typer.Option("--dir", help="Folder for the SSD files, on a disk, not tmpfs.")
+    ] = "",
+    vocabulary: Annotated[int, typer.Option(min=128, help="Token ids are drawn below this.")] = VOCAB,
     sets: Annotated[list[str], typer.Option("--set", metavar="SECTION.FIELD=VALUE")] = [],  # noqa: B006
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Time to first token of a prompt's second time, from the worker's pool, host memory, SSD and a peer
-    host, beside its first. Starts two hosts' processes on this machine and kills some in between.
+    """Compare the time to first token of a repeated prompt, by where its KV comes from.
+
+    The KV comes from the worker's pool, host memory, SSD or another host. The bench starts the processes of
+    two hosts on this machine and kills some in between.
 
     Example: baton bench reuse --prompt-tokens 8192 --dir /var/tmp
     """
@@ -55,8 +59,8 @@ def reuse(
 
 
 def _table(results: list[ReuseResult], prompt_tokens: int) -> Table:
-    table = Table(title=f"A prompt of {prompt_tokens} tokens, again")
-    for name in ("KV from", "TTFT ms", "cached", "to cold", "aim"):
+    table = Table(title=f"A repeated prompt of {prompt_tokens} tokens")
+    for name in ("KV from", "TTFT ms", "cached", "ratio to cold", "limit"):
         table.add_column(name, justify="left" if name == "KV from" else "right")
     for result in results:
         aim = "" if result.aim is None else f"≤ {result.aim:.0%}"

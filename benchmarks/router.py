@@ -1,9 +1,9 @@
-"""What the router itself costs: real requests over HTTP through a real router process to workers that
-generate at no cost, see `router_free`.
+"""Measures what the router itself costs: real requests over HTTP through a real router process to workers
+that generate at no cost; see `router_free`.
 
-The measure is CPU time of the router's processes per request, which other work on the machine does not
-change; requests per second and core is its inverse. Latency is what it is on the machine at that moment:
-it is shown beside that of the free workers asked without a router.
+The figure is CPU time of the router's processes per request, which other work on the machine does not change;
+its inverse is requests per second and core. Latency depends on the machine at that moment, so it is shown
+with that of the free workers without a router.
 """
 
 import asyncio
@@ -27,9 +27,9 @@ import psutil
 from baton.core import garbage
 from baton.core.errors import SetupError
 from baton.core.messages import Role
-from benchmarks.router_free import Plan, Ports
-from benchmarks.router_load import Client, LoadSeen, closed_loop, open_loop
-from engine.model_files import FILES_WITHOUT_WEIGHTS, resolve_model
+from benchmarks.router_free import FreeWorkerPlan, Ports
+from benchmarks.router_load import LoadSeen, StreamClient, closed_loop, open_loop
+from engine.model_files.resolve import FILES_WITHOUT_WEIGHTS, resolve_model
 
 START_S = 120.0
 PROMPTS = 64
@@ -40,24 +40,25 @@ WARM_UP = 60
 END_S = 10.0
 
 
-class Target(msgspec.Struct, frozen=True):
+class RouterTarget(msgspec.Struct, frozen=True):
     name: str
     command: str
-    """With {urls} for the free HTTP workers' (space between), {port} for its own; empty: Baton's router."""
+    """The command that starts the router, with {urls} for the free HTTP workers' (separated by blanks) and
+    {port} for its own; empty for Baton's router."""
 
 
 class RouterSeen(msgspec.Struct, frozen=True):
     name: str
     cpu_s_per_request: float
-    """At full load, of all its processes."""
+    """CPU seconds of all its processes per request, at full load."""
     full: LoadSeen
     half: LoadSeen
-    """At half of the rate that one core would take."""
+    """Latencies at half of the rate that one core can serve."""
     half_rate: float
     direct: LoadSeen
-    """The free workers at that rate, without a router."""
+    """Latencies of the free workers at that rate, without a router."""
     long: LoadSeen | None
-    """Prompts of `LONG_TOKENS`, one after the other."""
+    """Latencies of prompts of `LONG_TOKENS`, one after the other."""
     long_cpu_s: float
 
     @property
@@ -66,7 +67,7 @@ class RouterSeen(msgspec.Struct, frozen=True):
         return 1.0 / self.cpu_s_per_request if self.cpu_s_per_request else 0.0
 
 
-class Load(msgspec.Struct, frozen=True):
+class RouterLoad(msgspec.Struct, frozen=True):
     prompt_tokens: int = 512
     output_tokens: int = 64
     clients: int = 64
@@ -76,34 +77,34 @@ class Load(msgspec.Struct, frozen=True):
 
 
 async def measure(
-    targets: Sequence[Target],
+    targets: Sequence[RouterTarget],
     *,
     model: str,
-    load: Load,
+    load: RouterLoad,
     pairs: bool,
     workers: int,
     step_s: float,
     progress: Callable[[str], None],
 ) -> list[RouterSeen]:
-    """One router at a time. Raises SetupError if one does not start."""
+    """Measure one router at a time. Raises SetupError if one does not start."""
     with tempfile.TemporaryDirectory(prefix="baton-bench-") as folder:
         model = _long_context(model, Path(folder))
         return await _measure_all(targets, model, load, (pairs, workers, step_s), progress)
 
 
 async def _measure_all(
-    targets: Sequence[Target],
+    targets: Sequence[RouterTarget],
     model: str,
-    load: Load,
+    load: RouterLoad,
     shape: tuple[bool, int, float],
     progress: Callable[[str], None],
 ) -> list[RouterSeen]:
     pairs, workers, step_s = shape
     texts = _Texts(model)
     roles = [Role.PREFILL, Role.DECODE] * workers if pairs else [Role.AGGREGATED] * workers
-    plan = Plan("bench", roles, workers, step_s, tokens=texts.answer_ids, text=texts.answer_text)
+    plan = FreeWorkerPlan("bench", roles, workers, step_s, tokens=texts.answer_ids, text=texts.answer_text)
     seen: list[RouterSeen] = []
-    with garbage.spared():  # a pause of ours would be taken for the router's
+    with garbage.spared():  # a pause of ours would look like the router's
         async with _free_workers(plan) as ports:
             for target in targets:
                 progress(f"{target.name}: starting")
@@ -118,11 +119,11 @@ async def _measure(
     process: psutil.Process,
     ports: Ports,
     texts: "_Texts",
-    load: Load,
+    load: RouterLoad,
     progress: Callable[[str], None],
 ) -> RouterSeen:
     prompts = texts.prompts(PROMPTS, load.prompt_tokens)
-    client = Client(url, "bench", max_tokens=load.output_tokens)
+    client = StreamClient(url, "bench", max_tokens=load.output_tokens)
     with contextlib.closing(client):
         await closed_loop(client, prompts, clients=4, requests=WARM_UP)
         before_s = _cpu_s(process)
@@ -139,14 +140,14 @@ async def _measure(
             before_s = _cpu_s(process)
             long = await closed_loop(client, texts.prompts(LONG_PROMPTS, LONG_TOKENS), clients=1, requests=40)
             long_s = (_cpu_s(process) - before_s) / max(1, long.completed)
-    bare = Client(f"http://127.0.0.1:{ports.http[0]}", "bench", max_tokens=load.output_tokens)
+    bare = StreamClient(f"http://127.0.0.1:{ports.http[0]}", "bench", max_tokens=load.output_tokens)
     with contextlib.closing(bare):
         direct = await open_loop(bare, prompts, rate=rate, seconds=load.half_s / 2)
     return RouterSeen(name, cpu_s, full, half, rate, direct, long, long_s)
 
 
 def _cpu_s(process: psutil.Process) -> float:
-    """Of it and its children."""
+    """CPU seconds of it and its children."""
     total_s = 0.0
     for one in (process, *process.children(recursive=True)):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -156,7 +157,7 @@ def _cpu_s(process: psutil.Process) -> float:
 
 
 class _Texts:
-    """Prompts and answers as the model's tokenizer has them."""
+    """Prompts and answers in the model's own tokens."""
 
     def __init__(self, model: str) -> None:
         """Raises SetupError."""
@@ -168,13 +169,13 @@ class _Texts:
         ids = [i for i in range(200, min(4000, self._tokenizer.card.vocab_size)) if i not in special]
         self._words = [w for i in ids if (w := self._tokenizer.decode([i]).strip()).isascii() and w.isalnum()]
         if len(self._words) < 16:
-            raise SetupError(f"{model}: a tokenizer with so few words is no use for this")
+            raise SetupError(f"{model}: its tokenizer has too few words for this bench")
         self.answer_ids = tuple(rng.sample(ids, 64))
         self.answer_text = "word "
         self._rng = rng
 
     def prompts(self, count: int, tokens: int) -> list[str]:
-        """Different ones, of about so many tokens each."""
+        """Different prompts of about this many tokens each."""
         sample = " ".join(self._rng.choices(self._words, k=1000))
         per_word = self._count(sample) / 1000
         return [" ".join(self._rng.choices(self._words, k=int(tokens / per_word))) for _ in range(count)]
@@ -184,7 +185,7 @@ class _Texts:
 
 
 @contextlib.asynccontextmanager
-async def _free_workers(plan: Plan) -> AsyncGenerator[Ports]:
+async def _free_workers(plan: FreeWorkerPlan) -> AsyncGenerator[Ports]:
     command = [sys.executable, "-m", "benchmarks.router_free", msgspec.json.encode(plan).decode()]
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
@@ -198,7 +199,9 @@ async def _free_workers(plan: Plan) -> AsyncGenerator[Ports]:
 
 
 @contextlib.asynccontextmanager
-async def _running(target: Target, model: str, ports: Ports) -> AsyncGenerator[tuple[str, psutil.Process]]:
+async def _running(
+    target: RouterTarget, model: str, ports: Ports
+) -> AsyncGenerator[tuple[str, psutil.Process]]:
     port = _free_port()
     with tempfile.TemporaryDirectory(prefix="baton-bench-") as folder:
         log = Path(folder) / "log"
@@ -225,7 +228,7 @@ async def _running(target: Target, model: str, ports: Ports) -> AsyncGenerator[t
                 await process.wait()
 
 
-def _command(target: Target, model: str, ports: Ports, port: int) -> list[str]:
+def _command(target: RouterTarget, model: str, ports: Ports, port: int) -> list[str]:
     if target.command:
         urls = " ".join(f"http://127.0.0.1:{one}" for one in ports.http)
         return shlex.split(target.command.replace("{urls}", urls).replace("{port}", str(port)))
@@ -237,7 +240,7 @@ def _command(target: Target, model: str, ports: Ports, port: int) -> list[str]:
 
 
 async def _until_it_answers(
-    url: str, workers: int, process: asyncio.subprocess.Process, log: Path, target: Target
+    url: str, workers: int, process: asyncio.subprocess.Process, log: Path, target: RouterTarget
 ) -> None:
     deadline_s = asyncio.get_running_loop().time() + START_S
     async with httpx.AsyncClient(trust_env=False, timeout=5.0) as client:
@@ -255,7 +258,7 @@ async def _until_it_answers(
                     if sum(map(len, pools.values())) >= workers:
                         return
             await asyncio.sleep(0.2)
-    raise SetupError(f"{target.name} does not answer; it said:\n{_end_of(log)}")
+    raise SetupError(f"{target.name} does not answer; its log ends with:\n{_end_of(log)}")
 
 
 def _end_of(log: Path) -> str:
@@ -263,7 +266,8 @@ def _end_of(log: Path) -> str:
 
 
 def _long_context(model: str, folder: Path) -> str:
-    """The model's tokenizer in `folder`, with a context that long prompts fit into. Raises SetupError."""
+    """The model's tokenizer in `folder`, with a context length that long prompts fit into. Raises
+    SetupError."""
     source = resolve_model(model, files=FILES_WITHOUT_WEIGHTS)
     for path in source.iterdir():
         if path.is_file() and path.suffix in (".json", ".jinja", ".model", ".txt"):

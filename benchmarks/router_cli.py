@@ -1,4 +1,4 @@
-"""`baton bench router`"""
+"""`baton bench router`."""
 
 from typing import Annotated
 
@@ -11,14 +11,16 @@ from rich.table import Table
 from baton.core.errors import SetupError
 from baton.files.terminal import new_console
 from baton.telemetry.machine import scheduling_note
-from benchmarks.router import Load, RouterSeen, Target, measure
+from benchmarks.router import RouterLoad, RouterSeen, RouterTarget, measure
 from benchmarks.router_index import IndexSeen
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
 def router(
-    model: Annotated[str, typer.Option(help="Folder or hub id: its tokenizer is used, no weights.")],
+    model: Annotated[
+        str, typer.Option(help="Folder or hub id of a model, of which only the tokenizer is used.")
+    ],
     peer: Annotated[
         list[str],
         typer.Option(
@@ -28,23 +30,31 @@ def router(
     ] = [],  # noqa: B006 - typer copies it
     prompt_tokens: Annotated[int, typer.Option(min=16)] = 512,
     output_tokens: Annotated[int, typer.Option(min=2)] = 64,
-    clients: Annotated[int, typer.Option(min=1, help="Requests at once, at full load.")] = 64,
-    requests: Annotated[int, typer.Option(min=100, help="At full load.")] = 2000,
-    seconds: Annotated[float, typer.Option(min=1, help="At half load.")] = 10.0,
-    workers: Annotated[int, typer.Option(min=1, help="Free workers, of each role with --pairs.")] = 2,
-    pairs: Annotated[bool, typer.Option(help="Prefill and decode workers instead of both roles.")] = False,
-    step_ms: Annotated[float, typer.Option(min=0.1, help="Between two tokens of a sequence.")] = 10.0,
+    clients: Annotated[int, typer.Option(min=1, help="Requests in flight at full load.")] = 64,
+    requests: Annotated[int, typer.Option(min=100, help="Requests at full load.")] = 2000,
+    seconds: Annotated[float, typer.Option(min=1, help="Seconds at half load.")] = 10.0,
+    workers: Annotated[int, typer.Option(min=1, help="Free workers; with --pairs, of each role.")] = 2,
+    pairs: Annotated[
+        bool, typer.Option(help="Use prefill and decode workers instead of aggregated ones.")
+    ] = False,
+    step_ms: Annotated[
+        float, typer.Option(min=0.1, help="Milliseconds between two tokens of a sequence.")
+    ] = 10.0,
     blocks: Annotated[
-        int, typer.Option(min=0, help="In the index of the decision; 0: skip it.")
+        int, typer.Option(min=0, help="Blocks in the prefix index for the decision; 0: skip it.")
     ] = 10_000_000,
     index_workers: Annotated[int, typer.Option(min=1)] = 64,
-    http: Annotated[bool, typer.Option(help="Requests over HTTP; off: the decision only.")] = True,
+    http: Annotated[
+        bool, typer.Option(help="Send requests over HTTP; off: measure the decision only.")
+    ] = True,
     as_json: Json = False,
 ) -> None:
-    """The router in front of workers that cost nothing: CPU per request, added latency, a decision's time.
+    """Measure the router's own cost in front of workers that cost nothing.
 
-    Example: baton bench router --model models/baton-demo --peer
-    'sglang=sglang-router launch --worker-urls {urls} --port {port}'
+    It shows CPU per request, added latency, and the time of a placement decision.
+
+    Example: baton bench router --model models/baton-demo --peer 'sglang=sglang-router launch --worker-urls
+    {urls} --port {port}'
     """
     from benchmarks import router_index
 
@@ -52,7 +62,7 @@ def router(
     if (note := scheduling_note()) is not None:
         notes.print(f"note: {note}", markup=False)
     targets = _targets(peer)
-    load = Load(prompt_tokens, output_tokens, clients, requests, seconds)
+    load = RouterLoad(prompt_tokens, output_tokens, clients, requests, seconds)
     seen: list[RouterSeen] = []
     if http:
         running = measure(
@@ -78,19 +88,19 @@ def router(
         new_console().print(_index(index))
 
 
-def _targets(peers: list[str]) -> list[Target]:
+def _targets(peers: list[str]) -> list[RouterTarget]:
     """Raises SetupError."""
-    targets = [Target("baton", "")]
+    targets = [RouterTarget("baton", "")]
     for one in peers:
         name, _, command = one.partition("=")
         if not command:
-            raise SetupError(f"--peer {one}: write it as NAME=COMMAND")
-        targets.append(Target(name, command))
+            raise SetupError(f"--peer {one}: write NAME=COMMAND")
+        targets.append(RouterTarget(name, command))
     return targets
 
 
 def _routers(seen: list[RouterSeen]) -> Table:
-    table = Table(title="Routers before free workers")
+    table = Table(title="Routers in front of workers that cost nothing")
     columns = (
         "router",
         "CPU ms/request",
@@ -124,7 +134,7 @@ def _first_tokens_s(r: RouterSeen) -> tuple[float, ...]:
 
 
 def _index(seen: list[IndexSeen]) -> Table:
-    table = Table(title="A decision, ms")
+    table = Table(title="One placement decision, ms")
     columns = ("workers", "blocks", "bytes/block", "prompt", "p50", "p99", "CPU p50", "CPU p99", "match p50")
     for column in columns:
         table.add_column(column, justify="right")

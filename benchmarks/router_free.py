@@ -1,8 +1,8 @@
-"""Workers that cost nothing: what is measured in front of them is the router's alone.
+"""Workers that cost nothing, so that everything measured in front of them is the router's.
 
-The same answers by two protocols. Baton's: a session, one message per step with a token of every sequence.
-OpenAI's: one HTTP stream per request, a chunk per token, as other routers want it. The first token comes
-at once, the others with the worker's steps.
+They give the same answers by two protocols. Baton's is a session with one message per step that has a token
+of every sequence. OpenAI's is one HTTP stream per request with a chunk per token, as other routers need it.
+The first token comes at once, the others with the worker's steps.
 
 `python -m benchmarks.router_free` serves until it is killed and prints its ports as JSON.
 """
@@ -42,19 +42,19 @@ BLOCKS = 4_000_000
 CONTEXT_TOKENS = 1_000_000
 
 
-class Plan(msgspec.Struct, frozen=True):
-    """Command line of the process, as JSON."""
+class FreeWorkerPlan(msgspec.Struct, frozen=True):
+    """The command line of the process, as JSON."""
 
     model: str
     roles: list[Role]
-    """Of the workers with Baton's protocol; empty: HTTP."""
+    """Roles of the workers with Baton's protocol; empty for HTTP."""
     http_count: int = 0
     step_s: float = 0.01
     block_tokens: int = 16
     tokens: tuple[int, ...] = (100,)
-    """What is generated, over and over."""
+    """Token ids that are generated repeatedly."""
     text: str = "w100 "
-    """The same as HTTP says it."""
+    """The same tokens as text, for HTTP."""
 
 
 class Ports(msgspec.Struct, frozen=True):
@@ -71,9 +71,9 @@ class _Sequence:
 
 
 class FreeWorker:
-    """`baton.wire.server.WorkerHandler`."""
+    """Implements `baton.wire.server.WorkerHandler`."""
 
-    def __init__(self, plan: Plan, role: Role, number: int) -> None:
+    def __init__(self, plan: FreeWorkerPlan, role: Role, number: int) -> None:
         self._plan, self._role = plan, role
         self._hello = WorkerHello(
             WorkerId(f"free-{number}"),
@@ -153,13 +153,13 @@ class FreeWorker:
         return WorkerStatusReply(self._hello.worker_id, self._role, False, FINGERPRINT, {})
 
 
-class _Steps:
-    """One beat for all streams of an HTTP worker."""
+class _StepTimer:
+    """One step timer for all streams of an HTTP worker."""
 
     def __init__(self, step_s: float) -> None:
         self._step_s = step_s
         self.streams: dict[FreeHttp, int] = {}
-        """Connection -> tokens that are left."""
+        """Tokens that are left, by connection."""
 
     async def run(self, chunk: bytes, end: bytes) -> None:
         while True:
@@ -176,12 +176,13 @@ class _Steps:
 class FreeHttp(asyncio.Protocol):
     """One connection of an OpenAI server that generates at no cost."""
 
-    def __init__(self, plan: Plan, steps: _Steps, chunk: bytes) -> None:
+    def __init__(self, plan: FreeWorkerPlan, steps: _StepTimer, chunk: bytes) -> None:
         self._plan, self._steps, self._chunk = plan, steps, chunk
         self._buffer = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's says nothing of asyncio's
+        # uvloop's transport does not declare asyncio's type
+        self._transport = cast("asyncio.Transport", transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._steps.streams.pop(self, None)
@@ -218,11 +219,11 @@ def _chunked(event: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(event), event)
 
 
-async def _serve(plan: Plan) -> None:
+async def _serve(plan: FreeWorkerPlan) -> None:
     loop = asyncio.get_running_loop()
     workers: list[int] = []
     servers: list[object] = []
-    """Held: a server that nobody holds is stopped."""
+    """References to the servers, because an unreferenced server is stopped."""
     for number, role in enumerate(plan.roles):
         server, port = await start_server("127.0.0.1", 0, worker=FreeWorker(plan, role, number))
         servers.append(server)
@@ -239,7 +240,7 @@ async def _serve(plan: Plan) -> None:
     http: list[int] = []
     beats: list[asyncio.Task[None]] = []
     for _ in range(plan.http_count):
-        steps = _Steps(plan.step_s)
+        steps = _StepTimer(plan.step_s)
         beats.append(asyncio.create_task(steps.run(chunk, end)))
         listening = await loop.create_server(lambda s=steps: FreeHttp(plan, s, chunk), "127.0.0.1", 0)
         servers.append(listening)
@@ -250,6 +251,6 @@ async def _serve(plan: Plan) -> None:
 
 
 if __name__ == "__main__":
-    config = Config()  # of the environment: the router beside it has the same
+    config = Config()  # reads the environment, like the router under test
     secure(config.tls, config.access)
-    uvloop.run(_serve(msgspec.json.decode(sys.argv[1], type=Plan)))
+    uvloop.run(_serve(msgspec.json.decode(sys.argv[1], type=FreeWorkerPlan)))

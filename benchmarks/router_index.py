@@ -1,4 +1,4 @@
-"""What one decision of the router costs when it knows millions of blocks."""
+"""Measures one decision of the router when it knows millions of blocks."""
 
 import time
 from random import Random
@@ -20,7 +20,7 @@ BLOCK_TOKENS = 16
 CHAIN_BLOCKS = 1000
 KEPT_CHAINS = 200
 DECISION_S = 0.01
-"""Between two decisions on the core's clock."""
+"""Seconds between two decisions on the core's clock."""
 
 
 class IndexSeen(msgspec.Struct, frozen=True):
@@ -30,7 +30,7 @@ class IndexSeen(msgspec.Struct, frozen=True):
     prompt_tokens: int
     decision_p50_s: float
     decision_p99_s: float
-    """Of placing one sequence whose hashes are computed, from the event to the last action."""
+    """Placing one sequence whose hashes are computed, from the event to the last action."""
     decision_cpu_p50_s: float
     decision_cpu_p99_s: float
     """The same without what other processes took from this one."""

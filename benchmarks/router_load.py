@@ -1,4 +1,4 @@
-"""A client that costs little: HTTP streams read as bytes, without parsing what they say."""
+"""A client that costs little: HTTP streams are read as bytes, and their content is not parsed."""
 
 import asyncio
 import time
@@ -18,7 +18,7 @@ class LoadSeen(msgspec.Struct, frozen=True):
     took_s: float
     ttft_p50_s: float
     ttft_p99_s: float
-    """From the intended send time to the first byte of the first event."""
+    """Seconds from the intended send time to the first byte of the first event."""
     total_p50_s: float
 
 
@@ -30,13 +30,14 @@ class _Connection(asyncio.Protocol):
         self.done: asyncio.Future[bool] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast("asyncio.Transport", transport)  # uvloop's says nothing of asyncio's
+        # uvloop's transport does not declare asyncio's type
+        self.transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
         if not self.first_s and b"data: " in data:
             self.first_s = time.perf_counter()
         self.tail = (self.tail + data)[-64:]
-        # The chunk of length 0 ends the body: only then the connection may be used again.
+        # The chunk of length 0 ends the body; only then may the connection be reused.
         if self.tail.endswith(b"0\r\n\r\n") and self.done is not None and not self.done.done():
             self.done.set_result(END in self.tail)
 
@@ -46,8 +47,8 @@ class _Connection(asyncio.Protocol):
             self.done.set_result(False)
 
 
-class Client:
-    """Keeps its connections, as many as were ever needed at once."""
+class StreamClient:
+    """Keeps as many connections as were ever needed at once."""
 
     def __init__(self, url: str, model: str, *, max_tokens: int) -> None:
         parts = urlsplit(url)
@@ -70,7 +71,7 @@ class Client:
         return f"{head}content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
 
     async def ask(self, request: bytes, since_s: float) -> tuple[float, float] | None:
-        """(time to the first event, to the end) since then; None: it failed."""
+        """(seconds to the first event, to the end) since `since_s`; None if it failed."""
         loop = asyncio.get_running_loop()
         connection = self._idle.pop() if self._idle else None
         try:
@@ -94,8 +95,8 @@ class Client:
                 connection.transport.close()
 
 
-async def open_loop(client: Client, prompts: Sequence[str], *, rate: float, seconds: float) -> LoadSeen:
-    """Requests at fixed intervals, whether or not earlier ones have ended."""
+async def open_loop(client: StreamClient, prompts: Sequence[str], *, rate: float, seconds: float) -> LoadSeen:
+    """Send requests at fixed intervals, whether or not earlier ones have ended."""
     requests = [client.request(prompt) for prompt in prompts]
     start_s = time.perf_counter()
     tasks: list[asyncio.Task[tuple[float, float] | None]] = []
@@ -107,8 +108,10 @@ async def open_loop(client: Client, prompts: Sequence[str], *, rate: float, seco
     return _seen(await asyncio.gather(*tasks), time.perf_counter() - start_s)
 
 
-async def closed_loop(client: Client, prompts: Sequence[str], *, clients: int, requests: int) -> LoadSeen:
-    """As many at once, each asking again when it was answered."""
+async def closed_loop(
+    client: StreamClient, prompts: Sequence[str], *, clients: int, requests: int
+) -> LoadSeen:
+    """Keep this many requests in flight; each client asks again when it was answered."""
     encoded = [client.request(prompt) for prompt in prompts]
     numbers = iter(range(requests))
     start_s = time.perf_counter()
@@ -129,5 +132,5 @@ def _seen(answers: Sequence[tuple[float, float] | None], took_s: float) -> LoadS
 
 
 def at(ordered: Sequence[float], share: float) -> float:
-    """Quantile of ordered values; 0 if there are none."""
+    """The quantile of ordered values; 0 if there are none."""
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0

@@ -1,4 +1,4 @@
-"""Baton beside other servers: same model, same cores, same load, in turn, several rounds."""
+"""Compares Baton with other servers: same model, same cores, same load, in turn, several rounds."""
 
 import asyncio
 import tempfile
@@ -9,7 +9,7 @@ import msgspec
 
 from benchmarks import closed_loop, peers
 from benchmarks.bench_model import FIRST_TOKEN, VOCAB
-from benchmarks.closed_loop import Load, LoadResult
+from benchmarks.closed_loop import ClosedLoopLoad, LoadResult
 from benchmarks.peers import Peer
 
 REQUESTS_PER_CLIENT = 2
@@ -22,7 +22,7 @@ class ServerResult(msgspec.Struct, frozen=True):
     cores: int
     rounds: int
     load: LoadResult
-    """Medians over the rounds, field by field."""
+    """The median of each field over the rounds."""
 
 
 async def compare(
@@ -53,8 +53,8 @@ async def compare(
     ]
 
 
-def _load(concurrency: int, prompt_tokens: int, output_tokens: int) -> Load:
-    return Load(
+def _load(concurrency: int, prompt_tokens: int, output_tokens: int) -> ClosedLoopLoad:
+    return ClosedLoopLoad(
         concurrency=concurrency,
         requests=max(REQUESTS_MIN, concurrency * REQUESTS_PER_CLIENT),
         prompt_tokens=prompt_tokens,
@@ -65,7 +65,7 @@ def _load(concurrency: int, prompt_tokens: int, output_tokens: int) -> Load:
 
 
 async def _measure(
-    peer: Peer, cores: Sequence[int], loads: Sequence[Load], *, seed: int, log: Path
+    peer: Peer, cores: Sequence[int], loads: Sequence[ClosedLoopLoad], *, seed: int, log: Path
 ) -> list[LoadResult]:
     loads = [msgspec.structs.replace(load, dialect=peer.dialect) for load in loads]
     async with peers.running(peer, cores=list(cores), log=log) as server:

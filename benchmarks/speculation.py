@@ -1,7 +1,9 @@
-"""Output tokens per second with and without guesses, through a worker's own scheduler and executor.
+"""Measures output tokens per second with and without speculation, through a worker's own scheduler and
+executor.
 
-One process, no network: the core plans as it does in a worker (a step ahead where that pays), one thread
-computes. All ways of guessing take turns within one run on the same requests, and must give the same tokens.
+There is one process and no network. The core plans as in a worker (a step ahead where that pays), and one
+thread computes. All modes of speculation take turns within one run on the same requests, and must give the
+same tokens.
 """
 
 import statistics
@@ -29,7 +31,7 @@ from baton.core.messages import (
 )
 from baton.core.sampling import SamplingParams
 from baton.core.steps import StepResult
-from engine.executor import Executor
+from engine.execution.executor import Executor
 from worker import events as e
 from worker.core import WorkerCore
 
@@ -47,39 +49,39 @@ PHRASE_COUNT = 4
 PROMPT_TOKENS = PHRASE_TOKENS * PHRASE_COUNT
 ROUTER = RouterId("bench")
 TIME_LEFT_S = 3600.0
-"""Deadline of a request: more than any of them takes."""
+"""Deadline of a request, which is longer than any of them takes."""
 
 
 class TokensDiffer(BatonError):
-    """What speculation must never do."""
+    """Speculation changed the tokens, which must never happen."""
 
 
-class Load(msgspec.Struct, frozen=True):
+class SpeculationLoad(msgspec.Struct, frozen=True):
     batch: int = 1
     """Sequences that run at once."""
     tokens: int = 128
-    """Output of each."""
+    """Output tokens of each sequence."""
     rounds: int = 5
 
 
 class TextResult(msgspec.Struct, frozen=True):
-    """One text in one mode. Medians over the rounds."""
+    """One text in one mode. Figures are medians over the rounds."""
 
     text: str
     mode: Mode
     tokens_per_s: float
-    """Output tokens of all sequences, prompts' time included."""
+    """Output tokens of all sequences per second; the time includes prompts."""
     ratio: float
-    """To speculation off in the same round."""
+    """Ratio to speculation off in the same round."""
     ratio_min: float
     ratio_max: float
-    """Over the rounds: how far to trust the median."""
+    """The highest ratio of a round, which shows how reliable the median is."""
     drafted: int
-    """Guesses verified, over all rounds."""
+    """Draft tokens that were verified, over all rounds."""
     accepted: int
 
 
-class Run(msgspec.Struct, frozen=True):
+class SpeculationRun(msgspec.Struct, frozen=True):
     """One batch of a text."""
 
     seconds: float
@@ -89,11 +91,11 @@ class Run(msgspec.Struct, frozen=True):
 
 
 def measure(
-    model: ModelConfig, engine: EngineConfig, load: Load, *, progress: Callable[[str], None]
+    model: ModelConfig, engine: EngineConfig, load: SpeculationLoad, *, progress: Callable[[str], None]
 ) -> list[TextResult]:
-    """With the draft model where `engine.draft_model` names one.
+    """Measure all modes; the draft model runs if `engine.draft_model` names one.
 
-    Raises TokensDiffer, and SetupError: the load does not fit, or see `Executor.load`.
+    Raises TokensDiffer. Raises SetupError if the load does not fit, or as `Executor.load` does.
     """
     modes: list[Mode] = ["off", "ngram", "draft"] if engine.draft_model else ["off", "ngram"]
     update = {
@@ -108,8 +110,8 @@ def measure(
         try:
             _check_fits(executor, load)
             thread.submit(executor.warm_up).result()
-            workers: dict[Mode, Worker] = {
-                mode: Worker(executor, engine.model_copy(update={"speculation": mode}), thread)
+            workers: dict[Mode, BenchWorker] = {
+                mode: BenchWorker(executor, engine.model_copy(update={"speculation": mode}), thread)
                 for mode in modes
             }
             return [r for text in TEXTS for r in _compare(text, workers, load, progress)]
@@ -117,12 +119,12 @@ def measure(
             executor.close()
 
 
-def _check_fits(executor: Executor, load: Load) -> None:
+def _check_fits(executor: Executor, load: SpeculationLoad) -> None:
     tokens = PROMPT_TOKENS + load.tokens
     if tokens > executor.max_model_tokens:
         reason = f"a prompt of {PROMPT_TOKENS} and {load.tokens} new tokens exceed the model's context of"
         raise SetupError(f"--tokens {load.tokens}: {reason} {executor.max_model_tokens} tokens")
-    # One more each: a step ahead takes the next block before the last is full.
+    # One block more each, because planning a step ahead takes the next block before the last is full.
     blocks = load.batch * (executor.geometry.blocks_for(tokens) + 1)
     if blocks > executor.kv.block_count:
         reason = f"{blocks} KV blocks are needed, the pool has {executor.kv.block_count}"
@@ -130,14 +132,15 @@ def _check_fits(executor: Executor, load: Load) -> None:
 
 
 def _compare(
-    text: str, workers: dict[Mode, "Worker"], load: Load, progress: Callable[[str], None]
+    text: str, workers: dict[Mode, "BenchWorker"], load: SpeculationLoad, progress: Callable[[str], None]
 ) -> list[TextResult]:
     modes = list(workers)
-    runs: dict[Mode, list[Run]] = {mode: [] for mode in modes}
+    runs: dict[Mode, list[SpeculationRun]] = {mode: [] for mode in modes}
     expected: list[list[int]] | None = None
     for number in range(load.rounds + 1):
         progress(f"{text}: round {number} of {load.rounds}" + ("" if number else " (does not count)"))
-        for mode in modes if number % 2 else modes[::-1]:  # whoever comes first has no advantage overall
+        # alternate the order, so that no mode always comes first
+        for mode in modes if number % 2 else modes[::-1]:
             run = workers[mode].generate(text, load)
             expected = run.outputs if expected is None else expected
             check_same(expected, run.outputs, what=f"{text}, {mode}")
@@ -147,7 +150,7 @@ def _compare(
 
 
 def check_same(expected: Sequence[Sequence[int]], got: Sequence[Sequence[int]], *, what: str) -> None:
-    """Raises TokensDiffer, naming the first difference."""
+    """Raises TokensDiffer that names the first difference."""
     for number, (wanted, tokens) in enumerate(zip(expected, got, strict=True)):
         if wanted == tokens:
             continue
@@ -159,7 +162,9 @@ def check_same(expected: Sequence[Sequence[int]], got: Sequence[Sequence[int]], 
         )
 
 
-def _result(text: str, mode: Mode, runs: list[Run], off: list[Run], load: Load) -> TextResult:
+def _result(
+    text: str, mode: Mode, runs: list[SpeculationRun], off: list[SpeculationRun], load: SpeculationLoad
+) -> TextResult:
     ratios = [b.seconds / run.seconds for run, b in zip(runs, off, strict=True)]
     return TextResult(
         text=text,
@@ -174,7 +179,7 @@ def _result(text: str, mode: Mode, runs: list[Run], off: list[Run], load: Load) 
 
 
 class Passage(msgspec.Struct, frozen=True):
-    """Part of a text, generated by one request."""
+    """A part of a text, generated by one request."""
 
     repeats: bool
     token_count: int
@@ -188,8 +193,8 @@ def passages(text: str, token_count: int) -> list[Passage]:
     return [Passage(bool(number % 2), size) for number, size in enumerate(sizes)]
 
 
-class _Text:
-    """One sequence of the batch, from request to request."""
+class _TextSequence:
+    """One sequence of the batch, across its requests."""
 
     def __init__(self, number: int, todo: list[Passage], vocab: int) -> None:
         base = vocab // 2  # spread over the vocabulary, away from the special tokens at its beginning
@@ -203,7 +208,7 @@ class _Text:
         return self.tokens[PROMPT_TOKENS:]
 
     def next_request(self, seq_id: SequenceId, root: BlockHash) -> StartSequence | None:
-        """None: the text is complete."""
+        """The next request; None if the text is complete."""
         if not self._todo:
             return None
         passage = self._todo.popleft()
@@ -224,9 +229,9 @@ class _Text:
         )
 
 
-class Worker:
-    """A core and the executor, joined by function calls. Several may share the executor in turn: nothing
-    that one of them has cached is looked up again after another one wrote there."""
+class BenchWorker:
+    """A core and the executor, joined by function calls. Several may share the executor in turn, because no
+    cached block is looked up again after another one wrote there."""
 
     _run_numbers = count()
 
@@ -252,17 +257,17 @@ class Worker:
         )
         self._handle(e.RouterJoined(ROUTER))
 
-    def generate(self, text: str, load: Load) -> Run:
-        """All sequences of the batch at once. Raises SetupError: the worker refuses one."""
+    def generate(self, text: str, load: SpeculationLoad) -> SpeculationRun:
+        """Generate all sequences of the batch at once. Raises SetupError if the worker refuses one."""
         run = f"{text}/{next(self._run_numbers)}"
         root = root_hash(self._executor.fingerprint, run.encode())
         vocab = self._executor.vocab_size
-        texts = [_Text(i, passages(text, load.tokens), vocab) for i in range(load.batch)]
-        running: dict[SequenceId, _Text] = {}
+        texts = [_TextSequence(i, passages(text, load.tokens), vocab) for i in range(load.batch)]
+        running: dict[SequenceId, _TextSequence] = {}
         before = self._core.status()
         ids = count()
 
-        def go_on(one: _Text) -> None:
+        def go_on(one: _TextSequence) -> None:
             request = one.next_request(SequenceId(f"{run}/{next(ids)}"), root)
             if request is not None:
                 running[request.seq_id] = one
@@ -281,7 +286,7 @@ class Worker:
         after = self._core.status()
         drafted = after.drafted_count - before.drafted_count
         accepted = after.accepted_count - before.accepted_count
-        return Run(seconds, [one.output for one in texts], drafted, accepted)
+        return SpeculationRun(seconds, [one.output for one in texts], drafted, accepted)
 
     def _next_output(self) -> SequenceOutput:
         while not self._outputs:
@@ -290,7 +295,7 @@ class Worker:
         return self._outputs.popleft()
 
     def _finish_steps(self) -> None:
-        """A step planned ahead may still run when the last token is there."""
+        """A step that was planned ahead may still run after the last token."""
         while self._steps:
             self._handle(e.StepDone(self._steps.popleft().result()))
 
@@ -304,4 +309,4 @@ class Worker:
                 case e.ToRouter(_, SequenceRefused() | SequenceFailed() as answer):
                     raise SetupError(f"the worker does not run the bench's requests: {answer.message}")
                 case _:
-                    pass  # hello, load, block news: nobody listens
+                    pass  # hello, load and block events have no receiver here

@@ -1,4 +1,4 @@
-"""`baton bench speculation`"""
+"""`baton bench speculation`."""
 
 import tempfile
 from pathlib import Path
@@ -12,15 +12,15 @@ from rich.table import Table
 from baton.config import EngineConfig, ModelConfig
 from baton.files.terminal import new_console
 from benchmarks.bench_model import make_bench_model
-from benchmarks.speculation import PROMPT_TOKENS, TEXTS, Load, TextResult, TokensDiffer, measure
+from benchmarks.speculation import PROMPT_TOKENS, TEXTS, SpeculationLoad, TextResult, TokensDiffer, measure
 
 
-class Report(msgspec.Struct, frozen=True):
+class SpeculationReport(msgspec.Struct, frozen=True):
     model: str
     draft_model: str
     threads: int
     prompt_tokens: int
-    load: Load
+    load: SpeculationLoad
     results: list[TextResult]
 
 
@@ -31,17 +31,19 @@ def speculation(
     tokens: Annotated[int, typer.Option(min=2, help="Output tokens of each sequence.")] = 128,
     rounds: Annotated[int, typer.Option(min=1, max=1000)] = 5,
     draft_model: Annotated[
-        str, typer.Option(help="Also guess by this smaller model: Hugging Face folder or hub id.")
+        str, typer.Option(help="Also speculate with this smaller draft model: Hugging Face folder or hub id.")
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Output tokens per second with engine.speculation off and on, in turn in one run, for text that repeats
-    itself, half of it, or never. Exit status 1: the tokens are not the same with and without.
+    """Compare output tokens per second with engine.speculation off and on.
+
+    The modes take turns in one run, for text that repeats itself always, half of the time, or never. The exit
+    status is 1 if speculation changes a token.
 
     Example: baton bench speculation --batch 4 --rounds 3
     """
     notes = Console(stderr=True, highlight=False)
-    load = Load(batch=batch, tokens=tokens, rounds=rounds)
+    load = SpeculationLoad(batch=batch, tokens=tokens, rounds=rounds)
     settings = EngineConfig(threads=threads, draft_model=draft_model)
     with tempfile.TemporaryDirectory(prefix="baton-bench-") as temporary:
         path = str(Path(model).expanduser() if model else make_bench_model(Path(temporary) / "bench-82m"))
@@ -50,14 +52,14 @@ def speculation(
         except TokensDiffer as error:
             notes.print(f"speculation changes the output: {error}")
             raise typer.Exit(1) from None
-    report = Report(model or "bench-82m", draft_model, threads, PROMPT_TOKENS, load, results)
+    report = SpeculationReport(model or "bench-82m", draft_model, threads, PROMPT_TOKENS, load, results)
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(report)).decode())
     else:
         _show(report)
 
 
-def _show(report: Report) -> None:
+def _show(report: SpeculationReport) -> None:
     load = report.load
     table = Table(
         title=f"{report.model}, {report.threads} thread(s), {load.batch} x {load.tokens} tokens, "

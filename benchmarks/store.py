@@ -1,6 +1,6 @@
-"""The store's paths beside the limit of each, all in one run: copies beside memcpy of the same bytes.
+"""Compares the store's paths with the limit of each, all in one run: copies with memcpy of the same bytes.
 
-What is compared takes turns, round after round, so that whatever else the machine does hits all alike.
+Compared operations take turns, round after round, so that other load on the machine affects all alike.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ import torch
 
 from baton.core.errors import SetupError
 from baton.core.geometry import KVGeometry
-from engine.kv_pool import KVPool
+from engine.kv.pool import KVPool
 from kv_store.arena import Arena, slot_bytes_for
 from kv_store.copying import BlockCopier
 
@@ -23,13 +23,13 @@ Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
-    """Medians over the rounds, bytes per second of wall time."""
+class MeasuredRate:
+    """Medians over the rounds, in bytes per second of wall time."""
 
     path: str
     bytes_per_s: float
     beside: str
-    """What it is compared with; empty: nothing."""
+    """The name of the compared operation; empty if there is none."""
     beside_bytes_per_s: float = 0.0
 
     @property
@@ -38,7 +38,7 @@ class Rate:
 
 
 def rates_of(calls: dict[str, Callable[[], object]], size: int, *, rounds: int) -> dict[str, float]:
-    """Median bytes per second of each, in turns, after one round that does not count."""
+    """Median bytes per second of each call, in turns, after one round that does not count."""
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds + 1):
         for name, call in calls.items():
@@ -49,9 +49,10 @@ def rates_of(calls: dict[str, Callable[[], object]], size: int, *, rounds: int) 
 
 
 def make_pool(block_bytes: int, block_count: int) -> KVPool:
-    """A worker's pool of blocks of this size. Raises SetupError if there is no such block or no room."""
+    """A worker's pool of blocks of this size. Raises SetupError if such a block is not possible, or there is
+    no memory."""
     if block_bytes % 4:
-        raise SetupError(f"--block-bytes {block_bytes}: a multiple of 4, as KV in bfloat16 always is")
+        raise SetupError(f"--block-bytes {block_bytes}: must be a multiple of 4, like KV in bfloat16")
     needed, free = 3 * block_bytes * block_count, psutil.virtual_memory().available
     if needed > free:
         raise SetupError(f"the bench needs {needed} bytes of memory, {free} are available: lower --blocks")
@@ -63,8 +64,8 @@ def make_pool(block_bytes: int, block_count: int) -> KVPool:
 
 def bench_copies(
     block_bytes: int, block_count: int, *, rounds: int, threads: int, progress: Progress
-) -> tuple[list[Rate], tuple[str, ...]]:
-    """Scattered blocks between a worker's pool and the arena, both ways, and the arena's notes."""
+) -> tuple[list[MeasuredRate], tuple[str, ...]]:
+    """Copy scattered blocks between a worker's pool and the arena, both ways, and write the arena's notes."""
     slot_bytes = slot_bytes_for(block_bytes)
     pool, other = (make_pool(block_bytes, block_count) for _ in range(2))
     arena = Arena.create(slot_bytes, block_count, name="baton-bench")
@@ -84,8 +85,8 @@ def bench_copies(
         arena.close()
     limit = max(("memcpy, one call", "memcpy, block by block"), key=lambda name: found[name])
     ours = [name for name in found if not name.startswith("memcpy")]
-    rates = [Rate(name, found[name], limit, found[limit]) for name in ours]
-    return rates + [Rate(name, found[name], "") for name in found if name not in ours], arena.notes
+    rates = [MeasuredRate(name, found[name], limit, found[limit]) for name in ours]
+    return rates + [MeasuredRate(name, found[name], "") for name in found if name not in ours], arena.notes
 
 
 def _copy_calls(

@@ -1,6 +1,6 @@
-"""The SSD tier beside `fio` on the same disk: same sizes, same depth, same flags, in turns.
+"""Compares the SSD tier with `fio` on the same disk: same sizes, same depth, same flags, in turns.
 
-Where there is no fio, threads that only read and write take its place.
+If there is no fio, threads that only read and write take its place.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from pathlib import Path
 from baton.core.errors import SetupError
 from baton.core.ids import BlockHash
 from baton.core.store import BlockFacts
-from benchmarks.store import Progress, Rate
+from benchmarks.store import MeasuredRate, Progress
 from kv_store.arena import Arena, slot_bytes_for
 from kv_store.checksum import checksum
 from kv_store.ssd.block_file import BlockFile, IoChoice
@@ -32,8 +32,8 @@ from kv_store.ssd.layout import file_bytes, slot_disk_bytes
 ARENA_SLOTS = 64
 FIO_TIMEOUT_S = 300.0
 NEW_FILE_ROUNDS_MAX = 3
-_RIVAL_TO = {"write": "write, new file", "randwrite": "write", "randread": "read"}
-"""fio's name for what is done |-> ours."""
+_COMPARED_WITH = {"write": "write, new file", "randwrite": "write", "randread": "read"}
+"""Maps fio's name of an operation to ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +42,21 @@ class DiskPlan:
     block_bytes: int
     block_count: int
     threads: int
-    """Reads or writes in flight, of ours and of what is beside them."""
+    """Reads or writes in flight, ours and those that are compared."""
     rounds: int
     io: IoChoice
 
 
 @dataclass(frozen=True, slots=True)
 class DiskRates:
-    rates: list[Rate]
+    rates: list[MeasuredRate]
     labels_per_s: float
-    """Of the recovery scan."""
+    """Slots per second of the recovery scan."""
     notes: tuple[str, ...]
 
 
 class DiskBench:
-    """One block file and one plain file of the same size in a temporary folder, removed by `close`."""
+    """One block file and one plain file of the same size in a temporary folder, which `close` removes."""
 
     def __init__(self, plan: DiskPlan, progress: Progress) -> None:
         """Raises SetupError if the folder cannot be used or has no room."""
@@ -75,7 +75,7 @@ class DiskBench:
         self._buffers = AlignedBuffers()
 
     def run(self) -> DiskRates:
-        """Raises SetupError, DiskError."""
+        """Run the bench. Raises SetupError, DiskError."""
         plan, samples = self._plan, _Samples()
         for at in range(min(plan.rounds, NEW_FILE_ROUNDS_MAX)):
             self._progress(f"SSD: {plan.block_count} blocks into a new file, round {at + 1}")
@@ -87,10 +87,10 @@ class DiskBench:
                 random.Random(at).shuffle(order)
                 self._progress(f"SSD: writing and reading, {mode}, round {at + 1} of {plan.rounds}")
                 samples.add("write", self._timed(order, lambda slot: self._write(file, slot)))
-                self._rival(samples, "randwrite", mode)
+                self._compare(samples, "randwrite", mode)
                 drop_cache(file.path)
                 samples.add("read", self._timed(order, lambda slot: self._read(file, slot)))
-                self._rival(samples, "randread", mode)
+                self._compare(samples, "randread", mode)
         return DiskRates(samples.rates(), self._labels_per_s(mode), file.notes)
 
     def _new_file_round(self, samples: "_Samples") -> None:
@@ -100,7 +100,7 @@ class DiskBench:
         slots = list(range(self._plan.block_count))
         with closing(file):
             samples.add("write, new file", self._timed(slots, lambda slot: self._write(file, slot)))
-            self._rival(samples, "write", file.io)
+            self._compare(samples, "write", file.io)
 
     def close(self) -> None:
         self._arena.close()
@@ -135,7 +135,8 @@ class DiskBench:
         file.write(slot, self._arena.view(place), self._facts[slot], self._checksums[place])
 
     def _read(self, file: BlockFile, slot: int) -> None:
-        # Into memory of the thread's own: two may be at slots that share a place in the arena.
+        # Read into memory of the thread's own, because two threads may be at slots that share a place in the
+        # arena.
         file.read(slot, self._buffers.get(self._slot_bytes), self._facts[slot].block_hash)
 
     def _timed(self, slots: list[int], work: Callable[[int], None]) -> float:
@@ -143,8 +144,9 @@ class DiskBench:
         seconds = _on_threads(slots, self._plan.threads, work)
         return len(slots) * self._plan.block_bytes / seconds
 
-    def _rival(self, samples: "_Samples", kind: str, mode: IoMode) -> None:
-        """Adds what others reach: payload bytes per second, as a part of all they move."""
+    def _compare(self, samples: "_Samples", kind: str, mode: IoMode) -> None:
+        """Add the speed of the compared programs: payload bytes per second, as a part of all that they
+        move."""
         path, plan = self._folder / "plain", self._plan
         if kind == "write":
             path.unlink(missing_ok=True)
@@ -155,7 +157,7 @@ class DiskBench:
         calls = calls or {"bare threads": lambda: self._bare(path, kind, mode)}
         for name, call in calls.items():
             drop_cache(path)
-            samples.add(_RIVAL_TO[kind], call() * payload_share, rival=name)
+            samples.add(_COMPARED_WITH[kind], call() * payload_share, rival=name)
 
     def _fio_calls(self, path: Path, kind: str, mode: IoMode) -> dict[str, Callable[[], float]]:
         plan, size = self._plan, slot_disk_bytes(self._slot_bytes)
@@ -198,7 +200,7 @@ class DiskBench:
 
 
 class _Samples:
-    """Rates of ours by what was done, and of others by that and who did it."""
+    """Our speeds by operation, and those of others by operation and program."""
 
     def __init__(self) -> None:
         self._values: dict[str, dict[str, list[float]]] = {}
@@ -206,19 +208,19 @@ class _Samples:
     def add(self, what: str, value: float, *, rival: str = "") -> None:
         self._values.setdefault(what, {}).setdefault(rival, []).append(value)
 
-    def rates(self) -> list[Rate]:
-        """Ours beside the best of the others, by medians."""
-        found: list[Rate] = []
+    def rates(self) -> list[MeasuredRate]:
+        """Our median speeds, with the best of the others'."""
+        found: list[MeasuredRate] = []
         for what, by_whom in self._values.items():
             medians = {name: statistics.median(values) for name, values in by_whom.items()}
             ours = medians.pop("")
             best = max(medians, key=lambda name: medians[name])
-            found.append(Rate(f"SSD {what}", ours, best, medians[best]))
+            found.append(MeasuredRate(f"SSD {what}", ours, best, medians[best]))
         return found
 
 
 def drop_cache(path: Path) -> None:
-    """What the page cache holds of the file is read from the disk again."""
+    """Drop the file's pages from the page cache, so that it is read from the disk again."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fdatasync(fd)
@@ -233,7 +235,7 @@ def _facts(index: int) -> BlockFacts:
 
 
 def _on_threads(slots: Iterable[int], threads: int, work: Callable[[int], None]) -> float:
-    """Seconds until `work` was done for all of them, by so many threads."""
+    """Seconds until `work` was done for all slots, with this many threads."""
     waiting, guard = iter(slots), threading.Lock()
 
     def loop() -> None:

@@ -1,8 +1,8 @@
-"""How fast reads are, beside everything else that moves bytes between two processes, all in one run.
+"""Compares the speed of reads with everything else that moves bytes between two processes, all in one run.
 
-Two processes on this machine. The same scattered blocks are read in every way in turn, round after round,
-so that whatever else the machine does hits all alike. `checked` is `TransferManager.read_checked`, as workers
-do it, with generations; the others are mechanisms with nothing around them (`benchmarks.transfer_raw`).
+There are two processes on this machine. The same scattered blocks are read in every way in turn, round after
+round, so that other load on the machine affects all alike. `checked` is `TransferManager.read_checked`, as
+workers use it, with generations; the others are bare mechanisms (`benchmarks.transfer_raw`).
 """
 
 import asyncio
@@ -38,7 +38,7 @@ READ_TIMEOUT_S = 30.0
 SOURCE, READER = WorkerId("bench-source.0"), WorkerId("bench-reader.0")
 HOST = "127.0.0.1"
 RAW_TRANSPORTS = ("nixl", "tcp", "shared memory")
-"""What the checked read is held against; process_vm_readv is what `cma` itself is made of."""
+"""Mechanisms that the checked read is compared with. process_vm_readv is what `cma` itself uses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +49,13 @@ class TransferBenchResult:
     block_count: int
     rounds: int
     backend: str
-    """That workers would read with here."""
+    """The backend that workers would use here."""
     checked: dict[str, float]
-    """Backend name -> `TransferManager.read_checked` over it."""
+    """Speed of `TransferManager.read_checked` by backend."""
     raw: dict[str, float]
-    """Mechanism -> the same blocks with nothing around it."""
+    """Speed of the bare mechanism on the same blocks, by mechanism."""
     memcpy_bytes_per_s: float
-    """numpy copies of the same blocks within this process, one thread."""
+    """numpy copies of the same blocks within this process, in one thread."""
 
     @property
     def checked_bytes_per_s(self) -> float:
@@ -63,7 +63,7 @@ class TransferBenchResult:
 
     @property
     def raw_bytes_per_s(self) -> float:
-        """NIXL alone: make a request of the same descriptors, post it, watch it without pause."""
+        """NIXL alone: make a request of the same descriptors, post it, and poll it without pause."""
         return self.raw["nixl"]
 
     @property
@@ -99,7 +99,7 @@ class TransferBenchResult:
 
 
 def run(*, block_bytes: int, block_count: int, seconds: float) -> TransferBenchResult:
-    """Reads `block_count` scattered blocks again and again for `seconds`, and at least once.
+    """Read `block_count` scattered blocks repeatedly for `seconds`, and at least once.
 
     Raises SetupError without NIXL or cross-memory attach, TransferFailed if a read fails.
     """
@@ -113,7 +113,7 @@ def run(*, block_bytes: int, block_count: int, seconds: float) -> TransferBenchR
             raise SetupError("the bench's source process did not start")
         offers: dict[str, bytes] = ours.recv()
         raw_offer: RawSourceOffer = ours.recv()
-        return asyncio.run(_Bench(offers, raw_offer, block_bytes, block_count).run(seconds))
+        return asyncio.run(_TransferBench(offers, raw_offer, block_bytes, block_count).run(seconds))
     except EOFError:
         raise SetupError("the bench's source process ended at once") from None
     finally:
@@ -122,7 +122,7 @@ def run(*, block_bytes: int, block_count: int, seconds: float) -> TransferBenchR
 
 
 def _pool(block_bytes: int, block_count: int) -> tuple[npt.NDArray[np.uint8], KVMemory]:
-    blocks = np.ones((block_count, block_bytes), np.uint8)  # written: its pages exist
+    blocks = np.ones((block_count, block_bytes), np.uint8)  # written, so that its pages exist
     generations = np.ones(block_count, np.uint64)
     return blocks, KVMemory(blocks.ctypes.data, block_bytes, block_count, generations)
 
@@ -142,12 +142,12 @@ def _serve(conn: Connection, block_bytes: int, block_count: int) -> None:
         raw = RawSource(blocks)
         conn.send(offers)
         conn.send(raw.offer)
-        await asyncio.to_thread(conn.poll, None)  # until killed
+        await asyncio.to_thread(conn.poll, None)  # until it is killed
 
     asyncio.run(serve())
 
 
-class _Bench:
+class _TransferBench:
     def __init__(
         self, offers: dict[str, bytes], raw_offer: RawSourceOffer, block_bytes: int, block_count: int
     ) -> None:
@@ -174,7 +174,7 @@ class _Bench:
                 await manager.start()
                 await manager.add_peer(SOURCE, self._offers)
             ends_s, rounds = time.monotonic() + seconds, 0
-            # The first round connects and faults pages in: it is not counted.
+            # The first round connects and faults pages in, so it is not counted.
             while rounds < 2 or time.monotonic() < ends_s:
                 self._timed(("memcpy", ""), lambda: _copy(self._blocks, self._other, order))
                 for name, reader in raw.items():

@@ -1,6 +1,6 @@
-"""The mechanisms the transfer bench compares with, each as bare as it can be.
+"""The bare mechanisms that the transfer bench compares with.
 
-Blocks are rows of a uint8 array [count, block_bytes]; `read(order)` copies the source's row order[i] to our
+Blocks are rows of a uint8 array [count, block_bytes]. `read(order)` copies the source's row order[i] to our
 row i and returns when all bytes are there.
 """
 
@@ -34,12 +34,12 @@ class RawSourceOffer:
     pid: int
     address: int
     shared_path: str
-    """The memory file, through /proc."""
+    """The path of the shared memory file, through /proc."""
     port: int
 
 
 class RawSource:
-    """Serves `blocks` to the readers here: as they are, as a copy in shared memory, and over a socket."""
+    """Offers `blocks` to the readers here: directly, as a copy in shared memory, and over a socket."""
 
     def __init__(self, blocks: Blocks) -> None:
         self._blocks = blocks
@@ -83,7 +83,7 @@ class TcpReader:
 
 
 class SharedReader:
-    """Copies out of memory that both processes have mapped."""
+    """Copies from memory that both processes have mapped."""
 
     def __init__(self, into: Blocks, offer: RawSourceOffer) -> None:
         self._into = into
@@ -102,7 +102,7 @@ class SharedReader:
 
 
 class ProcessReader:
-    """process_vm_readv on one thread, as many ranges per call as it takes."""
+    """process_vm_readv on one thread, with as many ranges per call as possible."""
 
     def __init__(self, into: Blocks, offer: RawSourceOffer) -> None:
         self._into, self._offer = into, offer
@@ -123,7 +123,7 @@ class ProcessReader:
 
 
 class NixlReader:
-    """Prepared descriptor lists, one request, posted and watched without pause."""
+    """Prepared descriptor lists and one request, posted and polled without pause."""
 
     def __init__(self, memory: KVMemory, offer: NixlOffer) -> None:
         self._agent = NixlAgent("bench-raw")

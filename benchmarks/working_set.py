@@ -1,8 +1,8 @@
-"""Sessions that come back, more of them than the pool can hold: goodput with the store and without.
+"""Measures goodput with and without the store, for returning sessions whose KV exceeds the pool.
 
 Every session has a long prompt and returns for several turns, each a little longer. Together their KV is a
-multiple of the pool, and all others come in between, so a pool alone has forgotten each by its next
-turn. Arrivals are Poisson, open loop; the first turns, which nobody can have cached, are not counted.
+multiple of the pool, and all others come in between, so a pool alone has evicted each session by its next
+turn. Arrivals are Poisson, open loop. First turns, which nobody can have cached, are not counted.
 """
 
 import asyncio
@@ -19,22 +19,22 @@ from baton.core.errors import SetupError
 from benchmarks import peers
 from benchmarks.bench_model import FIRST_TOKEN, VOCAB
 from benchmarks.peers import MODEL_NAME, Peer
-from loadgen.client import Server, request_bytes, send
-from loadgen.records import Outcome, Record
+from loadgen.client import ServerUrl, request_bytes, send
+from loadgen.records import RequestOutcome, RequestRecord
 
 REQUEST_S = 300.0
 
 
 class WorkingSet(msgspec.Struct, frozen=True):
-    """What is sent."""
+    """The requests of the bench."""
 
     sessions: int
     turns: int
-    """Counted ones; a first one comes before."""
+    """Counted turns per session; a first one comes before."""
     prompt_tokens: int
-    """Of a session's first turn."""
+    """Prompt tokens of a session's first turn."""
     turn_tokens: int
-    """More with each turn."""
+    """Prompt tokens that each turn adds."""
     output_tokens: int
     rate_per_s: float
     ttft_slo_s: float
@@ -50,13 +50,13 @@ class WorkingSetResult(msgspec.Struct, frozen=True):
     ttft_p50_s: float
     tpot_p50_s: float
     cached_share: float
-    """Of prompt tokens, as the server reports it."""
+    """Share of prompt tokens, as the server reports it."""
 
 
 async def compare(
     servers: Sequence[Peer], load: WorkingSet, *, cores: Sequence[int], progress: Callable[[str], None]
 ) -> list[WorkingSetResult]:
-    """One server after the other. Raises SetupError if one does not start."""
+    """Run one server after the other. Raises SetupError if one does not start."""
     results: list[WorkingSetResult] = []
     with tempfile.TemporaryDirectory(prefix="baton-bench-") as folder:
         for peer in servers:
@@ -71,7 +71,7 @@ async def compare(
     return results
 
 
-async def _measure(name: str, server: Server, load: WorkingSet) -> WorkingSetResult:
+async def _measure(name: str, server: ServerUrl, load: WorkingSet) -> WorkingSetResult:
     rng = random.Random("arrivals")
     turns = [(session, turn) for turn in range(1, load.turns + 1) for session in range(load.sessions)]
     delays: list[float] = []
@@ -82,7 +82,7 @@ async def _measure(name: str, server: Server, load: WorkingSet) -> WorkingSetRes
     records = await asyncio.gather(
         *(_ask(server, load, *turn, delay_s) for turn, delay_s in zip(turns, delays, strict=True))
     )
-    completed = [record for record in records if record.outcome is Outcome.COMPLETED]
+    completed = [record for record in records if record.outcome is RequestOutcome.COMPLETED]
     if not completed:
         raise SetupError(f"{name}: no request was completed: {records[0].error} {records[0].detail}")
     prompt_count = sum(record.prompt_tokens or 0 for record in completed)
@@ -97,14 +97,14 @@ async def _measure(name: str, server: Server, load: WorkingSet) -> WorkingSetRes
     )
 
 
-def _is_good(record: Record, load: WorkingSet) -> bool:
+def _is_good(record: RequestRecord, load: WorkingSet) -> bool:
     ttft_s, tpot_s = record.ttft_s, record.tpot_s
     return ttft_s is not None and ttft_s <= load.ttft_slo_s and (tpot_s or 0.0) <= load.tpot_slo_s
 
 
-async def _ask(server: Server, load: WorkingSet, session: int, turn: int, delay_s: float) -> Record:
+async def _ask(server: ServerUrl, load: WorkingSet, session: int, turn: int, delay_s: float) -> RequestRecord:
     loop = asyncio.get_running_loop()
-    record = Record(session, planned_s=loop.time() + delay_s)
+    record = RequestRecord(session, planned_s=loop.time() + delay_s)
     body = orjson.dumps(
         {
             "model": MODEL_NAME,

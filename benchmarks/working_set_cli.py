@@ -1,4 +1,4 @@
-"""`baton bench working-set` and `baton bench store-cost`: what the store gives, and what it takes."""
+"""`baton bench working-set` and `baton bench store-cost`: the gain and the cost of the store."""
 
 import asyncio
 import os
@@ -27,16 +27,21 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a tabl
 
 def working_set(
     pool_tokens: Annotated[int, typer.Option(min=1024, help="KV pool of each worker, in tokens.")] = 10_240,
-    multiple: Annotated[float, typer.Option(min=0.5, help="Working set, in pools.")] = 4.0,
-    prompt_tokens: Annotated[int, typer.Option(min=64, help="Of a session's first turn.")] = 1280,
+    multiple: Annotated[
+        float, typer.Option(min=0.5, help="Size of the working set, as a multiple of the pool.")
+    ] = 4.0,
+    prompt_tokens: Annotated[
+        int, typer.Option(min=64, help="Prompt tokens of a session's first turn.")
+    ] = 1280,
     turns: Annotated[int, typer.Option(min=1, help="Counted turns of each session.")] = 3,
     rate: Annotated[float, typer.Option(min=0.01, help="Requests per second.")] = 3.0,
-    ttft_slo: Annotated[float, typer.Option(min=0.001, help="Seconds.")] = 1.0,
-    tpot_slo: Annotated[float, typer.Option(min=0.001, help="Seconds.")] = 0.1,
+    ttft_slo: Annotated[float, typer.Option(min=0.001, help="TTFT target in seconds.")] = 1.0,
+    tpot_slo: Annotated[float, typer.Option(min=0.001, help="TPOT target in seconds.")] = 0.1,
     as_json: Json = False,
 ) -> None:
-    """Goodput with the store and without, when sessions that come back need more KV than a pool holds: `baton
-    serve` with one prefill and one decode worker on a random 82 M model, open loop.
+    """Compare goodput with and without the store when returning sessions need more KV than a pool holds.
+
+    It runs `baton serve` with one prefill and one decode worker on a random 82 M model, open loop.
 
     Example: baton bench working-set --rate 3 --multiple 4
     """
@@ -67,8 +72,8 @@ def working_set(
 
 
 def _table(results: list[WorkingSetResult]) -> Table:
-    table = Table(title="Sessions that come back")
-    for name in ("", "completed", "goodput /s", "to without", "TTFT p50 ms", "TPOT p50 ms", "cached"):
+    table = Table(title="Returning sessions")
+    for name in ("", "completed", "goodput /s", "ratio to without", "TTFT p50 ms", "TPOT p50 ms", "cached"):
         table.add_column(name, justify="right" if name else "left")
     least = results[-1].goodput_per_s
     for result in results:
@@ -85,14 +90,15 @@ def _table(results: list[WorkingSetResult]) -> Table:
 
 
 def store_cost(
-    rounds: Annotated[int, typer.Option(min=1, max=100, help="Rounds, in turn; medians.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, max=100, help="Rounds; medians are shown.")] = 3,
     concurrency: Annotated[str, typer.Option(help="Requests in flight.")] = "1,8",
     prompt_tokens: Annotated[int, typer.Option(min=1)] = 512,
     output_tokens: Annotated[int, typer.Option(min=2)] = 64,
     as_json: Json = False,
 ) -> None:
-    """What the store costs traffic that repeats nothing: `baton serve` with it and without, in turn, closed
-    loop, prompts that are never the same twice.
+    """Measure what the store costs traffic that never repeats a prompt.
+
+    It runs `baton serve` with and without the store, in turn, closed loop.
 
     Example: baton bench store-cost --rounds 3
     """
@@ -118,8 +124,16 @@ def store_cost(
 
 
 def _cost_table(results: list[ServerResult]) -> Table:
-    table = Table(title="No prompt comes twice")
-    for name in ("in flight", "", "output tok/s", "to without", "TTFT p50 ms", "to without", "TPOT p50 ms"):
+    table = Table(title="Prompts that never repeat")
+    for name in (
+        "in flight",
+        "",
+        "output tok/s",
+        "ratio to without",
+        "TTFT p50 ms",
+        "ratio to without",
+        "TPOT p50 ms",
+    ):
         table.add_column(name, justify="right" if name else "left")
     without = {r.load.concurrency: r.load for r in results if r.peer == "without"}
     for result in results:

@@ -8,6 +8,7 @@ import typer
 from commands.certs import app as certs_app
 from commands.keys import app as keys_app
 from commands.operate import mount as mount_operations
+from commands.parts import PASS_ON, run_part
 from commands.store import app as store_app
 from commands.tokens import app as tokens_app
 
@@ -48,7 +49,6 @@ Store = Annotated[
         show_default=False,
     ),
 ]
-PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
 def _pools(prefill: int | None, decode: int | None, aggregated: int | None) -> dict[str, int | None]:
@@ -277,8 +277,6 @@ def _mount(name: str, module: str, needs: str, summary: str, example: str) -> No
     its help."""
 
     def command(context: typer.Context) -> None:
-        from commands.parts import run_part
-
         run_part(name, module, extra=needs, example=example, args=context.args)
 
     command.__doc__ = f"{summary}\n\nExample: {example}"
@@ -329,7 +327,7 @@ _mount(
 )
 _mount(
     "bench",
-    "benchmarks.cli",
+    "commands.bench",
     "worker",
     "Measure parts of Baton against their limits and baselines.",
     "baton bench handover",

@@ -9,7 +9,7 @@ from baton.config import AutoscaleConfig
 from baton.core.errors import SetupError
 from baton.core.messages import Role
 from control_plane.autoscaler.settings import settings_of
-from control_plane.autoscaler.values import Objective
+from control_plane.autoscaler.values import LatencyObjective
 from simulator.fleet.fleet import Fleet
 from simulator.fleet.scaling import FleetScaling, ScalingSpec
 from simulator.fleet.scaling_rules import RULES, make_rule
@@ -76,7 +76,7 @@ def scaled(
     settings = settings_of(
         config,
         roles=roles,
-        objectives={name: Objective(*slo) for name, slo in spec.slo_classes.items()},
+        objectives={name: LatencyObjective(*slo) for name, slo in spec.slo_classes.items()},
         hold_s=spec.router.queue_wait_s,
         is_advice=is_advice,
     )

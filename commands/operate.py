@@ -285,9 +285,9 @@ def _order(control: str, action: Callable[[ClusterState], Action], options: _Ord
 def _mind_losses(action: Action, state: ClusterState, options: _OrderOptions) -> None:
     """Ask the operator to confirm that a role loses its last worker. Raises SetupError if there is nobody to
     ask, or if the answer is no."""
-    from control_plane.losses import loss_of
+    from control_plane.order_impact import impact_of
 
-    loss = loss_of(action, state)
+    loss = impact_of(action, state)
     if loss is None:
         return
     print(f"baton: warning: {loss.text}", file=sys.stderr)

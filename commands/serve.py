@@ -127,8 +127,8 @@ async def _control(config: Config, *, is_local: bool, has_parent: bool) -> None:
     with shutdown.on_signals():
         control = Control(config, actor_class=WorkerActor, overlay=overlay, is_local=is_local, record=record)
         if config.dashboard.enabled:
-            control.show(
-                dashboard_command, tell=lambda where: print(f"{DASHBOARD_PREFIX}{where}", flush=True)
+            control.with_dashboard(
+                dashboard_command, announce=lambda where: print(f"{DASHBOARD_PREFIX}{where}", flush=True)
             )
         await control.run(
             shutdown,

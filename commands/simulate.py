@@ -17,8 +17,8 @@ from commands.autoscale import Advise, AutoscaleRule, HpaTarget, StartUp, check_
 from commands.settings import load_config
 from commands.simulate_show import Outputs, live_progress, publish
 from loadgen.lengths import (
-    Plan,
-    Scaling,
+    ReplayPlan,
+    TraceScaling,
     check_rate,
     factor_text,
     make_plan,
@@ -26,8 +26,8 @@ from loadgen.lengths import (
     time_scale_for,
 )
 from loadgen.options import target
-from loadgen.report import Settings
-from loadgen.slo import NO_TARGET_S, Objectives, parse_class_slo, slo_of
+from loadgen.report import RunSettings
+from loadgen.slo import NO_TARGET_S, ClassObjectives, parse_class_slo, slo_of
 from loadgen.sources import SYNTH, name_of, open_trace
 from loadgen.traces import Trace, cut
 from simulator.fleet.fleet import Fleet
@@ -36,7 +36,7 @@ from simulator.fleet.setup import (
     BATCH_SEQUENCES,
     STEP_TOKENS,
     Machine,
-    Pools,
+    PoolSizes,
     block_tokens_of,
     fleet_spec,
     machine_of,
@@ -170,15 +170,15 @@ class Options:
     hpa_target: float | None
     advise: bool
 
-    def objectives(self) -> Objectives:
+    def objectives(self) -> ClassObjectives:
         """Raises SetupError."""
         by_class = dict(parse_class_slo(text) for text in self.class_slos)
-        return Objectives(slo_of(self.ttft_slo, self.tpot_slo), by_class)
+        return ClassObjectives(slo_of(self.ttft_slo, self.tpot_slo), by_class)
 
-    def scaling(self, trace: Trace) -> Scaling:
+    def scaling(self, trace: Trace) -> TraceScaling:
         """Raises SetupError."""
         check_rate(self.rate, self.time_scale)
-        return Scaling(
+        return TraceScaling(
             parse_factor(self.length_scale),
             parse_factor(self.output_scale or self.length_scale),
             parse_factor(self.time_scale)
@@ -260,14 +260,14 @@ def _run(asked: Options, outputs: Outputs) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class PreparedSimulation:
     """A simulation that is ready to run."""
 
     asked: Options
-    plan: Plan
+    plan: ReplayPlan
     spec: FleetSpec
     machine: Machine
-    settings: Settings
+    settings: RunSettings
     trace_block_tokens: float
     time_scale: Fraction
     """The plan's time scale."""
@@ -279,12 +279,12 @@ class Ready:
     def planned(self) -> int:
         return len(self.plan.requests) * self.asked.copies
 
-    def at(self, factor: float) -> "Ready":
+    def at(self, factor: float) -> "PreparedSimulation":
         time_scale = factor_text(self.time_scale / Fraction(factor).limit_denominator(10**9))
         return replace(self, factor=factor, settings=replace(self.settings, time_scale=time_scale))
 
 
-def prepare(asked: Options) -> Ready:
+def prepare(asked: Options) -> PreparedSimulation:
     """Raises SetupError for a simulation that cannot run."""
     objectives = asked.objectives()
     _check(asked, objectives)
@@ -298,7 +298,7 @@ def prepare(asked: Options) -> Ready:
     block_tokens = asked.block_tokens or block_tokens_of(plan)
     machine = _machine(asked)
     config = _config(asked, block_tokens)
-    pools = Pools(asked.prefill, asked.decode, asked.aggregated)
+    pools = PoolSizes(asked.prefill, asked.decode, asked.aggregated)
     spec = fleet_spec(
         machine,
         pools,
@@ -320,12 +320,12 @@ def prepare(asked: Options) -> Ready:
     )
     settings = _settings(asked, trace, plan, spec, machine, pools, objectives, scaling)
     scale = _scaled(asked, spec, config.autoscale) if asked.autoscale else None
-    return Ready(
+    return PreparedSimulation(
         asked, plan, spec, machine, settings, float(plan.block_tokens), scaling.time_scale, scale=scale
     )
 
 
-def _check(asked: Options, objectives: Objectives) -> None:
+def _check(asked: Options, objectives: ClassObjectives) -> None:
     """Check the options that do not depend on the trace. Raises SetupError."""
     if asked.search_rate:
         objectives.check_search()
@@ -334,7 +334,7 @@ def _check(asked: Options, objectives: Objectives) -> None:
     )
 
 
-def _targets(objectives: Objectives, classes: Iterable[str]) -> dict[str, tuple[float, float]]:
+def _targets(objectives: ClassObjectives, classes: Iterable[str]) -> dict[str, tuple[float, float]]:
     """The SLO targets of a fleet. A class without its own targets has the default; 0 means no target."""
     slos = {name: objectives.by_class.get(name, objectives.default) for name in ("", *classes)}
     return {name: (slo.ttft_s or 0.0, slo.tpot_s or 0.0) for name, slo in slos.items()}
@@ -361,7 +361,7 @@ def _trace(asked: Options) -> Trace:
     return cut(whole, start_s=asked.start, duration_s=asked.duration, limit=asked.limit)
 
 
-def _own_rate(plan: Plan) -> float:
+def _own_rate(plan: ReplayPlan) -> float:
     return (len(plan.requests) - 1) / max(1e-9, plan.requests[-1].at_s - plan.requests[0].at_s)
 
 
@@ -389,14 +389,14 @@ def _config(asked: Options, block_tokens: int) -> Config:
 def _settings(
     asked: Options,
     trace: Trace,
-    plan: Plan,
+    plan: ReplayPlan,
     spec: FleetSpec,
     machine: Machine,
-    pools: Pools,
-    objectives: Objectives,
-    scaling: Scaling,
-) -> Settings:
-    return Settings(
+    pools: PoolSizes,
+    objectives: ClassObjectives,
+    scaling: TraceScaling,
+) -> RunSettings:
+    return RunSettings(
         trace=name_of(asked.trace),
         target=f"{pools} × {machine.name}",
         model=asked.model,
@@ -425,7 +425,7 @@ def _settings(
     )
 
 
-def _at_capacity(ready: Ready, console: Console) -> Ready:
+def _at_capacity(ready: PreparedSimulation, console: Console) -> PreparedSimulation:
     """The simulation at the highest rate that attains the goal."""
     attain, asked = ready.asked.attain, ready.asked
     own_rate = asked.copies * _own_rate(ready.plan)
@@ -455,7 +455,7 @@ def _at_capacity(ready: Ready, console: Console) -> Ready:
     return ready.at(found.factor)
 
 
-def _simulate(ready: Ready, console: Console) -> Simulated:
+def _simulate(ready: PreparedSimulation, console: Console) -> Simulated:
     asked = ready.asked
     demands = of_plan(ready.plan, copies=asked.copies, seed=asked.seed)
     with live_progress(console, planned=ready.planned) as observer:

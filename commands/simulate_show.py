@@ -14,7 +14,7 @@ from baton.files.terminal import new_console
 from loadgen.files import report_bytes, write_records
 from loadgen.html.page import render
 from loadgen.outputs import check_outputs, write_to
-from loadgen.report import Settings
+from loadgen.report import RunSettings
 from loadgen.show import show_report
 from simulator.fleet.fleet import Fleet, Observer
 from simulator.fleet.pools import anti_phase, pool_chart, wasted_share
@@ -71,7 +71,7 @@ def live_progress(console: Console, *, planned: int) -> Generator[Observer]:
         yield look
 
 
-def publish(done: Simulated, settings: Settings, *, rule: str, to: Outputs) -> None:
+def publish(done: Simulated, settings: RunSettings, *, rule: str, to: Outputs) -> None:
     """Write every output, even if another one fails. `rule` is the autoscaling rule. Raises CannotWrite."""
     console = new_console(stderr=any(map(is_stdout, to)))
     figures = None if done.scaling is None else figures_of(done.scaling, rule=rule)

@@ -1,1 +1,1 @@
-"""Which workers exist and in which role: directory, leases, reconciliation, Ray."""
+"""The control plane decides which workers exist and in which role: directory, leases, reconciliation, Ray."""

@@ -18,30 +18,31 @@ from control_plane.reconcile import RestartPolicy
 log = logging.getLogger(__name__)
 
 READY_PREFIX = "ready "
-"""A child's one line on standard output: this, then where it serves."""
+"""Beginning of the one line that a ready child prints on standard output. Its addresses follow."""
 
 SETUP_ERROR_PREFIX = "setup error "
-"""Instead of that line: this, then what a person must change; `SETUP_ERROR_STATUS` follows."""
+"""Beginning of the line that a child prints in place of the ready line when a person must change something.
+The text follows, and the child exits with `SETUP_ERROR_STATUS`."""
 
 SETUP_ERROR_STATUS = 2
 LIVE_PATH = "/health/live"
 START_S = 60.0
-"""From starting a child to its ready line."""
+"""Longest time from starting a child to its ready line."""
 
 PROBE_S = 1.0
-"""Between two looks whether it answers."""
+"""Time between two liveness probes of a child."""
 
 KILL_S = 2.0
-"""From SIGKILL to the end of the process."""
+"""Longest time from SIGKILL to the end of the process."""
 
 
 NOT_PASSED_ON = ("BATON_", "RAY_AUTH_")
-"""Beginnings of variables: a router has no business with Ray."""
+"""Prefixes of environment variables that children do not inherit: a router has no business with Ray."""
 
 
 def child_environment(config: Config) -> dict[str, str]:
-    """This process's environment, with the whole configuration in it: a child sees the same values,
-    whether they came from the command line, the environment or a default."""
+    """Return this process's environment with the whole configuration in it. A child then sees the same
+    values, whether they came from the command line, the environment or a default."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(NOT_PASSED_ON)}
     values = config.model_dump(mode="json")
     ours = {
@@ -51,7 +52,8 @@ def child_environment(config: Config) -> dict[str, str]:
 
 
 async def _answers(url: str, *, timeout_s: float) -> bool:
-    """In time, whatever it says. Our own child is asked, at an address that no certificate names."""
+    """Return whether the URL answers in time, whatever the answer is. The certificate is not checked, since
+    it does not name our own child's address."""
     try:
         async with (
             asyncio.timeout(timeout_s),
@@ -64,7 +66,7 @@ async def _answers(url: str, *, timeout_s: float) -> bool:
 
 
 class Child:
-    """Starts a process, starts it anew when it dies, stops it. `run` is one task; cancelling it leaves the
+    """A supervised process, which is started again when it dies. `run` is one task; cancelling it leaves the
     process to `stop`."""
 
     name = "child"
@@ -80,16 +82,16 @@ class Child:
         self._is_stopping = False
         self._setup_error = ""
         self.ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """What the first start said of where it serves. SetupError if that fails for want of something only a
-        person can give."""
+        """Addresses from the first ready line. SetupError if the child cannot start until a person changes
+        something."""
 
     @property
     def pid(self) -> int | None:
-        """Of the current process; None before the first start."""
+        """Process id of the current process; None before the first start."""
         return None if self._process is None else self._process.pid
 
     def live_url(self, ready: str) -> str:
-        """Where a child that said this after READY_PREFIX is asked whether it lives."""
+        """Return the URL of the liveness probe, given the text after READY_PREFIX."""
         raise NotImplementedError
 
     async def run(self) -> None:
@@ -100,30 +102,32 @@ class Child:
             if self._is_stopping:
                 return
             if status == SETUP_ERROR_STATUS and not self.ready.done():
-                self.ready.set_exception(SetupError(self._setup_error or f"the {self.name} cannot start"))
-                self.ready.exception()  # seen: who waits for it gets it all the same
+                self.ready.set_exception(
+                    SetupError(self._setup_error or f"the {self.name} cannot start: see the lines above")
+                )
+                self.ready.exception()  # marks it as retrieved; awaiting the future still raises it
                 return
             was_stable = time.monotonic() - started_s >= self._policy.stable_s
             deaths_in_a_row = 1 if was_stable else deaths_in_a_row + 1
             delay_s = self._policy.delay_s(deaths_in_a_row)
-            log.warning("%s ended with status %s, starting it anew in %g s", self.name, status, delay_s)
+            log.warning("%s ended with status %s; restarting it in %g s", self.name, status, delay_s)
             await asyncio.sleep(delay_s)
 
     async def _run_once(self) -> int:
-        """Returns the exit status."""
+        """Run the process once and return its exit status."""
         self._process = await asyncio.create_subprocess_exec(
             *self._argv,
             env=self._environment,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
-            # Ctrl-C in the terminal is ours to translate into an orderly end.
+            # Ctrl-C in the terminal reaches this process only, which ends the child in order.
             start_new_session=True,
         )
         try:
             async with asyncio.timeout(self.start_s):
                 ready = await self._await_ready(self._process)
         except TimeoutError:
-            log.error("%s not ready after %g s", self.name, self.start_s)
+            log.error("%s was not ready after %g s; killing it", self.name, self.start_s)
             self._process.kill()
             ready = None
         watch = asyncio.create_task(self._watch(self._process, self.live_url(ready))) if ready else None
@@ -135,8 +139,8 @@ class Child:
                 watch.cancel()
 
     async def _watch(self, process: asyncio.subprocess.Process, url: str) -> None:
-        """Kills it once it has been silent for long. A slow answer is an answer: a busy router has streams
-        to lose. What a pause of this very process adds to one look is not counted."""
+        """Kill the child once it has been silent for long. A slow answer is an answer, since a busy router
+        has streams to lose. A pause of this process itself does not count."""
         silent_s, loop = 0.0, asyncio.get_running_loop()
         patience_s = max(PROBE_S, self._silence_s / 2)
         while silent_s < self._silence_s:
@@ -146,12 +150,12 @@ class Child:
             silent_s = 0.0 if is_alive else silent_s + min(patience_s, loop.time() - looked_s)
         if self._is_stopping:
             return  # a draining child is left to `stop`, which has a deadline of its own
-        log.error("the %s has not answered for %g s, killing it", self.name, self._silence_s)
+        log.error("%s has not answered for %g s; killing it", self.name, self._silence_s)
         with contextlib.suppress(ProcessLookupError):
             process.kill()
 
     async def _await_ready(self, process: asyncio.subprocess.Process) -> str | None:
-        """What follows READY_PREFIX; None if it ended before it was ready."""
+        """Return the text after READY_PREFIX, or None if the child ended before it was ready."""
         assert process.stdout is not None
         while line := await process.stdout.readline():
             text = line.decode(errors="replace").strip()
@@ -167,13 +171,13 @@ class Child:
         return None
 
     async def _read_output(self, process: asyncio.subprocess.Process) -> None:
-        """What it says after it was ready."""
+        """Discard what the child prints after it was ready."""
         assert process.stdout is not None
         while await process.stdout.read(65_536):
             pass
 
     async def stop(self, timeout_s: float) -> None:
-        """Let it drain, at most this long; then kill it. Idempotent."""
+        """Let the child drain for at most this long, then kill it. Idempotent."""
         self._is_stopping = True
         process = self._process
         if process is None or process.returncode is not None:
@@ -184,7 +188,7 @@ class Child:
             async with asyncio.timeout(timeout_s):
                 await process.wait()
         except TimeoutError:
-            log.warning("the %s did not end within %g s, killing it", self.name, timeout_s)
+            log.warning("%s did not end within %g s; killing it", self.name, timeout_s)
             self.kill()
             async with asyncio.timeout(KILL_S):
                 await process.wait()

@@ -1,5 +1,5 @@
-"""The control plane's process: directory, orders, and workers as Ray actors. It may be killed at any time:
-its workers go on, and the next one at the same address goes on with them."""
+"""The process of the control plane: directory, orders, and workers as Ray actors. It may be killed at any
+time: its workers go on, and the next process at the same address adopts them."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ from control_plane.ray_cluster import RayCluster
 from control_plane.ray_ops import RayReplicas
 from control_plane.reconcile_events import Adopted
 from control_plane.record_file import RecordFile
-from control_plane.scaling import Scaling, live_settings
+from control_plane.scaling import AutoscalerRunner, live_settings
 from control_plane.shutdown import Shutdown
 from control_plane.store_directory import StoreDirectory, check_directory
 from control_plane.workers import Overlay, RayWorkers, first_pools
@@ -35,19 +35,19 @@ from control_plane.workers import Overlay, RayWorkers, first_pools
 log = logging.getLogger(__name__)
 
 NODES_S = 5.0
-"""Between two looks at Ray's list of nodes."""
+"""Time between two reads of Ray's list of nodes."""
 
 
 class Control:
-    """`run` once. `ready` gets the gRPC address and the metrics address once it can be asked; `settled` is
-    called when all workers serve for the first time; `failed` gets the words of a SetupError at once, while
-    the workers that are there are being ended."""
+    """The control plane of one cluster; call `run` once. `ready` gets the gRPC and metrics addresses once
+    they serve. `settled` is called when all workers serve for the first time. `failed` gets the text of a
+    SetupError at once, while existing workers are still being ended."""
 
     def __init__(
         self, config: Config, *, actor_class: type, overlay: Overlay, is_local: bool, record: Path | None
     ) -> None:
-        """`config.cluster.ray_address` is set. `is_local`: Ray is on this machine and all ours. `record`:
-        where orders are remembered; None: nowhere."""
+        """`config.cluster.ray_address` must be set. `is_local` means that Ray runs on this machine for this
+        cluster alone. `record` is the file that keeps orders, or None to keep none."""
         self._config = config
         self._home = RayCluster(config.cluster.ray_address)
         self._ray = RayReplicas(
@@ -66,23 +66,26 @@ class Control:
             check=self._workers.check,
             crash=self._crash,
         )
-        self._scaling = Scaling(live_settings(config), self._plane, workers_max=config.autoscale.workers_max)
+        self._scaling = AutoscalerRunner(
+            live_settings(config), self._plane, workers_max=config.autoscale.workers_max
+        )
         self._store_directory = StoreDirectory(config.store, meter=self._plane.meter)
         self._metrics = MetricsServer(render=self._render, health=self._health)
         self._server: grpc.aio.Server | None = None
-        self._show: Callable[[str], None] = lambda control_address: None
+        self._start_dashboard: Callable[[str], None] = lambda control_address: None
         self._dashboard: DashboardChild | None = None
         self._is_first_life = True
-        """Nobody was told yet that the cluster is ready: what is wrong with it may end it."""
+        """Nobody has been told yet that the cluster is ready, so a setup error may end it."""
 
-    def show(self, command: DashboardCommand, *, tell: Callable[[str], None]) -> None:
-        """Before `run`: with a dashboard. `tell` is told where it is, and how to sign in."""
+    def with_dashboard(self, command: DashboardCommand, *, announce: Callable[[str], None]) -> None:
+        """Start a dashboard with the control plane; call this before `run`. `announce` gets its URL and how
+        to sign in."""
 
         def start(control_address: str) -> None:
             self._dashboard = DashboardChild.of(command, self._config, control_address)
-            self._background.spawn(self._dashboard.run_beside(tell))
+            self._background.spawn(self._dashboard.run_beside(announce))
 
-        self._show = start
+        self._start_dashboard = start
 
     async def run(
         self,
@@ -92,9 +95,9 @@ class Control:
         settled: Callable[[], None],
         failed: Callable[[str], None],
     ) -> None:
-        """Until it is asked to end. Raises SetupError for what the operator must change before workers can
+        """Run until asked to end. Raises SetupError for what the operator must change before workers can
         start."""
-        leaves_workers = True  # if we break, the next life goes on with them
+        leaves_workers = True  # after a crash the next control plane adopts them
         try:
             ready(await self._start())
             await self._until_stopped(shutdown, settled)
@@ -127,7 +130,7 @@ class Control:
         await self._adopt(address)
         self._plane.want(first_pools(self._config), record=record)
         self._background.spawn(self._follow_nodes())
-        self._show(address)
+        self._start_dashboard(address)
         if self._scaling.is_on:
             self._background.spawn(self._scaling.run())
         return f"{address} {self._metrics.address}"
@@ -142,7 +145,7 @@ class Control:
         all_there = asyncio.create_task(self._plane.until_settled())
         crashed = asyncio.create_task(self._crash.wait())
         waits: set[asyncio.Future[Any]] = {asked, all_there, crashed}
-        if self._is_first_life:  # else other workers serve, of other models maybe
+        if self._is_first_life:  # later, other workers or models may serve already
             waits.add(self._plane.setup_error)
         try:
             while not asked.done():
@@ -151,7 +154,7 @@ class Control:
                     raise self._crash.error
                 if all_there in waits and all_there.done():
                     waits -= {all_there, self._plane.setup_error}
-                    settled()  # later on, workers that cannot start are tried again, and told
+                    settled()  # from now on, workers that cannot start are logged and tried again
                 elif self._plane.setup_error in waits and self._plane.setup_error.done():
                     raise SetupError(self._plane.setup_error.result())
         finally:
@@ -161,7 +164,7 @@ class Control:
     async def _follow_nodes(self) -> None:
         while True:
             with contextlib.suppress(ConnectionError, RuntimeError):
-                self._plane.saw_nodes(nodes_of(await asyncio.to_thread(self._home.ray.nodes)))
+                self._plane.on_nodes(nodes_of(await asyncio.to_thread(self._home.ray.nodes)))
             await asyncio.sleep(NODES_S)
 
     async def _close(self, *, leaves_workers: bool) -> None:
@@ -187,27 +190,28 @@ class Control:
         return {"status": "ok" if self._plane.reconciler.is_settled else "converging", "routers": routers}
 
     def _on_exit(self, worker_id: WorkerId, reason: BaseException | str) -> None:
-        self._plane.exited(worker_id, reason)
+        self._plane.on_exit(worker_id, reason)
 
 
 def check_reach(cluster: ClusterConfig, listed: list[dict[str, Any]], *, here: str) -> None:
-    """That workers on Ray's other hosts reach the control plane, and are reached. `listed`: `ray.nodes()`;
-    `here`: our own address there. Raises SetupError."""
+    """Check that workers on Ray's other hosts and the control plane can reach each other. `listed` is
+    `ray.nodes()`, `here` our own address in it. Raises SetupError."""
     if cluster.node_labels:
-        return  # who knows where workers may run
+        return  # labels restrict where workers run, in ways unknown here
     settings = {"control_host": cluster.control_host, "worker_host": cluster.worker_host}
     if not (closed := [f"cluster.{name}={host}" for name, host in settings.items() if is_loopback(host)]):
         return
     found = {str(node.get("NodeManagerAddress", "")) for node in listed if node.get("Alive")} - {here}
     if others := sorted(address for address in found if address and not is_loopback(address)):
         raise SetupError(
-            f"Ray has other hosts ({', '.join(others[:5])}), and {' and '.join(closed)} is for one machine: "
+            f"{' and '.join(closed)} works on one machine only, and Ray has other hosts "
+            f"({', '.join(others[:5])}): "
             "name this host's address in cluster.control_host, and set cluster.worker_host=0.0.0.0"
         )
 
 
 def nodes_of(listed: list[dict[str, Any]]) -> list[NodeState]:
-    """Of `ray.nodes()`. Dead ones are told for as long as Ray tells them."""
+    """Convert `ray.nodes()`. Dead nodes are listed for as long as Ray lists them."""
     states = [
         NodeState(
             node=node["NodeID"],

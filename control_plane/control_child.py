@@ -1,4 +1,4 @@
-"""The control plane as a supervised child of `baton serve`: it may die, and what it manages does not."""
+"""The control plane as a supervised child of `baton serve`. It may die without ending what it manages."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -8,14 +8,15 @@ from control_plane.child import LIVE_PATH, SETUP_ERROR_PREFIX, Child
 from control_plane.reconcile_events import RestartPolicy
 
 SETTLED_LINE = "settled"
-"""Said once all workers serve for the first time."""
+"""Line printed once all workers serve for the first time."""
 
 DASHBOARD_PREFIX = "dashboard "
-"""Then where it is and how to sign in, said once there is one."""
+"""Beginning of the line that names the dashboard's URL and how to sign in, printed once it serves."""
 
 
 class ControlChild(Child):
-    """Its ready line: gRPC address and metrics address, separated by a blank."""
+    """The control plane as a child. Its ready line has the gRPC address and the metrics address, separated by
+    a blank."""
 
     name = "control plane"
 
@@ -25,10 +26,10 @@ class ControlChild(Child):
         super().__init__(argv, environment=environment, policy=policy, silence_s=silence_s)
         self.settled = asyncio.Event()
         self.dashboard = ""
-        """Where it is, and how to sign in; empty: there is none, or not yet."""
+        """URL of the dashboard and how to sign in. Empty: there is none, or it is not ready yet."""
         self.has_dashboard = asyncio.Event()
         self.failed: asyncio.Future[SetupError] = asyncio.get_running_loop().create_future()
-        """What the operator must change before the first workers can serve."""
+        """The setup error that the operator must resolve before the first workers can serve."""
 
     def live_url(self, ready: str) -> str:
         return f"http://{ready.rsplit(' ', 1)[-1]}{LIVE_PATH}"

@@ -1,11 +1,11 @@
-"""Which cores a worker of this host runs on. Pure."""
+"""The cores that each worker of this host runs on. Pure."""
 
 from collections.abc import Sequence
 
 
 def core_share(index: int, worker_count: int, cores: Sequence[int]) -> tuple[int, ...]:
-    """Cores of worker `index` (from 0): a contiguous share, so that two workers do not take each
-    other's caches and time. With more workers than cores nobody is pinned: all get all of them."""
+    """Return the cores of worker `index` (from 0). The range is contiguous, so that two workers do not take
+    each other's caches and time. With more workers than cores nobody is pinned: each gets all cores."""
     assert 0 <= index < worker_count
     if worker_count > len(cores):
         return tuple(cores)
@@ -15,7 +15,7 @@ def core_share(index: int, worker_count: int, cores: Sequence[int]) -> tuple[int
 
 
 def thread_count(share: Sequence[int], worker_count: int, core_count: int, asked: int) -> int:
-    """Torch threads of one worker; `asked` is the operator's word, 0 for none."""
+    """Return the number of torch threads of one worker. `asked` is the operator's setting, 0 for none."""
     if asked:
         return asked
     return 1 if worker_count > core_count else max(1, len(share))

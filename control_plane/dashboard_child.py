@@ -1,4 +1,4 @@
-"""The dashboard as a supervised child of the control plane, so that looking costs it nothing."""
+"""The dashboard as a supervised child, so that its work costs the control plane nothing."""
 
 import asyncio
 import logging
@@ -12,16 +12,17 @@ from control_plane.plane import restart_policy
 log = logging.getLogger(__name__)
 
 DashboardCommand = Callable[[str], Sequence[str]]
-"""The argv of a dashboard that looks at the control plane at this address."""
+"""Function from the address of a control plane to the argv of a dashboard for it."""
 
 END_S = 3.0
 
 SILENCE_S = 60.0
-"""Nobody's request depends on it, and killed it forgets what was seen: on a busy machine it is waited for."""
+"""Least time without an answer after which the dashboard is killed. No request depends on it, and a restart
+loses its history, so a busy machine gets time."""
 
 
 class DashboardChild(Child):
-    """Its ready line: its URL, and how to sign in."""
+    """The dashboard as a child. Its ready line has its URL and how to sign in."""
 
     name = "dashboard"
 
@@ -37,20 +38,20 @@ class DashboardChild(Child):
             silence_s=max(SILENCE_S, config.cluster.router_silence_s),
         )
 
-    async def run_beside(self, tell: Callable[[str], None]) -> None:
-        """`tell` is told, once, where it is. Without a dashboard the cluster serves as well: what keeps it
-        from starting is logged, and no more."""
-        telling = asyncio.create_task(self._tell(tell))
+    async def run_beside(self, announce: Callable[[str], None]) -> None:
+        """Run the dashboard, and call `announce` once with its URL. The cluster serves without a dashboard as
+        well, so an error that keeps it from starting is only logged."""
+        announcing = asyncio.create_task(self._announce(announce))
         try:
             await self.run()
         finally:
-            telling.cancel()
+            announcing.cancel()
 
-    async def _tell(self, tell: Callable[[str], None]) -> None:
+    async def _announce(self, announce: Callable[[str], None]) -> None:
         try:
             where = await asyncio.shield(self.ready)
         except SetupError as error:
-            log.warning("no dashboard: %s", error)
+            log.warning("dashboard cannot start: %s", error)
             return
         log.info("dashboard at %s", where)
-        tell(where)
+        announce(where)

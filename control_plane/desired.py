@@ -1,7 +1,7 @@
-"""What is desired, and what orders make of it. Pure.
+"""The desired state of a cluster, and how orders change it. Pure.
 
-The contract of everybody who operates a cluster: autoscaler, dashboard and command line speak to
-`Operations` in the values of `baton.core.operate`, which are exported here.
+`Operations` is the interface that autoscaler, dashboard and command line use to operate a cluster. Its values
+are those of `baton.core.operate`.
 """
 
 from collections import deque
@@ -13,7 +13,6 @@ import msgspec
 
 from baton.core.messages import Role
 from baton.core.operate import (
-    FIRST_VERSION,
     Action,
     ClusterState,
     Decision,
@@ -32,64 +31,41 @@ from baton.core.operate import (
     Version,
 )
 
-__all__ = (
-    "FIRST_VERSION",
-    "Action",
-    "ClusterState",
-    "Decision",
-    "DecisionLog",
-    "Drain",
-    "DrainNode",
-    "NodeState",
-    "Operations",
-    "Order",
-    "Outcome",
-    "Pool",
-    "Refused",
-    "ReplicaState",
-    "ReplicaStatus",
-    "Resize",
-    "RollOut",
-    "Scale",
-    "SwitchRole",
-    "Version",
-    "describe",
-    "pool_after",
-)
-
 REPLICAS_MAX = 1024
-"""Of one role of one model."""
+"""Most replicas of one role of one model."""
 
 DECISIONS_MAX = 256
-"""Kept; the oldest goes."""
+"""Number of decisions kept; the oldest is dropped."""
 
 TEXT_CHARS_MAX = 400
-"""Of who, why and text: the log is bounded in bytes too."""
+"""Longest requester, reason and text of a decision, so that the log is bounded in bytes too."""
 
 
 class Operations(Protocol):
-    """Implemented by `plane.ControlPlane`; over gRPC by `baton.wire.operate.OperateClient`."""
+    """The interface for operating a cluster, implemented by `plane.ControlPlane` and over gRPC by
+    `baton.wire.operate.OperateClient`."""
 
     def order(self, order: Order) -> Decision:
-        """Never raises for what somebody asked: the decision says REFUSED, and why."""
+        """Give an order. An order that cannot be followed never raises: the decision says REFUSED, with the
+        reason."""
         ...
 
     def state(self) -> ClusterState: ...
 
     def changes(self) -> AsyncIterator[ClusterState]:
-        """The state now, after every change, and at least once a second."""
+        """Yield the state now, after every change, and at least once a second."""
         ...
 
 
-class Refused(Exception):
+class OrderRefused(Exception):
     """The order cannot be followed; the text says what to do instead."""
 
 
-# --- what an order makes of the desired -------------------------------------------------------------
+# --- changes of the desired state -------------------------------------------------------------
 
 
 def pool_after(action: Action, state: ClusterState) -> Pool | None:
-    """The pool that the action changes, as it shall be then; None: no pool changes. Raises Refused."""
+    """Return the pool as the action changes it, or None if no pool changes. Raises OrderRefused."""
     match action:
         case Scale(role, count, model):
             return _resized(_pool(state, model), {role: count})
@@ -98,16 +74,18 @@ def pool_after(action: Action, state: ClusterState) -> Pool | None:
         case SwitchRole(worker, role):
             replica = _replica(state, worker)
             if replica.role is role:
-                raise Refused(f"{replica.name} is a {role} worker already")
+                raise OrderRefused(f"{replica.name} is a {role} worker already")
             if replica.state is not ReplicaState.RUNNING:
-                raise Refused(f"{replica.name} is {replica.state}: only a running worker changes its role")
+                raise OrderRefused(
+                    f"{replica.name} is {replica.state}: only a running worker can switch its role"
+                )
             pool = _pool(state, replica.model)
             moved = {replica.role: max(0, pool.count(replica.role) - 1), role: pool.count(role) + 1}
             return _resized(pool, moved)
         case Drain(worker, is_replaced):
             replica = _replica(state, worker)
             if replica.state not in (ReplicaState.RUNNING, ReplicaState.SUSPECT):
-                raise Refused(f"{replica.name} is {replica.state}: there is nothing to drain")
+                raise OrderRefused(f"{replica.name} is {replica.state}: there is nothing to drain")
             if is_replaced:
                 return None
             pool = _pool(state, replica.model)
@@ -122,25 +100,30 @@ def pool_after(action: Action, state: ClusterState) -> Pool | None:
 
 
 NOT_OF_WORKERS = frozenset({"router", "slo", "autoscale", "dashboard", "access"})
-"""Sections of the configuration that other processes read."""
+"""Sections of the configuration that only processes other than workers read."""
 
 
 def _resized(pool: Pool, counts: dict[Role, int]) -> Pool:
     if wrong := {role: n for role, n in counts.items() if not 0 <= n <= REPLICAS_MAX}:
-        raise Refused(f"replicas of a role: 0 to {REPLICAS_MAX}, not {_counts(wrong)}")
+        raise OrderRefused(f"a role can have 0 to {REPLICAS_MAX} replicas, not {_counts(wrong)}")
     merged = {**pool.counts, **counts}
     return msgspec.structs.replace(pool, counts={r: n for r, n in merged.items() if n})
 
 
 def _rolled(pool: Pool, version: Version, surge_max: int, unavailable_max: int) -> Pool:
     if not version.name:
-        raise Refused("a version needs a name")
+        raise OrderRefused("the version has no name; give it one")
     if unread := [one for one in version.sets if one.split(".", 1)[0] in NOT_OF_WORKERS]:
-        raise Refused(f"{unread[0]}: no worker reads that; it is of the processes that were started with it")
+        raise OrderRefused(
+            f"{unread[0]}: workers do not read this setting; change it where the process that does is started"
+        )
     if version.name == pool.version.name and version != pool.version:
-        raise Refused(f"version {version.name} is something else already: choose another name")
+        raise OrderRefused(f"version {version.name} exists with other settings: choose another name")
     if surge_max < 0 or unavailable_max < 0 or surge_max + unavailable_max == 0:
-        raise Refused("an exchange needs room: let one more run (surge) or one be missing (unavailable)")
+        raise OrderRefused(
+            "surge_max and unavailable_max may not be negative, nor both 0: no worker could be replaced; "
+            "set one of them to at least 1"
+        )
     return msgspec.structs.replace(
         pool, version=version, surge_max=surge_max, unavailable_max=unavailable_max
     )
@@ -150,24 +133,28 @@ def _pool(state: ClusterState, model: str) -> Pool:
     if pool := state.pool(model):
         return pool
     names = ", ".join(p.model for p in state.pools)
-    raise Refused(f"no model {model!r} here: there is {names}" if model else f"which model? There is {names}")
+    missing = f"there is no model {model!r}" if model else "the order names no model, and there are several"
+    raise OrderRefused(f"{missing}; choose one of: {names}")
 
 
 def _replica(state: ClusterState, worker: str) -> ReplicaStatus:
     if replica := state.replica(worker):
         return replica
     names = ", ".join(r.name for r in state.replicas[:20]) or "none"
-    raise Refused(f"no worker {worker!r} here: there is {names}")
+    raise OrderRefused(f"there is no worker {worker!r}; the workers are: {names}")
 
 
 def node_of(state: ClusterState, name: str) -> NodeState:
-    """By id, the beginning of one, or a host's name that only one node has. Raises Refused."""
+    """Find a node by its id, a prefix of its id, or a host name that only one node has. Raises
+    OrderRefused."""
     found = [n for n in state.nodes if n.node == name]
     found = found or [n for n in state.nodes if name and (n.node.startswith(name) or n.host == name)]
     if len(found) == 1:
         return found[0]
     names = ", ".join(f"{n.node[:12]} ({n.host})" for n in state.nodes[:20]) or "none"
-    raise Refused(f"{'several nodes' if found else 'no node'} {name!r} here: there is {names}")
+    raise OrderRefused(
+        f"{'several nodes match' if found else 'no node matches'} {name!r}; the nodes are: {names}"
+    )
 
 
 def _counts(counts: dict[Role, int]) -> str:
@@ -175,16 +162,16 @@ def _counts(counts: dict[Role, int]) -> str:
 
 
 def describe(action: Action) -> str:
-    """In words, for the log."""
+    """Return the action in words, for the log."""
     match action:
         case Scale(role, count, model):
             return f"scale {role}{_of(model)} to {count}"
         case Resize(counts, model):
             return f"resize{_of(model)} to {_counts(counts)}"
         case SwitchRole(worker, role):
-            return f"flip {worker} to {role}"
+            return f"switch {worker} to {role}"
         case Drain(worker, is_replaced):
-            return f"drain {worker}" if is_replaced else f"drain {worker} without another in its place"
+            return f"drain {worker}" if is_replaced else f"drain {worker} without a replacement"
         case DrainNode(node, is_undone):
             return f"use node {node} again" if is_undone else f"drain node {node}"
         case RollOut(version, model):
@@ -203,7 +190,7 @@ def _of(model: str) -> str:
 
 @dataclass(slots=True)
 class DecisionLog:
-    """The latest decisions, oldest first. What is over does not change any more."""
+    """The latest decisions, oldest first. A finished decision does not change any more."""
 
     count_max: int = DECISIONS_MAX
     _entries: deque[Decision] = field(default_factory=deque[Decision])
@@ -214,14 +201,14 @@ class DecisionLog:
         return tuple(self._entries)
 
     def restore(self, entries: Iterable[Decision]) -> None:
-        """Of an earlier life of the control plane; before anything is added."""
+        """Restore the decisions of an earlier control plane. Call this before any is added."""
         assert not self._entries, "decisions were made already"
         self._entries.extend(entries)
         self._trim()
         self._last = max((d.number for d in self._entries), default=0)
 
     def add(self, order: Order, outcome: Outcome, text: str, *, at_s: float) -> Decision:
-        """`at_s`: Unix time."""
+        """Add a decision on an order. `at_s` is Unix time."""
         self._last += 1
         who, reason = _short(order.who), _short(order.reason)
         decision = Decision(self._last, at_s, who, reason, order.action, outcome, _short(text))
@@ -230,7 +217,7 @@ class DecisionLog:
         return decision
 
     def finish(self, number: int, outcome: Outcome, text: str, *, at_s: float) -> Decision | None:
-        """None: it is over already, or forgotten."""
+        """Finish an accepted decision. None: it is finished already, or no longer kept."""
         for index, decision in enumerate(self._entries):
             if decision.number == number and decision.outcome is Outcome.ACCEPTED:
                 ended = msgspec.structs.replace(

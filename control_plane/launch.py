@@ -1,6 +1,6 @@
-"""A whole cluster from one command: checks, Ray, control plane, workers, routers; and its orderly end.
+"""A whole cluster from one command: checks, Ray, control plane, workers, routers, and the orderly end of all.
 
-This process decides nothing: it holds Ray, the control plane, the routers and this host's store node as
+This process decides nothing. It keeps Ray, the control plane, the routers and this host's store node as
 children, so that each of them may die and come back alone, and all of them end with it.
 """
 
@@ -14,6 +14,7 @@ import psutil
 
 from baton.config import ClusterConfig, Config
 from baton.config.operators import DashboardConfig
+from baton.config.served_models import about, each_model, worker_count
 from baton.core.errors import PlatformLost, SetupError
 from baton.core.messages import Role
 from baton.wire.address import host_port, reachable_host
@@ -29,37 +30,38 @@ from control_plane.runtime_folder import RuntimeFolder
 from control_plane.scaling import live_settings
 from control_plane.shutdown import Shutdown
 from control_plane.store_child import LocalStore, StoreCommand, check_store
-from engine.model_check import check_machine, check_memory, check_model, check_tokenizer
-from engine.model_files import local_folder
-from engine.served_models import about, each_model, worker_count
+from engine.model_files.check import check_machine, check_memory, check_model, check_tokenizer
+from engine.model_files.resolve import local_folder
 from kv_store.directory.redis_url import parse_redis_url
 
 log = logging.getLogger(__name__)
 
 LAST_PROCESSES_S = 3.0
-"""After Ray's shutdown, for its processes to end by themselves."""
+"""Time for Ray's processes to end by themselves after its shutdown."""
 
 CONTROL_END_S = 10.0
-"""For the control plane to end its workers and itself. They hold nothing by then."""
+"""Time for the control plane to end its workers and itself. They hold no requests by then."""
 
 CONTROL_FAILS_S = 60.0
-"""The same, where it cannot start and ends by itself: Ray may still be starting what is to be ended."""
+"""The same time for a control plane that failed to start and ends by itself: Ray may still be starting the
+processes that it ends."""
 
 ROUTER_END_S = 5.0
-"""For the router to end after its own drain, which has the same limit as ours."""
+"""Time for the router to end after its own drain, which has the same limit as ours."""
 
 ControlCommand = Callable[[bool], Sequence[str]]
-"""The argv of a control plane; whether Ray is on this machine and all ours."""
+"""Function that returns the argv of a control plane. Its argument says whether Ray runs on this machine for
+this cluster alone."""
 
 RouterCommand = Callable[[str], Sequence[str]]
-"""The argv of a router that follows the directory at this address."""
+"""Function from the address of the directory to the argv of a router."""
 
 
 def check_setup(config: Config, *, with_router: bool) -> None:
-    """Raises SetupError for what can be known before anything is started."""
+    """Check all that can be known before anything is started. Raises SetupError."""
     cluster, models = config.cluster, each_model(config)
     if worker_count(config) == 0:
-        raise SetupError("no workers: ask for some with --prefill, --decode or --aggregated")
+        raise SetupError("the cluster has no workers: set --prefill, --decode or --aggregated")
     if config.autoscale.mode != "off":
         live_settings(config)
     for name, one in models.items():
@@ -78,7 +80,7 @@ def check_setup(config: Config, *, with_router: bool) -> None:
 
 
 def _check_model(config: Config, *, with_router: bool) -> None:
-    """One of those that are served. Raises SetupError."""
+    """Check one of the served models. Raises SetupError."""
     folder = local_folder(config.model.path)
     if folder is not None:
         check_model(folder, config.model, config.engine)
@@ -89,7 +91,8 @@ def _check_model(config: Config, *, with_router: bool) -> None:
 
 
 def _has_chat_template(path: str) -> bool:
-    """Only of a folder; of a hub id it is not known here."""
+    """Return whether the model in this folder has a chat template. False for a hub id, whose files are not
+    known here."""
     folder = local_folder(path)
     if folder is None:
         return False
@@ -120,7 +123,10 @@ def _must_be_ready(ready: asyncio.Task[None]) -> None:
     try:
         ready.result()
     except TimeoutError:
-        raise SetupError("the router does not reach all workers: see the lines above") from None
+        raise SetupError(
+            "the router did not reach all workers in time: see the lines above, "
+            "or raise cluster.start_timeout_s"
+        ) from None
 
 
 async def run_cluster(
@@ -132,12 +138,14 @@ async def run_cluster(
     store_command: StoreCommand | None = None,
     shutdown: Shutdown | None = None,
 ) -> None:
-    """Runs until told to stop by a signal (or `shutdown`), and leaves no process behind.
+    """Run a cluster until a signal (or `shutdown`) stops it, and leave no process behind.
 
-    `router_command` None: workers and directory only. `store_command` None: no store node.
+    `router_command` None starts workers and directory only. `store_command` None starts no store node.
     `announce` gets the one ready text.
-    Raises SetupError, before the ready text, for what the operator must change; PlatformLost if the Ray
-    that was started here dies, after which the caller should `os._exit`: Ray's own clean-up would hang.
+
+    Raises SetupError, before the ready text, for what the operator must change. Raises PlatformLost if the
+    Ray that was started here dies, after which the caller should `os._exit`, since Ray's own clean-up would
+    hang.
     """
     check_setup(config, with_router=router_command is not None)
     shutdown = shutdown or Shutdown()
@@ -145,12 +153,12 @@ async def run_cluster(
         folder = RuntimeFolder()
         reaper = Reaper(folder.path)  # before Ray and all others are started
         store = LocalStore(config, store_command, folder)
-        cluster = _Cluster(store, folder, control_command, router_command, shutdown)
+        cluster = _ClusterProcesses(store, folder, control_command, router_command, shutdown)
         try:
             if await cluster.start():
                 cluster.log_addresses()
                 announce(cluster.ready_text())
-                cluster.tell_of_late_dashboard(announce)
+                cluster.announce_late_dashboard(announce)
                 await cluster.until_asked_to_stop()
                 await cluster.drain()
         finally:
@@ -159,7 +167,7 @@ async def run_cluster(
             reaper.close()
 
 
-class _Cluster:
+class _ClusterProcesses:
     def __init__(
         self,
         store: LocalStore,
@@ -177,28 +185,29 @@ class _Cluster:
         self._control: ControlChild | None = None
         self._control_port: socket.socket | None = None
         self._address = ""
-        """Of the control plane; the same in all its lives."""
+        """Address of the control plane, which stays the same when it restarts."""
         self._router: RouterChildren | None = None
         self._router_port: socket.socket | None = None
         self._ray_watch = RayWatch(self._ray_died)
         self._crash: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        # Nobody awaits it when all is ending already.
+        # Nobody awaits the future once the cluster is ending, so its exception is marked as retrieved.
         self._crash.add_done_callback(lambda crash: crash.cancelled() or crash.exception())
 
     async def start(self) -> bool:
-        """False: told to stop before everything was ready. Routers and store node come first: they start
-        while Ray does, and wait for the control plane, whose address is known before it lives."""
+        """Start all processes. False: a signal came before everything was ready. Routers and store node come
+        first: they start while Ray does, and wait for the control plane at an address that is known before it
+        runs."""
         cluster = self._config.cluster
         self._control_port = reserved_address(cluster.control_host, cluster.control_port)
         port = self._control_port.getsockname()[1]
         self._address = host_port(reachable_host(cluster.control_host), port)
-        self._folder.tell_address(self._address)
+        self._folder.write_address(self._address)
         if (node := self._store.start(self._address)) is not None:
             self._background.spawn(node.run())
         if self._router_command is not None:
             self._start_router(self._router_command(self._address))
         if self._ray.is_ours:
-            log.debug("starting Ray")
+            log.debug("Ray is starting")
             adopt_orphans()
             await self._ray.open()
             self._ray_watch.start()
@@ -227,7 +236,8 @@ class _Cluster:
         return self._control
 
     def _dashboard_config(self) -> DashboardConfig:
-        """With places in our folder for what it has to keep over its lives."""
+        """Return the dashboard configuration, with files in our folder for what must survive a restart of
+        it."""
         config = self._config
         places = {"sessions_file": config.dashboard.sessions_file or str(self._folder.dashboard_sessions)}
         if not config.access.tokens and not config.dashboard.token_file:
@@ -256,7 +266,7 @@ class _Cluster:
         self._background.spawn(self._router.run())
 
     async def _until_ready(self, control: ControlChild) -> bool:
-        """Raises what keeps the cluster from becoming ready."""
+        """Wait until everything is ready. Raises the error that prevents it."""
         ready = asyncio.create_task(self._all_ready(control))
         stop = asyncio.create_task(self._shutdown.asked.wait())
         try:
@@ -276,7 +286,7 @@ class _Cluster:
             await asyncio.gather(ready, stop, return_exceptions=True)
 
     async def _all_ready(self, control: ControlChild) -> None:
-        """Raises SetupError of a child."""
+        """Wait for all children. Raises the SetupError of a child."""
         if self._router is not None:
             await self._router.until_started()
         await self._store.until_ready()
@@ -286,7 +296,7 @@ class _Cluster:
                 await self._router.until_connected(worker_count(self._config))
 
     async def until_asked_to_stop(self) -> None:
-        """Raises what breaks this process itself."""
+        """Wait for a signal. Raises the error that breaks this process itself."""
         asked = asyncio.create_task(self._shutdown.asked.wait())
         await asyncio.wait({asked, self._crash}, return_when=asyncio.FIRST_COMPLETED)
         asked.cancel()
@@ -316,22 +326,23 @@ class _Cluster:
         where = self._control.dashboard if self._control is not None else ""
         return f"\nDashboard: {where}" if where else ""
 
-    def tell_of_late_dashboard(self, announce: Callable[[str], None]) -> None:
-        """After the ready text, which says where it is if it is there by then."""
+    def announce_late_dashboard(self, announce: Callable[[str], None]) -> None:
+        """Announce a dashboard that becomes ready after the ready text, which names only one that is ready in
+        time."""
         control = self._control
 
-        async def tell() -> None:
+        async def announce_when_ready() -> None:
             assert control is not None
             await control.has_dashboard.wait()
             announce(self._dashboard_text().strip())
 
         if control is not None and not control.has_dashboard.is_set():
-            self._background.spawn(tell())
+            self._background.spawn(announce_when_ready())
 
     async def drain(self) -> None:
-        """Router first: it refuses new requests and lets the running ones finish on the workers."""
+        """Drain the router first: it refuses new requests and lets the running ones finish on the workers."""
         timeout_s = self._config.cluster.drain_timeout_s
-        log.info("draining, for at most %g s; Ctrl-C again ends at once", timeout_s)
+        log.info("cluster drains for at most %g s; press Ctrl-C again to end it at once", timeout_s)
         stopping = asyncio.create_task(self._stop_children(timeout_s))
         at_once = asyncio.create_task(self._shutdown.now.wait())
         await asyncio.wait({stopping, at_once}, return_when=asyncio.FIRST_COMPLETED)
@@ -340,7 +351,8 @@ class _Cluster:
         await asyncio.gather(stopping, at_once, return_exceptions=True)
 
     async def _stop_children(self, timeout_s: float) -> None:
-        """One after the other, within one deadline: routers first, since streams read what the store has."""
+        """Stop routers and then the store node, within one deadline. Routers come first, since streams read
+        blocks from the store."""
         loop = asyncio.get_running_loop()
         ends_s = loop.time() + timeout_s
         if self._router is not None:
@@ -348,14 +360,14 @@ class _Cluster:
         await self._store.stop(max(0.0, ends_s - loop.time()))
 
     def _ray_died(self, text: str) -> None:
-        """Workers cannot be started any more, and those that run end by themselves."""
+        """Note that Ray died. No worker can be started any more, and those that run end by themselves."""
         self._ray.is_lost = True
         if self._control is not None:
             self._control.kill()
         self._broke(PlatformLost(text))
 
     async def close(self, *, spared: int | None) -> None:
-        """`spared`: a child that ends by itself."""
+        """End everything. `spared` is a child that ends by itself."""
         self._ray_watch.close()
         if self._router is not None:
             self._router.kill()
@@ -379,10 +391,10 @@ class _Cluster:
 
 
 def _end_all(processes: Sequence[psutil.Process]) -> None:
-    """Whatever outlived Ray's own shutdown: politely, then not."""
+    """Wait for the processes that outlived Ray's own shutdown, then kill them."""
     _, alive = psutil.wait_procs(processes, LAST_PROCESSES_S)
     for process in alive:
         with contextlib.suppress(psutil.NoSuchProcess):
-            log.warning("killing left-over process %d (%s)", process.pid, process.name())
+            log.warning("process %d (%s) outlived Ray; killing it", process.pid, process.name())
             process.kill()
     psutil.wait_procs(alive, LAST_PROCESSES_S)

@@ -1,4 +1,4 @@
-"""Which workers and routers are in the cluster. Pure: events and the time in, changes out.
+"""The workers and routers that are in the cluster. Pure: events and the time in, changes out.
 
 A worker is a member by lease (`baton.core.membership`). Its id names one process life, so an id that left is
 gone for good. An id that lapsed may come back after a pause or a lost network: whoever wants it dead has to
@@ -42,7 +42,7 @@ class RouterCame(msgspec.Struct, frozen=True):
 
 
 class RouterWent(msgspec.Struct, frozen=True):
-    """That watch has ended. A later one of the same router goes on."""
+    """The watch with this number has ended. A later one of the same router goes on."""
 
     router_id: RouterId
     watch: int

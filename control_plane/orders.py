@@ -1,4 +1,4 @@
-"""Orders become what is desired, and are followed until they are done. Pure."""
+"""Orders change the desired state and are followed until they are done. Pure."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -8,48 +8,45 @@ import msgspec
 
 from baton.core.ids import WorkerId
 from baton.core.messages import Role
-from control_plane.autoscaler.values import Memory
-from control_plane.desired import (
+from baton.core.operate import (
     ClusterState,
     Decision,
-    DecisionLog,
     Drain,
     DrainNode,
     Order,
     Outcome,
     Pool,
-    Refused,
     ReplicaState,
     Resize,
     RollOut,
     Scale,
     SwitchRole,
-    describe,
-    node_of,
-    pool_after,
 )
+from control_plane.autoscaler.values import AutoscalerMemory
+from control_plane.desired import DecisionLog, OrderRefused, describe, node_of, pool_after
 from control_plane.reconcile_events import DrainWanted, ReconcileEvent, SetDesired
 
 
-class Record(msgspec.Struct, frozen=True):
-    """What must outlive the control plane: nothing else knows it."""
+class ControlRecord(msgspec.Struct, frozen=True):
+    """State that must outlive the control plane because no other process knows it."""
 
     pools: tuple[Pool, ...]
     avoid: tuple[str, ...] = ()
     decisions: tuple[Decision, ...] = ()
     configured: tuple[Pool, ...] = ()
-    """What the configuration said then; orders for a model are kept while it says the same."""
-    memories: dict[str, Memory] = {}
-    """The autoscaler's, by model."""
+    """Pools of the configuration at that time. Orders for a model are kept while its configuration is
+    unchanged."""
+    memories: dict[str, AutoscalerMemory] = {}
+    """The autoscaler's memory by model."""
 
 
 @dataclass(slots=True)
-class _Pending:
+class _PendingOrder:
     decision: Decision
     name: str = ""
-    """Of the replica meant."""
+    """Name of the replica that the order is for."""
     worker_id: WorkerId | None = None
-    """As it was when the order came."""
+    """Worker id of that replica when the order came."""
     node: str = ""
 
 
@@ -59,12 +56,13 @@ class Orders:
     pools: tuple[Pool, ...] = ()
     avoid: frozenset[str] = frozenset()
     _configured: tuple[Pool, ...] = ()
-    memories: dict[str, Memory] = field(default_factory=dict[str, Memory])
-    _pending: dict[int, _Pending] = field(default_factory=dict[int, _Pending])
+    memories: dict[str, AutoscalerMemory] = field(default_factory=dict[str, AutoscalerMemory])
+    _pending: dict[int, _PendingOrder] = field(default_factory=dict[int, _PendingOrder])
 
-    def begin(self, pools: Iterable[Pool], record: Record | None) -> SetDesired:
-        """Before anything else. `pools`: as configured. `record`: of an earlier life, whose word counts
-        for the models of which the configuration has not changed; what it had not finished is over."""
+    def begin(self, pools: Iterable[Pool], record: ControlRecord | None) -> SetDesired:
+        """Start with the configured `pools`; call this first. A `record` of an earlier control plane takes
+        precedence for models whose configuration has not changed. Orders that it had not finished count as
+        failed."""
         self.pools = self._configured = tuple(pools)
         if record is not None:
             same = (pool for pool in record.pools if _is_as_configured(pool, record, self.pools))
@@ -74,17 +72,18 @@ class Orders:
             self.log.restore(_interrupted(record.decisions))
         return SetDesired(self.pools, self.avoid)
 
-    def record(self) -> Record:
+    def record(self) -> ControlRecord:
         avoid, log = tuple(sorted(self.avoid)), self.log.entries
-        return Record(self.pools, avoid, log, self._configured, dict(self.memories))
+        return ControlRecord(self.pools, avoid, log, self._configured, dict(self.memories))
 
     def take(
         self, order: Order, state: ClusterState, *, at_s: float
     ) -> tuple[Decision, list[ReconcileEvent]]:
-        """What is decided, and what the reconciler must hear. `at_s`: Unix time."""
+        """Decide on an order, and return the decision with the events for the reconciler. `at_s` is Unix
+        time."""
         try:
             pool = pool_after(order.action, state)
-        except Refused as error:
+        except OrderRefused as error:
             return self.refuse(order, str(error), at_s=at_s), []
         if order.is_advice:
             return self.log.add(order, Outcome.ADVISED, f"would {describe(order.action)}", at_s=at_s), []
@@ -92,32 +91,32 @@ class Orders:
         if pool is not None:
             self.pools = tuple(pool if p.model == pool.model else p for p in self.pools)
         pending = self._pending[decision.number] = self._followed(decision, state)
-        if len(self._pending) > self.log.count_max:  # the log has forgotten the oldest too
+        if len(self._pending) > self.log.count_max:  # the log has dropped the oldest too
             del self._pending[min(self._pending)]
         return decision, list(self._events(order, pending))
 
     def refuse(self, order: Order, text: str, *, at_s: float) -> Decision:
         return self.log.add(order, Outcome.REFUSED, text, at_s=at_s)
 
-    def _followed(self, decision: Decision, state: ClusterState) -> _Pending:
+    def _followed(self, decision: Decision, state: ClusterState) -> _PendingOrder:
         match decision.action:
             case SwitchRole(worker) | Drain(worker):
                 replica = state.replica(worker)
                 assert replica is not None, worker
-                return _Pending(decision, replica.name, replica.worker_id)
+                return _PendingOrder(decision, replica.name, replica.worker_id)
             case DrainNode(node, is_undone):
                 node_id = node_of(state, node).node
                 self.avoid = self.avoid - {node_id} if is_undone else self.avoid | {node_id}
-                return _Pending(decision, node=node_id)
+                return _PendingOrder(decision, node=node_id)
             case Scale() | Resize() | RollOut():
-                return _Pending(decision)
+                return _PendingOrder(decision)
             case _:
                 assert_never(decision.action)
 
-    def _events(self, order: Order, pending: _Pending) -> Iterator[ReconcileEvent]:
+    def _events(self, order: Order, pending: _PendingOrder) -> Iterator[ReconcileEvent]:
         roles: dict[str, Role] = {}
         leaving: frozenset[WorkerId] = frozenset()
-        reason = f"{order.who} ordered it{': ' + order.reason if order.reason else ''}"
+        reason = f"ordered by {order.who}{': ' + order.reason if order.reason else ''}"
         match order.action:
             case SwitchRole(_, role):
                 roles = {pending.name: role}
@@ -132,7 +131,7 @@ class Orders:
         yield SetDesired(self.pools, self.avoid, roles, leaving)
 
     def progress(self, state: ClusterState, *, at_s: float) -> list[Decision]:
-        """Decisions that are over now."""
+        """Return the decisions that are finished now."""
         ended: list[Decision] = []
         for number, pending in list(self._pending.items()):
             if (end := _end_of(pending, state)) is None:
@@ -143,13 +142,14 @@ class Orders:
         return ended
 
 
-def _is_as_configured(pool: Pool, record: Record, configured: Iterable[Pool]) -> bool:
-    """Whoever changes the configuration means it: that is an order, too, and a later one."""
+def _is_as_configured(pool: Pool, record: ControlRecord, configured: Iterable[Pool]) -> bool:
+    """Return whether a model's configuration is unchanged. A changed configuration is an order too, and a
+    later one."""
     then = [p for p in record.configured if p.model == pool.model]
     return not then or then == [p for p in configured if p.model == pool.model]
 
 
-_INTERRUPTED = "the control plane was started anew meanwhile: what is desired stays so"
+_INTERRUPTED = "the control plane restarted before this was done: the desired state is kept"
 
 
 def _interrupted(decisions: Iterable[Decision]) -> Iterator[Decision]:
@@ -160,7 +160,7 @@ def _interrupted(decisions: Iterable[Decision]) -> Iterator[Decision]:
             yield decision
 
 
-def _end_of(pending: _Pending, state: ClusterState) -> tuple[Outcome, str] | None:
+def _end_of(pending: _PendingOrder, state: ClusterState) -> tuple[Outcome, str] | None:
     action = pending.decision.action
     match action:
         case Scale(role, count, model):
@@ -176,12 +176,17 @@ def _end_of(pending: _Pending, state: ClusterState) -> tuple[Outcome, str] | Non
             left = [r.name for r in state.replicas if r.node == pending.node and r.worker_id]
             if left and not is_undone:
                 return None
-            return (Outcome.DONE, "it may be used again" if is_undone else "nothing runs there any more")
+            return (
+                Outcome.DONE,
+                "the node may be used again" if is_undone else "no worker runs there any more",
+            )
         case RollOut(version, model):
             pool = state.pool(model)
             if pool is None or pool.version.name != version.name:
                 return (Outcome.FAILED, "another version was ordered since")
-            return (Outcome.DONE, f"all run version {version.name}") if has_all(pool, state) else None
+            return (
+                (Outcome.DONE, f"all replicas run version {version.name}") if has_all(pool, state) else None
+            )
         case _:
             assert_never(action)
 
@@ -190,22 +195,22 @@ def _end_of_sizes(state: ClusterState, model: str, counts: dict[Role, int]) -> t
     pool = state.pool(model)
     if pool is None or any(pool.count(role) != count for role, count in counts.items()):
         return (Outcome.FAILED, "another size was ordered since")
-    return (Outcome.DONE, "all are there") if has_all(pool, state) else None
+    return (Outcome.DONE, "all replicas serve") if has_all(pool, state) else None
 
 
-def _end_of_switch(pending: _Pending, state: ClusterState, role: Role) -> tuple[Outcome, str] | None:
+def _end_of_switch(pending: _PendingOrder, state: ClusterState, role: Role) -> tuple[Outcome, str] | None:
     replica = state.replica(pending.name)
     if replica is None or replica.role is not role:
-        return (Outcome.FAILED, "something else was ordered since")
+        return (Outcome.FAILED, "another order for the worker came since")
     if replica.state is not ReplicaState.RUNNING:
         return None
     if replica.worker_id != pending.worker_id:
         return (Outcome.DONE, f"the worker died; {replica.worker_id} has the role")
-    return (Outcome.DONE, f"{replica.worker_id} has the role, its weights stayed loaded")
+    return (Outcome.DONE, f"{replica.worker_id} has the role; its weights stayed loaded")
 
 
 def has_all(pool: Pool, state: ClusterState) -> bool:
-    """Every replica of the pool serves, in its version, and there is none too many."""
+    """Return whether every replica of the pool serves in its version, and there is none too many."""
     mine = [r for r in state.replicas if r.model == pool.model]
     serve = all(r.state is ReplicaState.RUNNING and r.version == pool.version.name for r in mine)
     return serve and all(sum(r.role is role for r in mine) == pool.count(role) for role in Role)

@@ -1,4 +1,4 @@
-"""The control plane's IO: directory service and replicas around their two pure books."""
+"""The IO of the control plane: directory service and replicas around their two pure cores."""
 
 import asyncio
 import contextlib
@@ -35,25 +35,25 @@ from baton.wire.core_driver import CoreDriver, performer, performers
 from baton.wire.crash import Crash
 from control_plane import membership as mb
 from control_plane import reconcile_events as ev
-from control_plane.autoscaler.values import Memory
+from control_plane.autoscaler.values import AutoscalerMemory
 from control_plane.desired import describe
-from control_plane.orders import Orders, Record
+from control_plane.orders import ControlRecord, Orders
 from control_plane.reconcile import Reconciler, ReplicaState, RestartPolicy
 
 log = logging.getLogger(__name__)
 
 WATCH_KEEPALIVE_S = 1.0
-"""A watcher hears at least this often, so that silence means that the directory is gone."""
+"""A watcher gets a message at least this often, so silence means that the directory is gone."""
 
 
 DRAINED = "drained"
-"""Why a worker ended that was asked to: `WorkerActor.serve` says so."""
+"""Exit reason of a worker that was asked to end, as `WorkerActor.serve` returns it."""
 
-DECISIONS_TOLD = 50
-"""Of the log, in each state: the latest."""
+DECISIONS_SHOWN = 50
+"""Number of latest decisions in each state that is sent."""
 
-TOLD_MAX = 1000
-"""Different notes of workers that are told, and remembered."""
+NOTES_MAX = 1000
+"""Number of distinct worker notes that are logged and remembered."""
 
 
 class Replicas(Protocol):
@@ -62,7 +62,7 @@ class Replicas(Protocol):
     def start(self, start: ev.StartReplica) -> None: ...
 
     async def switch_role(self, worker_id: WorkerId, role: Role, address: str) -> None:
-        """Finish what it holds, then take the role."""
+        """Let a worker finish what it holds, then take the role."""
         ...
 
     async def drain(self, worker_id: WorkerId) -> None: ...
@@ -81,8 +81,8 @@ def restart_policy(config: ClusterConfig) -> RestartPolicy:
 
 
 class ControlPlane:
-    """Implements `baton.wire.server.DirectoryHandler` and `desired.Operations`; `exited` is told of each
-    dead process.
+    """The control plane of one cluster. It implements `baton.wire.server.DirectoryHandler` and
+    `desired.Operations`; `on_exit` is called for each dead process.
 
     `spawn` runs a coroutine whose unexpected exception ends the process.
     """
@@ -95,32 +95,33 @@ class ControlPlane:
         replicas: Replicas,
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         meter: Meter | None = None,
-        remember: Callable[[Record], None] = lambda record: None,
+        remember: Callable[[ControlRecord], None] = lambda record: None,
         check: Callable[[str, Version], None] = lambda model, version: None,
         crash: Crash | None = None,
     ) -> None:
-        """`remember` gets what must outlive this process, each time it changes. `check` raises SetupError for
-        a version of a model that cannot be started. A defect of the decisions goes to `crash`."""
+        """`remember` gets the state that must outlive this process, each time it changes. `check` raises
+        SetupError for a version of a model that cannot be started. An error in the decisions goes to
+        `crash`."""
         self.book = mb.ClusterMembership(life, config.member_lease_s, config.member_suspect_s)
         self.reconciler = Reconciler(policy=restart_policy(config), life=life)
         self.orders = Orders()
         self.nodes: tuple[NodeState, ...] = ()
         self.autoscale: tuple[AutoscaleState, ...] = ()
-        """Of each model, set by who scales; empty: nobody does."""
+        """State of each model's autoscaler, set by the one that runs them; empty if none does."""
         self._remember, self._check = remember, check
         self.setup_error: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """What the operator must change before any worker can start; the first one's words."""
+        """First setup error that the operator must resolve before any worker can start."""
         self._replicas, self._spawn = replicas, spawn
         self.meter = meter or Meter()
         self._changed = asyncio.Event()
         self._watches = 0
-        """Ever begun."""
-        self._told: set[str] = set()
-        """Notes of workers."""
+        """Number of watches ever begun."""
+        self._logged_notes: set[str] = set()
+        """Notes of workers that were logged."""
         self._drive(crash or Crash())
 
     def _drive(self, crash: Crash) -> None:
-        """Membership and replicas are two cores: what one of them says is an event of the other."""
+        """Connect the two cores, membership and replicas: an action of one is an event of the other."""
         self._membership: CoreDriver[mb.MembershipEvent, mb.MembershipChange] = CoreDriver(
             self.book,
             tick=mb.Tick(),
@@ -137,7 +138,7 @@ class ControlPlane:
         )
         self._replication: CoreDriver[ev.ReconcileEvent, ev.ReconcileAction] = CoreDriver(
             self.reconciler,
-            tick=ev.Tick(),
+            tick=ev.ReconcileTick(),
             performers=performers(
                 ev.ReconcileAction,
                 performer(ev.StartReplica, self._start),
@@ -177,21 +178,22 @@ class ControlPlane:
 
     # --- replicas ---------------------------------------------------------------------------------
 
-    def want(self, pools: Iterable[Pool], *, record: Record | None = None) -> None:
-        """Once, at the start, after `adopt`. `record`: what an earlier control plane remembered."""
+    def want(self, pools: Iterable[Pool], *, record: ControlRecord | None = None) -> None:
+        """Set the configured pools, once at the start and after `adopt`. `record` is what an earlier control
+        plane kept."""
         self._replica_event(self.orders.begin(pools, record))
         self._remember(self.orders.record())
 
     def adopt(self, worker: ev.Adopted) -> None:
-        """A worker that an earlier control plane started, and that lives."""
-        log.info("worker %s was there before: going on with it", worker.worker_id)
+        """Take over a live worker that an earlier control plane started."""
+        log.info("worker %s of an earlier control plane was adopted", worker.worker_id)
         self._replica_event(worker)
-        # It may have renewed its lease before we knew whose it is, and says nothing new from then on.
+        # It may have renewed its lease before it was adopted, and then its next renewals change nothing.
         for member in self.book.view.members:
             if member.worker_id == worker.worker_id:
                 self._replica_event(ev.MemberSeen(member))
 
-    def saw_nodes(self, nodes: Iterable[NodeState]) -> None:
+    def on_nodes(self, nodes: Iterable[NodeState]) -> None:
         before, self.nodes = self.nodes, tuple(nodes)
         if before != self.nodes:
             self._notify()
@@ -203,7 +205,9 @@ class ControlPlane:
         level = logging.WARNING if decision.outcome is Outcome.REFUSED else logging.INFO
         reason = f" ({order.reason})" if order.reason else ""
         words = describe(order.action)
-        log.log(level, "%s%s: %s - %s: %s", order.who, reason, words, decision.outcome, decision.text)
+        log.log(
+            level, "%s, ordered by %s%s - %s: %s", words, order.who, reason, decision.outcome, decision.text
+        )
         for event in events:
             self._replica_event(event)
         self._remember(self.orders.record())
@@ -230,7 +234,7 @@ class ControlPlane:
             pools=self.orders.pools,
             replicas=tuple(self.reconciler.status(now_s=time.monotonic())),
             nodes=tuple(msgspec.structs.replace(n, is_drained=n.node in avoid) for n in self.nodes),
-            decisions=self.orders.log.entries[-DECISIONS_TOLD:],
+            decisions=self.orders.log.entries[-DECISIONS_SHOWN:],
             is_settled=self.reconciler.is_settled,
             autoscale=self.autoscale,
             routers=tuple(
@@ -246,37 +250,37 @@ class ControlPlane:
                 async with asyncio.timeout(WATCH_KEEPALIVE_S):
                     await changed.wait()
 
-    # --- for who scales ---------------------------------------------------------------------------
+    # --- for the autoscaler ---------------------------------------------------------------------------
 
     @property
-    def memories(self) -> Mapping[str, Memory]:
-        """What the autoscaler learnt, by model."""
+    def memories(self) -> Mapping[str, AutoscalerMemory]:
+        """The autoscaler's memory by model."""
         return self.orders.memories
 
-    def remember(self, memories: Mapping[str, Memory]) -> None:
+    def remember(self, memories: Mapping[str, AutoscalerMemory]) -> None:
         self.orders.memories = {**self.orders.memories, **memories}
         self._remember(self.orders.record())
 
     # --- processes --------------------------------------------------------------------------------
 
-    def exited(self, worker_id: WorkerId, reason: BaseException | str) -> None:
-        """The process is known to be dead: routers hear at once, not after a lease."""
+    def on_exit(self, worker_id: WorkerId, reason: BaseException | str) -> None:
+        """Note that a process is dead. Routers are notified at once, not after a lease."""
         if isinstance(reason, SetupError) and not self.setup_error.done():
             self.setup_error.set_result(str(reason))
         text = reason if isinstance(reason, str) else f"{type(reason).__name__}: {reason}"
-        if not isinstance(reason, SetupError):  # that one is told once, as the command's last line
+        if not isinstance(reason, SetupError):  # a setup error is printed once, as the command's last line
             level = logging.INFO if reason == DRAINED else logging.WARNING
             log.log(level, "worker %s ended: %s", worker_id, text)
         self._member_event(mb.Left(worker_id))
         self._replica_event(ev.ReplicaExited(worker_id, text))
 
     async def until_settled(self) -> None:
-        """Returns once every wanted replica serves."""
+        """Wait until every wanted replica serves."""
         while not self.reconciler.is_settled:
             await self._changed.wait()
 
     def close(self) -> None:
-        """No replica is started or killed any more; the directory goes on."""
+        """Stop starting and killing replicas; the directory goes on."""
         self._replication.close()
         self._membership.stop_ticks()
 
@@ -286,23 +290,23 @@ class ControlPlane:
         member = change.member
         where = (member.worker_id, member.address, member.metrics_address)
         log.info("worker %s joined at %s, metrics at http://%s/metrics", *where)
-        self._tell_notes(member)
+        self._log_notes(member)
         self._replica_event(ev.MemberSeen(member))
 
     def _on_suspected(self, change: mb.Suspected) -> None:
-        log.warning("worker %s missed heartbeats: it gets nothing new", change.member.worker_id)
+        log.warning("worker %s missed heartbeats; it gets no new requests", change.member.worker_id)
         self._replica_event(ev.MemberSilent(change.member.worker_id))
 
     def _on_lapsed(self, change: mb.Lapsed) -> None:
-        log.warning("worker %s is silent", change.member.worker_id)
+        log.warning("worker %s did not renew its lease", change.member.worker_id)
         self._replica_event(ev.LeaseLapsed(change.member.worker_id))
 
-    def _tell_notes(self, member: Member) -> None:
-        """Each once: replicas mostly say the same, and again after every restart."""
+    def _log_notes(self, member: Member) -> None:
+        """Log each note once, since replicas mostly report the same, and again after every restart."""
         for note in member.notes:
-            if note in self._told or len(self._told) >= TOLD_MAX:
+            if note in self._logged_notes or len(self._logged_notes) >= NOTES_MAX:
                 continue
-            self._told.add(note)
+            self._logged_notes.add(note)
             level = logging.INFO if note.startswith(INFO_NOTE) else logging.WARNING
             log.log(level, "worker %s: %s", member.worker_id, note.removeprefix(INFO_NOTE))
 
@@ -322,23 +326,23 @@ class ControlPlane:
     def _start(self, action: ev.StartReplica) -> None:
         worker_id, reason = action.worker_id, action.reason
         if reason != "wanted":
-            log.info("starting %s: %s", worker_id, reason)
+            log.info("worker %s starts: %s", worker_id, reason)
             replica = replica_name(worker_id)
             self.meter.inc(catalogue.RESTARTS, replica=replica, cause=reason.split(":")[0])
         self._replicas.start(action)
 
     def _switch_role(self, action: ev.SwitchReplicaRole) -> None:
-        log.info("%s becomes a %s worker: %s", action.worker_id, action.role, action.reason)
+        log.info("worker %s switches to %s: %s", action.worker_id, action.role, action.reason)
         address = self._address_of(action.worker_id)
         self._spawn(self._replicas.switch_role(action.worker_id, action.role, address))
 
     def _drain(self, action: ev.DrainReplica) -> None:
-        log.info("draining %s: %s", action.worker_id, action.reason)
+        log.info("worker %s drains: %s", action.worker_id, action.reason)
         self._spawn(self._replicas.drain(action.worker_id))
 
     def _kill(self, action: ev.KillReplica) -> None:
-        log.warning("killing %s: %s", action.worker_id, action.reason)
-        # Nobody should use it any more, and what it still says does not bring it back.
+        log.warning("worker %s is being killed: %s", action.worker_id, action.reason)
+        # Routers stop using it at once, and its later renewals do not bring it back.
         self._member_event(mb.Left(action.worker_id))
         self._spawn(self._replicas.kill(action.worker_id))
 

@@ -1,4 +1,4 @@
-"""The Ray that a process starts, or joins."""
+"""The Ray that a process starts or joins."""
 
 import asyncio
 import atexit
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_worker_niceness": "0",  # 15 by default: whatever else runs on the machine would come first
+    "RAY_worker_niceness": "0",  # the default of 15 would let everything else on the machine run first
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     # A lost node is noticed in 1.5 s instead of 15.
     "RAY_health_check_initial_delay_ms": "1000",
@@ -29,38 +29,40 @@ RAY_ENVIRONMENT = {
     "GRPC_ENABLE_FORK_SUPPORT": "0",
 }
 JOINED_ENVIRONMENT = {"RAY_AUTH_MODE": "disabled"}
-"""Of a Ray cluster that somebody else started: whether it wants tokens is for them to say."""
+"""Environment for a Ray cluster that somebody else started. Its owner decides whether it wants tokens."""
 
 LOCAL_ENVIRONMENT = {
-    # Who reaches a port of Ray's runs what they like as us. Ray takes no address of loopback for an answer,
-    # and listens on all interfaces, unless it is told that this machine has no cluster.
+    # Whoever reaches a port of Ray can run code as this user. Ray does not accept a loopback address, and
+    # listens on all interfaces, unless this setting says that the machine has no cluster.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-    "RAY_AUTH_MODE": "token",  # for the other users of this machine; as a variable, Ray writes no file
+    "RAY_AUTH_MODE": "token",  # keeps out other users of this machine; a variable, so that Ray writes no file
 }
 NOT_NEEDED = ("start_monitor", "start_log_monitor", "start_api_server")
-"""Of Ray's `Node`: what starts its autoscaler, the reader of its workers' logs, and its dashboard (which
-`include_dashboard=False` only empties). Nobody asks them here, and each is an interpreter to start."""
+"""Methods of Ray's `Node` that start its autoscaler, the reader of its workers' logs, and its dashboard
+(which `include_dashboard=False` only empties). Nothing here uses them, and each is an interpreter to
+start."""
 
 OBJECT_STORE_BYTES = 80 * 2**20  # Ray's minimum is 75 MB; nothing of ours goes through it
 
 NAMESPACE = "baton"
-"""Of our drivers, in a Ray that others may use too."""
+"""Ray namespace of our drivers, in a Ray that others may use too."""
 
 REACH_S, REACH_AGAIN_S = 5.0, 0.25
-"""For a Ray elsewhere to answer: it may be starting, as we are."""
+"""Time for a remote Ray to answer, since it may be starting as we are; and the time between attempts."""
 
 SHUTDOWN_S = 10.0
-"""For Ray's own orderly end; whatever is left then is killed."""
+"""Time for Ray's own orderly end; whatever is left then is killed."""
 
 
 def namespace_of(control_address: str) -> str:
-    """Of the workers of one control plane: all that is there is its own, whoever else uses this Ray."""
+    """Return the Ray namespace of one control plane's workers. Every actor in it belongs to that control
+    plane, whoever else uses this Ray."""
     return f"{NAMESPACE} {control_address}"
 
 
 def ray_environment(*, is_local: bool) -> dict[str, str]:
-    """To be set before Ray is imported; what the operator set stays. `is_local`: Ray is started here, for
-    this cluster alone, and gets a token that nobody else knows."""
+    """Return variables to set before Ray is imported; those that the operator set stay. `is_local` means that
+    Ray is started here for this cluster alone, and gets a token that nobody else knows."""
     ours = {**RAY_ENVIRONMENT, **(LOCAL_ENVIRONMENT if is_local else JOINED_ENVIRONMENT)}
     if is_local and not os.environ.get("RAY_AUTH_TOKEN_PATH"):
         ours["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
@@ -68,14 +70,14 @@ def ray_environment(*, is_local: bool) -> dict[str, str]:
 
 
 class RayCluster:
-    """`ray` once it is open."""
+    """A Ray cluster; `ray` is the module once it is open."""
 
     def __init__(self, address: str) -> None:
-        """`address` empty: start a Ray of our own on this machine, which ends with this process."""
+        """An empty `address` starts a Ray of our own on this machine, which ends with this process."""
         self._address = address
         self._ray: Any = None
         self.is_lost = False
-        """Ray is dead: it must not be called any more, since its calls would wait for it for minutes."""
+        """Ray is dead and must not be called any more, since its calls would wait for it for minutes."""
 
     @property
     def is_ours(self) -> bool:
@@ -88,20 +90,21 @@ class RayCluster:
 
     @property
     def address(self) -> str:
-        """Where others join. Once it is open."""
+        """Address for others to join. Ray must be open."""
         return self.ray.get_runtime_context().gcs_address
 
     @property
     def host(self) -> str:
-        """Of this process, as Ray's nodes know it. Once it is open."""
+        """Address of this process as Ray's nodes know it. Ray must be open."""
         return str(self.ray.util.get_node_ip_address())
 
     def key(self) -> dict[str, str]:
-        """Variables of a process that may join this Ray, if it is ours: other children are not given them."""
+        """Return the variables for a process that may join this Ray, if it is ours. Other children do not get
+        them."""
         return {name: value for name, value in os.environ.items() if name.startswith("RAY_")}
 
     async def open(self) -> None:
-        """Raises SetupError."""
+        """Start or join Ray. Raises SetupError."""
         await _must_answer(self._address)
         os.environ.update(ray_environment(is_local=self.is_ours))
         self._ray = await asyncio.to_thread(importlib.import_module, "ray")
@@ -110,7 +113,7 @@ class RayCluster:
             await asyncio.to_thread(self._init)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             where = self._address or "on this machine"
-            raise SetupError(f"Ray does not start {where}: {first_line(error)}") from error
+            raise SetupError(f"Ray cannot start or be joined {where}: {first_line(error)}") from error
         finally:
             _take_back_signals()
 
@@ -148,8 +151,8 @@ class RayCluster:
 
 
 async def _must_answer(address: str) -> None:
-    """Raises SetupError if nobody listens at HOST:PORT: Ray itself would take a minute to say so, in pages.
-    Of other kinds of address (`auto`, and none) nothing is known."""
+    """Raise SetupError if nobody listens at HOST:PORT. Ray itself would take a minute to say so, in pages.
+    Other kinds of address (`auto`, or none) are not checked."""
     host, colon, port = address.rpartition(":")
     if not colon or "://" in address or not port.isdecimal():
         return
@@ -172,8 +175,8 @@ async def _must_answer(address: str) -> None:
 
 @contextlib.contextmanager
 def without_helpers() -> Generator[None]:
-    """A Ray that is started meanwhile, by this process, has none of `NOT_NEEDED`. A version of Ray that has
-    them under other names starts them, and takes a second longer."""
+    """Start a Ray within this context without the processes of `NOT_NEEDED`. A version of Ray that has them
+    under other names starts them, and takes a second longer."""
     node: Any = importlib.import_module("ray._private.node").Node
     theirs = {name: getattr(node, name) for name in NOT_NEEDED if hasattr(node, name)}
     for name in theirs:
@@ -190,7 +193,7 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 
 def _take_back_signals() -> None:
-    """Ray's own handler of SIGTERM prints a stack and ends the process, whatever Python was told to do.
+    """Restore Python's signal handlers. Ray's own handler of SIGTERM prints a stack and ends the process.
     Main thread only."""
     for number in (signal.SIGTERM, signal.SIGINT):
         if (handler := signal.getsignal(number)) is not None:
@@ -199,7 +202,7 @@ def _take_back_signals() -> None:
 
 
 def _quieten() -> None:
-    """Ray prints a paragraph on standard output for each process that dies; we log a line."""
+    """Log one line for each process that dies, where Ray prints a paragraph on standard output."""
     logging.getLogger("ray").setLevel(logging.ERROR)
     module = importlib.import_module("ray._private.worker")
     if hasattr(module, "print_to_stdstream"):
@@ -207,8 +210,8 @@ def _quieten() -> None:
 
 
 async def _in_daemon(call: Callable[[], object], *, timeout_s: float) -> None:
-    """In a thread that does not keep the process alive: a call that hangs is left behind after
-    `timeout_s`, and whoever asked goes on."""
+    """Run a call in a thread that does not keep the process alive. A call that hangs is left behind after
+    `timeout_s`, and the caller goes on."""
     loop, done = asyncio.get_running_loop(), asyncio.Event()
 
     def run() -> None:
@@ -223,7 +226,7 @@ async def _in_daemon(call: Callable[[], object], *, timeout_s: float) -> None:
         async with asyncio.timeout(timeout_s):
             await done.wait()
     except TimeoutError:
-        log.error("Ray does not shut down within %g s, going on without", timeout_s)
+        log.error("Ray did not shut down within %g s; going on without waiting", timeout_s)
 
 
 def first_line(error: BaseException) -> str:

@@ -1,6 +1,6 @@
 """Worker processes as Ray actors.
 
-Ray starts, places and buries processes. Requests and KV never pass through it.
+Ray starts, places and ends processes. Requests and KV never pass through it.
 """
 
 import asyncio
@@ -16,10 +16,10 @@ import msgspec
 import psutil
 
 from baton.config import ClusterConfig, Config
+from baton.config.served_models import each_model, worker_count
 from baton.core.ids import WorkerId
 from baton.core.messages import Role
 from control_plane.ray_cluster import RayCluster, first_line, namespace_of
-from engine.served_models import each_model, worker_count
 
 log = logging.getLogger(__name__)
 
@@ -34,89 +34,91 @@ WORKER_ENVIRONMENT = {
 
 
 class WorkerSpec(msgspec.Struct, frozen=True):
-    """All a worker process needs to know; it is pickled to the host where the process runs."""
+    """All that a worker process needs to know. It is pickled to the host where the process runs."""
 
     worker_id: WorkerId
     role: Role
     control_address: str
     config: dict[str, Any]
-    """`Config.model_dump()`."""
+    """The result of `Config.model_dump()`."""
     cores: tuple[int, ...] = ()
-    """To run on; empty: any."""
+    """Cores to run on; empty: any."""
     version: str = ""
     model: str = ""
-    """The pool it belongs to."""
+    """Model of the pool that it belongs to."""
 
 
 class WorkerIdentity(msgspec.Struct, frozen=True):
-    """What a worker process says of itself."""
+    """The identity that a worker process reports."""
 
     host: str
     pid: int
     model: str
     role: Role
-    """The one it has now."""
+    """Its present role."""
     version: str
     age_s: float = 0.0
-    """Since it was made."""
+    """Seconds since it was created."""
 
 
 def worker_environment(threads: int) -> dict[str, str]:
-    """Variables that must be set before torch is imported; what the operator set stays."""
+    """Return variables that must be set before torch is imported; those that the operator set stay."""
     ours = {**WORKER_ENVIRONMENT, "OMP_NUM_THREADS": str(threads)} if threads else WORKER_ENVIRONMENT
     return {name: os.environ.get(name, value) for name, value in ours.items()}
 
 
 NODE_LABEL = "ray.io/node-id"
-"""Ray gives it to every node."""
+"""Label that Ray gives to every node."""
 
 IDENTIFY_S = 5.0
-"""For a worker that was there before to say what it is. A frozen one does not."""
+"""Time for a worker of an earlier control plane to report its identity. A frozen one does not."""
 
 KILL_S = 2.0
-"""From SIGKILL to the end of the process, usually milliseconds."""
+"""Longest time from SIGKILL to the end of the process, which usually takes milliseconds."""
 
 
 @dataclass(slots=True)
-class _Replica:
+class _RayActor:
     handle: Any
     watcher: asyncio.Task[None] | None = None
     process: psutil.Process | None = None
-    """On our own host. Knows when the process was created, so never signals a later owner of the pid."""
+    """Process of a worker on our own host. psutil knows when it was created, so a later owner of the pid is
+    never signalled."""
 
 
 OnExit = Callable[[WorkerId, BaseException | str], None]
 
 
 class RayReplicas:
-    """Worker processes as detached Ray actors, one process each: they outlive this process, and the next
-    control plane goes on with them.
+    """Worker processes as detached Ray actors, one process each. They outlive this process, and the next
+    control plane adopts them.
 
-    `actor_class(spec)` has async methods `identity() -> WorkerIdentity`, `serve() -> reason`, which runs
-    for the life of the worker, and `drain()`. `on_exit(worker_id, reason)` is called once per worker,
-    when the process has ended or could not be started.
+    `actor_class(spec)` has the async methods `identity() -> WorkerIdentity`, `serve() -> reason`, which runs
+    for the life of the worker, and `drain()`. `on_exit(worker_id, reason)` is called once per worker, when
+    the process has ended or could not be started.
     """
 
     def __init__(
         self, actor_class: type, *, config: Config, home: RayCluster, is_local: bool, on_exit: OnExit
     ) -> None:
-        """`is_local`: all of Ray is this machine, and nobody else uses it."""
+        """`is_local`: all of Ray runs on this machine, for this cluster alone."""
         self._actor_class, self._on_exit = actor_class, on_exit
         self._configs, self._worker_count = each_model(config), worker_count(config)
         self._home, self.is_local = home, is_local
-        self._replicas: dict[WorkerId, _Replica] = {}
+        self._replicas: dict[WorkerId, _RayActor] = {}
 
     def start(self, spec: WorkerSpec, *, threads: int, avoid: Sequence[str] = ()) -> None:
-        """Does not wait. How it went is told by the directory, or by `on_exit`. `avoid`: nodes."""
+        """Start a worker without waiting. The directory or `on_exit` reports the result. `avoid` lists
+        nodes."""
         options: dict[str, Any] = {
             "name": spec.worker_id,
             "namespace": namespace_of(spec.control_address),
             "lifetime": "detached",
             "num_cpus": 0 if self.is_local else max(1, threads),
             "num_gpus": self._gpu_share(self._configs[spec.model]),
-            "max_restarts": 0,  # when, and how often, is the reconciler's decision
+            "max_restarts": 0,  # the reconciler decides on restarts
             "max_task_retries": 0,
-            # Calls of control planes that were killed go on waiting for the worker's end.
+            # Calls of killed control planes keep waiting for the worker's end.
             "max_concurrency": 1000,
             "runtime_env": {"env_vars": worker_environment(threads)},
         }
@@ -125,12 +127,12 @@ class RayReplicas:
         self._follow(spec.worker_id, handle)
 
     def _follow(self, worker_id: WorkerId, handle: Any) -> None:
-        replica = self._replicas[worker_id] = _Replica(handle)
+        replica = self._replicas[worker_id] = _RayActor(handle)
         replica.watcher = asyncio.create_task(self._watch(worker_id, replica), name=worker_id)
 
     async def survivors(self, control_address: str) -> list[tuple[WorkerId, WorkerIdentity]]:
-        """Workers that an earlier control plane at this address started. They are followed from now on. One
-        that does not answer is killed."""
+        """Return the workers that an earlier control plane at this address started, and follow them from now
+        on. A worker that does not answer is killed."""
         namespace = namespace_of(control_address)
         named: list[dict[str, str]] = await asyncio.to_thread(
             self._home.ray.util.list_named_actors, all_namespaces=True
@@ -146,17 +148,18 @@ class RayReplicas:
             async with asyncio.timeout(IDENTIFY_S):
                 identity: WorkerIdentity = await handle.identity.remote()
         except TimeoutError:
-            log.warning("%s, which was there before, does not answer: killing it", worker_id)
-            self._kill_actor(_Replica(handle))
+            log.warning("worker %s of an earlier control plane does not answer; killing it", worker_id)
+            self._kill_actor(_RayActor(handle))
             return None
         except Exception as error:  # it died since it was listed
-            log.info("%s, which was there before, is gone: %s", worker_id, first_line(error))
+            log.info("worker %s of an earlier control plane is gone: %s", worker_id, first_line(error))
             return None
         self._follow(worker_id, handle)
         return worker_id, identity
 
     def _placement(self, cluster: ClusterConfig, role: Role, avoid: Sequence[str]) -> dict[str, Any]:
-        """On several nodes workers spread: one node's loss shall not be a pool's."""
+        """Return Ray's placement options. Workers spread over several nodes, so that the loss of one node is
+        not the loss of a pool."""
         labels = dict(cluster.node_labels.get(role, {}))
         if avoid:
             labels[NODE_LABEL] = f"!in({','.join(avoid)})"
@@ -168,8 +171,9 @@ class RayReplicas:
         return options
 
     def _gpu_share(self, config: Config) -> float:
-        """Of one worker. "cuda:N" names a device of the machine, which Ray must not renumber; with
-        fewer devices than workers, workers share; with none, the worker says so better than Ray."""
+        """Return the part of a GPU that Ray reserves for one worker. It is 0 for "cuda:N", which names a
+        device of the machine that Ray must not renumber. With fewer devices than workers, workers share; with
+        none, the worker's own error is clearer than Ray's."""
         if config.model.device != "cuda":
             return 0.0
         if not self.is_local:
@@ -178,29 +182,29 @@ class RayReplicas:
         return gpu_share(device_count, self._worker_count)
 
     async def drain(self, worker_id: WorkerId) -> None:
-        """Ask it to finish what it holds and end; whether it does is told by `on_exit`."""
+        """Ask a worker to finish what it holds and end; `on_exit` reports its end."""
         if replica := self._replicas.get(worker_id):
             replica.handle.drain.remote()
 
     async def kill(self, worker_id: WorkerId) -> None:
-        """At once, even if it is stopped by a signal: Ray alone would report such a process as dead
-        and leave it there."""
+        """Kill a worker at once, even if a signal has stopped it. Ray alone would report such a process as
+        dead and leave it there."""
         replica = self._replicas.get(worker_id)
         if replica is None:
             return
         _sigkill(replica.process)
         self._kill_actor(replica)
 
-    def _kill_actor(self, replica: _Replica) -> None:
+    def _kill_actor(self, replica: _RayActor) -> None:
         if self._home.is_lost:
             return
         try:
             self._home.ray.kill(replica.handle, no_restart=True)
-        except Exception as error:  # Ray's own trouble must not keep a replica from being started anew
-            log.warning("Ray does not kill an actor: %s", first_line(error))
+        except Exception as error:  # an error of Ray must not prevent the restart of a replica
+            log.warning("Ray cannot kill an actor: %s", first_line(error))
 
     async def close(self, *, leaves_workers: bool = False) -> None:
-        """Kill what is left, or leave it to the next control plane. Idempotent."""
+        """Kill the remaining workers, or leave them to the next control plane. Idempotent."""
         if not leaves_workers:
             for worker_id in list(self._replicas):
                 await self.kill(worker_id)
@@ -209,7 +213,7 @@ class RayReplicas:
             watcher.cancel()
         await asyncio.gather(*watchers, return_exceptions=True)
 
-    async def _watch(self, worker_id: WorkerId, replica: _Replica) -> None:
+    async def _watch(self, worker_id: WorkerId, replica: _RayActor) -> None:
         serving = replica.handle.serve.remote()
         reason: BaseException | str
         try:
@@ -221,7 +225,7 @@ class RayReplicas:
             raise
         except Exception as error:
             reason = _cause(error)
-        _sigkill(replica.process)  # Ray may call it dead while it still exists
+        _sigkill(replica.process)  # Ray may report a process as dead while it still exists
         self._kill_actor(replica)
         await asyncio.to_thread(_wait_gone, replica.process)
         self._replicas.pop(worker_id, None)
@@ -229,7 +233,7 @@ class RayReplicas:
 
 
 def gpu_share(device_count: float, worker_count: int) -> float:
-    """In Ray's resolution of 1/10000, rounded down so that all fit."""
+    """Return a part of a GPU in Ray's resolution of 1/10000, rounded down so that all workers fit."""
     if device_count >= worker_count:
         return 1.0
     per_device = -(-worker_count // max(1, int(device_count)))
@@ -237,15 +241,15 @@ def gpu_share(device_count: float, worker_count: int) -> float:
 
 
 def _cause(error: Exception) -> BaseException | str:
-    """What the actor's own code raised, which Ray wraps together with the actor's traceback; or in
-    words, that the process is gone."""
+    """Return the exception of the actor's own code, which Ray wraps together with the actor's traceback, or a
+    text which says that the process is gone."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, BaseException):
         return cause
     name = type(error).__name__
     if "died" in name.lower():
         return "its process died"
-    if name == "ActorUnavailableError":  # what Ray says first when a whole node is lost
+    if name == "ActorUnavailableError":  # Ray's first error when a whole node is lost
         return "its process cannot be reached"
     return error
 
@@ -264,4 +268,4 @@ def _wait_gone(process: psutil.Process | None) -> None:
     except psutil.NoSuchProcess:
         pass  # the state we wanted
     except psutil.TimeoutExpired:
-        log.error("process %d does not end after SIGKILL", process.pid)
+        log.error("process %d did not end after SIGKILL", process.pid)

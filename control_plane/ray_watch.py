@@ -1,4 +1,4 @@
-"""Notices at once when a process of the Ray that we started dies: Ray itself takes minutes."""
+"""Immediate notice when a process of our own Ray dies; Ray itself takes minutes."""
 
 import asyncio
 import contextlib
@@ -12,27 +12,27 @@ import psutil
 log = logging.getLogger(__name__)
 
 ESSENTIAL = ("gcs_server", "raylet")
-"""Names of the processes without which Ray does nothing any more."""
+"""Names of the processes without which Ray cannot work."""
 
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 def adopt_orphans() -> None:
-    """From now on, processes whose parent below us dies become our children, so that none is lost sight
-    of at the end (Linux)."""
+    """Make this process the parent of descendants whose own parent dies, so that none is lost track of at the
+    end (Linux)."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 class RayWatch:
-    """`on_death(text)` is called once for each essential process that dies while it is watched."""
+    """A watch on Ray's essential processes. `on_death(text)` is called once for each that dies."""
 
     def __init__(self, on_death: Callable[[str], None]) -> None:
         self._on_death = on_death
         self._files: set[int] = set()
 
     def start(self) -> None:
-        """After Ray has started."""
+        """Begin to watch; Ray must have started."""
         for process in psutil.Process().children():
             with contextlib.suppress(psutil.NoSuchProcess):
                 if (name := process.name()) in ESSENTIAL:
@@ -42,7 +42,7 @@ class RayWatch:
         try:
             file = os.pidfd_open(pid)  # readable once the process has ended
         except OSError as error:
-            log.warning("cannot watch Ray's %s (process %d): %s", name, pid, error)
+            log.warning("Ray's %s (process %d) cannot be watched: %s", name, pid, error)
             return
         self._files.add(file)
         asyncio.get_running_loop().add_reader(file, self._ended, file, f"Ray's {name} (process {pid}) died")
@@ -57,6 +57,6 @@ class RayWatch:
         os.close(file)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Stop watching. Idempotent."""
         for file in list(self._files):
             self._forget(file)

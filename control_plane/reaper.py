@@ -1,9 +1,9 @@
-"""Ends what a process that was killed leaves behind: its servers, Ray's processes, its folder.
+"""The reaper ends what a killed process leaves behind: its servers, Ray's processes, its folder.
 
-`Reaper` is of a process that starts others. It marks them, through their environment, and starts this
-file as a process of its own, which waits for the end of a pipe: the kernel closes that however the process
-ends. Nothing but the standard library is used here, since it stays in memory for as long as a cluster does.
-Linux; elsewhere nothing happens.
+A process that starts others makes a `Reaper`. It marks its children through their environment, and starts
+this file as a separate process that waits for the end of a pipe: the kernel closes the pipe however the
+parent ends. This file uses only the standard library, since it stays in memory for as long as a cluster does.
+It works on Linux; elsewhere it does nothing.
 """
 
 import contextlib
@@ -19,28 +19,28 @@ from collections.abc import Iterable
 from pathlib import Path
 
 RUN_VARIABLE = "RUN_OF_BATON"
-"""Which run a process belongs to. It and all below it."""
+"""Environment variable that says which run a process and all its children belong to."""
 
 STEPS = ((0, 2.0), (signal.SIGTERM, 3.0), (signal.SIGKILL, 3.0))
-"""Signals, and how long they are given to work. First none: children that hear of their parent's death end by
-themselves, in good order."""
+"""Signals, and the time each gets to work. The first step sends none: children that notice the death of their
+parent end in order by themselves."""
 
 PROC = Path("/proc")
 LOOK_S = 0.1
 END_S = 5.0
-"""For it to hear that all is well."""
+"""Time for the reaper to notice an orderly end."""
 
 _ALL_IS_WELL = b"."
 
 Found = dict[int, str]
-"""Process ids, and when the kernel started them: a pid may be given again."""
+"""Process ids, and when the kernel started each: a pid may be used again."""
 
 
 class Reaper:
-    """From its making to `close`, of this process."""
+    """The reaper of this process, from construction to `close`."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        """`folder` is removed too."""
+        """Start the reaper. It removes `folder` too."""
         self._process: subprocess.Popen[bytes] | None = None
         if not (PROC / "self" / "environ").exists():
             return
@@ -62,12 +62,12 @@ class Reaper:
         return None if self._process is None else self._process.pid
 
     def close(self) -> None:
-        """All has ended in good order: nothing is left to do. Idempotent."""
+        """Tell the reaper that everything ended in order, so that nothing is left to do. Idempotent."""
         process, self._process = self._process, None
         if process is None:
             return
         assert process.stdin is not None
-        with contextlib.suppress(OSError):  # somebody killed it
+        with contextlib.suppress(OSError):  # the reaper was killed
             os.write(process.stdin.fileno(), _ALL_IS_WELL)
         process.stdin.close()
         try:
@@ -80,11 +80,12 @@ class Reaper:
             os.environ[RUN_VARIABLE] = self._before
 
 
-# --- its process ------------------------------------------------------------------------------------
+# --- the reaper's process ------------------------------------------------------------------------
 
 
 def of_run(run: str) -> Found:
-    """Processes that carry the mark, and all below them: some write their title over their environment."""
+    """Return the processes that carry the mark and all their descendants, since some programs write their
+    title over their environment."""
     mark = f"{RUN_VARIABLE}={run}".encode()
     started, parents, marked = Found(), dict[int, int](), set[int]()
     for entry in PROC.iterdir():
@@ -92,11 +93,11 @@ def of_run(run: str) -> Found:
             continue
         pid = int(entry.name)
         try:
-            # The name, in parentheses, may have blanks; then: state, parent, …, and 18 further on the start.
+            # The name, in parentheses, may contain blanks. State and parent follow, the start 18 fields on.
             fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
             environment = (entry / "environ").read_bytes()
         except OSError:
-            continue  # it ended, or is not ours
+            continue  # it ended, or belongs to another user
         if fields[0] == "Z":
             continue
         started[pid], parents[pid] = fields[19], int(fields[1])
@@ -114,10 +115,10 @@ def _below(pid: int, parents: dict[int, int], marked: set[int]) -> bool:
 
 
 def end_run(run: str, steps: Iterable[tuple[int, float]] = STEPS) -> None:
-    """Returns when no process of the run is left, or the steps are over."""
+    """End all processes of a run. Returns when none is left, or after the last step."""
     found = of_run(run)
     for sign, patience_s in steps:
-        found |= of_run(run)  # who was started since; those whose parent has died stay known
+        found |= of_run(run)  # adds new processes; those whose parent has died stay in the set
         if sign:
             for pid in _living(found):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -143,7 +144,7 @@ def _living(found: Found) -> Found:
 
 def main(run: str, folder: str) -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # it ends after whom it watches
+        signal.signal(number, signal.SIG_IGN)  # it ends after the processes that it watches
     if os.read(sys.stdin.fileno(), 1) == _ALL_IS_WELL:
         return
     end_run(run)

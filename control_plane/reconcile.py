@@ -1,11 +1,11 @@
-"""Which worker processes there should be, and what to do about the difference. Pure.
+"""The reconciler decides which worker processes there should be, and what to do about the difference. Pure.
 
-A replica is a name ("decode-0"); it has at most one process life at a time. The next life is started
-only when the end of the last one is *confirmed* (`ReplicaExited`), so two lives of one name never run
-side by side: a silent process is killed first, and killed again until its end is known.
+A replica is a name ("decode-0") with at most one process life at a time. The next life is started only when
+the end of the last one is *confirmed* (`ReplicaExited`), so two lives of one name never run side by side: a
+silent process is killed first, and killed again until its end is known.
 
-A replica's role is wanted, not given: where one role of a model has too many replicas and another too
-few, running workers change roles, and keep their weights, before any is stopped or started.
+A replica's role can change. If one role of a model has too many replicas and another too few, running workers
+switch roles, and keep their weights, before any worker is stopped or started.
 """
 
 from collections.abc import Iterator
@@ -26,14 +26,14 @@ from control_plane.reconcile_events import (
     MemberSilent,
     ReconcileAction,
     ReconcileEvent,
+    ReconcileTick,
     ReplicaExited,
     RestartPolicy,
     SetDesired,
     StartReplica,
     SwitchReplicaRole,
-    Tick,
 )
-from control_plane.targets import Have, add_count, names_of, retirements, switches
+from control_plane.targets import ReplicaSummary, add_count, names_of, retirements, switches
 
 __all__ = ("KILL_CONFIRM_S", "Reconciler", "ReplicaState", "RestartPolicy")
 
@@ -55,25 +55,26 @@ _ON_ITS_WAY_OUT = (_P.DRAINING, _P.KILLING)
 
 
 @dataclass(slots=True)
-class _Replica:
+class _ReplicaEntry:
     name: str
     model: str
     role: Role
-    """Wanted."""
+    """Its wanted role."""
     version: Version
     life: Lifecycle[ReplicaState]
     due_s: float | None
-    """When the phase is over if nothing happens; None: it may last."""
+    """Instant at which the state ends if nothing happens. None: it may last."""
     worker_id: WorkerId | None = None
     member: Member | None = None
-    """As it said last."""
+    """Its last report to the directory."""
     serving_since_s: float | None = None
     adopted_since_s: float | None = None
-    """It was started then, by an earlier control plane, and nothing has befallen it since it was adopted."""
+    """Instant at which an earlier control plane started it. None once anything has happened to it since its
+    adoption."""
     deaths_in_a_row: int = 0
     is_wanted: bool = True
     switches_to: Role | None = None
-    """The role it was last told to take, while it flips."""
+    """Role it was last told to take, while it switches."""
     is_excused: bool = False
     """Its end was ordered, and another life follows at once."""
     last_exit: str = ""
@@ -82,20 +83,21 @@ class _Replica:
     def state(self) -> ReplicaState:
         return self.life.state
 
-    def have(self) -> Have:
-        return Have(self.name, self.role, self.state, self.version.name, self.is_wanted)
+    def summary(self) -> ReplicaSummary:
+        return ReplicaSummary(self.name, self.role, self.state, self.version.name, self.is_wanted)
 
 
 @dataclass(slots=True)
 class Reconciler:
-    """`life` is unique per control plane process, so that worker ids are never used twice."""
+    """The reconciler of one cluster. `life` is unique per control plane process, so that worker ids are never
+    used twice."""
 
     policy: RestartPolicy
     life: str
     _pools: tuple[Pool, ...] = ()
     _avoided: frozenset[str] = frozenset()
-    """Nodes."""
-    _replicas: dict[str, _Replica] = field(default_factory=dict[str, _Replica])
+    """Nodes that workers must leave."""
+    _replicas: dict[str, _ReplicaEntry] = field(default_factory=dict[str, _ReplicaEntry])
     _start_count: int = 0
 
     @property
@@ -116,7 +118,7 @@ class Reconciler:
     def status(self, *, now_s: float = 0.0) -> list[ReplicaStatus]:
         return [self._state(r, now_s) for _, r in sorted(self._replicas.items())]
 
-    def _state(self, r: _Replica, now_s: float) -> ReplicaStatus:
+    def _state(self, r: _ReplicaEntry, now_s: float) -> ReplicaStatus:
         since_s, _, reason = r.life.history[-1]
         if r.state is _P.RUNNING and r.adopted_since_s is not None:
             since_s = r.adopted_since_s
@@ -165,7 +167,7 @@ class Reconciler:
                 if replica and replica.state in _SERVING:
                     replica.is_excused = True
                     yield self._drain(replica, drain_reason, now_s)
-            case Tick():
+            case ReconcileTick():
                 pass
             case _:
                 assert_never(event)
@@ -180,13 +182,13 @@ class Reconciler:
                 yield from self._retire(replica, "it was ordered to go", now_s)
         yield from self._leave_nodes(now_s)
 
-    def _of(self, worker_id: WorkerId) -> _Replica | None:
-        """The replica whose current life this is."""
+    def _of(self, worker_id: WorkerId) -> _ReplicaEntry | None:
+        """Return the replica whose current life has this worker id."""
         return next((r for r in self._replicas.values() if r.worker_id == worker_id), None)
 
-    # --- what workers do ----------------------------------------------------------------------------
+    # --- events of workers ----------------------------------------------------------------------------
 
-    def _seen(self, replica: _Replica, member: Member, now_s: float) -> Iterator[ReconcileAction]:
+    def _seen(self, replica: _ReplicaEntry, member: Member, now_s: float) -> Iterator[ReconcileAction]:
         replica.member = member
         match replica.state:
             case _P.STARTING:
@@ -194,7 +196,7 @@ class Reconciler:
                 began_s = replica.adopted_since_s
                 replica.due_s, replica.serving_since_s = None, now_s if began_s is None else began_s
             case _P.SUSPECT:
-                replica.life.to(_P.RUNNING, now_s=now_s, cause="it is heard again")
+                replica.life.to(_P.RUNNING, now_s=now_s, cause="it renewed its lease again")
             case _P.SWITCHING if member.role is replica.role and not member.is_draining:
                 replica.life.to(_P.RUNNING, now_s=now_s, cause=f"it is a {member.role} worker now")
                 replica.due_s = None
@@ -205,14 +207,14 @@ class Reconciler:
             yield self._drain(replica, "its node is drained", now_s)
 
     def _adopt(self, event: Adopted, now_s: float) -> Iterator[ReconcileAction]:
-        """A survivor of an earlier control plane."""
+        """Add a worker of an earlier control plane."""
         name = replica_name(event.worker_id)
         if name in self._replicas:
-            yield KillReplica(event.worker_id, f"another {name} is there")
+            yield KillReplica(event.worker_id, f"another {name} exists")
             return
         life = Lifecycle(_P.WAITING, _LEGAL, now_s=now_s)
-        life.to(_P.STARTING, now_s=now_s, cause="it was there before this control plane")
-        self._replicas[name] = _Replica(
+        life.to(_P.STARTING, now_s=now_s, cause="it was adopted from an earlier control plane")
+        self._replicas[name] = _ReplicaEntry(
             name,
             event.model,
             event.role,
@@ -223,7 +225,7 @@ class Reconciler:
             adopted_since_s=now_s - event.age_s,
         )
 
-    def _exited(self, replica: _Replica, reason: str, now_s: float) -> None:
+    def _exited(self, replica: _ReplicaEntry, reason: str, now_s: float) -> None:
         served_s = 0.0 if replica.serving_since_s is None else now_s - replica.serving_since_s
         was_ordered = replica.is_excused or replica.state is _P.DRAINING
         if was_ordered or served_s >= self.policy.stable_s:
@@ -237,7 +239,7 @@ class Reconciler:
         if not replica.is_wanted:
             del self._replicas[replica.name]
 
-    # --- what is wanted -----------------------------------------------------------------------------
+    # --- the desired state -----------------------------------------------------------------------------
 
     def _converge(self, now_s: float) -> Iterator[ReconcileAction]:
         models = {pool.model for pool in self._pools}
@@ -252,29 +254,29 @@ class Reconciler:
     def _converge_pool(self, pool: Pool, now_s: float) -> Iterator[ReconcileAction]:
         for replica in self._replicas.values():
             if replica.model == pool.model and replica.state is _P.WAITING:
-                replica.version = pool.version  # it costs nothing
-        for name, role in switches(pool, self._have(pool.model)):
+                replica.version = pool.version  # there is no process to replace
+        for name, role in switches(pool, self._summaries(pool.model)):
             self._replicas[name].role = role
         for role in Role:
-            for name, reason in retirements(pool, role, self._have(pool.model)):
+            for name, reason in retirements(pool, role, self._summaries(pool.model)):
                 yield from self._retire(self._replicas[name], reason, now_s)
-            count = add_count(pool, role, self._have(pool.model))
+            count = add_count(pool, role, self._summaries(pool.model))
             models = [one.model for one in self._pools]
             prefix = replica_prefix(pool.model, models) if len(models) > 1 else ""
             for name in names_of(prefix, role, count, taken=self._replicas):
                 life = Lifecycle(_P.WAITING, _LEGAL, now_s=now_s)
-                self._replicas[name] = _Replica(name, pool.model, role, pool.version, life, due_s=now_s)
+                self._replicas[name] = _ReplicaEntry(name, pool.model, role, pool.version, life, due_s=now_s)
 
-    def _have(self, model: str) -> list[Have]:
-        return [r.have() for _, r in sorted(self._replicas.items()) if r.model == model]
+    def _summaries(self, model: str) -> list[ReplicaSummary]:
+        return [r.summary() for _, r in sorted(self._replicas.items()) if r.model == model]
 
-    def _match_role(self, replica: _Replica, now_s: float) -> Iterator[ReconcileAction]:
-        member, told = replica.member, replica.switches_to
+    def _match_role(self, replica: _ReplicaEntry, now_s: float) -> Iterator[ReconcileAction]:
+        member, ordered = replica.member, replica.switches_to
         if member is None or replica.state not in (_P.RUNNING, _P.SWITCHING):
             return
-        if (told if replica.state is _P.SWITCHING else member.role) is replica.role:
+        if (ordered if replica.state is _P.SWITCHING else member.role) is replica.role:
             return
-        reason = f"a {replica.role} worker is wanted more than a {member.role} worker"
+        reason = f"there are too few {replica.role} workers and too many {member.role} workers"
         if replica.state is _P.RUNNING:
             replica.adopted_since_s = None
             replica.life.to(_P.SWITCHING, now_s=now_s, cause=reason)
@@ -288,7 +290,7 @@ class Reconciler:
                 replica.is_excused = True
                 yield self._drain(replica, "its node is drained", now_s)
 
-    def _retire(self, replica: _Replica, reason: str, now_s: float) -> Iterator[ReconcileAction]:
+    def _retire(self, replica: _ReplicaEntry, reason: str, now_s: float) -> Iterator[ReconcileAction]:
         replica.is_wanted = False
         if replica.state is _P.WAITING:
             del self._replicas[replica.name]
@@ -297,7 +299,7 @@ class Reconciler:
         elif replica.state not in _ON_ITS_WAY_OUT:
             yield self._drain(replica, reason, now_s)
 
-    # --- what is due --------------------------------------------------------------------------------
+    # --- timeouts --------------------------------------------------------------------------------
 
     def _tick(self, now_s: float) -> Iterator[ReconcileAction]:
         for replica in self._replicas.values():
@@ -316,9 +318,9 @@ class Reconciler:
                     replica.due_s = now_s + KILL_CONFIRM_S
                     yield KillReplica(self._id(replica), "its end is not confirmed")
                 case _P.RUNNING | _P.SUSPECT:
-                    raise AssertionError(f"{replica.name} serves and has a due time")
+                    raise AssertionError(f"{replica.name} serves and has a timeout")
 
-    def _start(self, replica: _Replica, now_s: float) -> StartReplica:
+    def _start(self, replica: _ReplicaEntry, now_s: float) -> StartReplica:
         self._start_count += 1
         worker_id = WorkerId(f"{replica.name}.{self.life}{self._start_count:x}")
         replica.worker_id = worker_id
@@ -328,16 +330,16 @@ class Reconciler:
         avoid = tuple(sorted(self._avoided))
         return StartReplica(worker_id, replica.role, reason, replica.model, replica.version, avoid)
 
-    def _drain(self, replica: _Replica, reason: str, now_s: float) -> DrainReplica:
+    def _drain(self, replica: _ReplicaEntry, reason: str, now_s: float) -> DrainReplica:
         replica.life.to(_P.DRAINING, now_s=now_s, cause=reason)
         replica.due_s = now_s + self.policy.drain_timeout_s
         return DrainReplica(self._id(replica), reason)
 
-    def _kill(self, replica: _Replica, reason: str, now_s: float) -> KillReplica:
+    def _kill(self, replica: _ReplicaEntry, reason: str, now_s: float) -> KillReplica:
         replica.life.to(_P.KILLING, now_s=now_s, cause=reason)
         replica.due_s = now_s + KILL_CONFIRM_S
         return KillReplica(self._id(replica), reason)
 
-    def _id(self, replica: _Replica) -> WorkerId:
+    def _id(self, replica: _ReplicaEntry) -> WorkerId:
         assert replica.worker_id is not None, f"{replica.name} has no process: {list(replica.life.history)}"
         return replica.worker_id

@@ -1,4 +1,4 @@
-"""What the reconciler hears and what it says. Pure values."""
+"""Events and actions of the reconciler. Pure values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,72 +13,81 @@ from baton.core.operate import FIRST_VERSION, Pool, Version
 
 
 class SetDesired(msgspec.Struct, frozen=True):
-    """All pools; a model that is left out has no replicas. Nothing is kept or started on nodes of `avoid`."""
+    """All desired pools; a model that is left out has no replicas. Nothing is kept or started on nodes of
+    `avoid`."""
 
     pools: tuple[Pool, ...]
     avoid: frozenset[str] = frozenset()
     roles: Mapping[str, Role] = {}
-    """Replicas that shall have these roles, in case several could make the pools what they shall be."""
+    """Replicas that shall have these roles, where several replicas could fill the pools."""
     leaving: frozenset[WorkerId] = frozenset()
-    """In the same way, workers that shall go."""
+    """Workers that shall go, where several workers could."""
 
 
 class Adopted(msgspec.Struct, frozen=True):
-    """A worker of an earlier control plane was found alive. Before the first SetDesired."""
+    """A live worker of an earlier control plane was found. This comes before the first SetDesired."""
 
     worker_id: WorkerId
     model: str
     role: Role
     version: str
     age_s: float = 0.0
-    """Since it was started."""
+    """Seconds since it was started."""
 
 
 class ReplicaExited(msgspec.Struct, frozen=True):
-    """The process is dead, or could not be started. An id that is not the current life: no effect."""
+    """The process is dead, or could not be started. An id that is not the current life has no effect."""
 
     worker_id: WorkerId
     reason: str
 
 
 class LeaseLapsed(msgspec.Struct, frozen=True):
-    """The directory has not heard from it for a lease."""
+    """The worker has not renewed its lease in the directory in time."""
 
     worker_id: WorkerId
 
 
 class MemberSilent(msgspec.Struct, frozen=True):
-    """The directory missed heartbeats of it, and heard others meanwhile."""
+    """The worker missed heartbeats while others were received."""
 
     worker_id: WorkerId
 
 
 class MemberSeen(msgspec.Struct, frozen=True):
-    """The directory heard from it, and what it says of itself is new, or it was silent: it serves."""
+    """The worker serves: it renewed its lease with changed fields, or after a silence."""
 
     member: Member
 
 
 class DrainWanted(msgspec.Struct, frozen=True):
-    """By order: another life follows. A worker that does not serve: no effect."""
+    """An order to drain a worker; another life follows. It has no effect on a worker that does not serve."""
 
     worker_id: WorkerId
     reason: str
 
 
-class Tick(msgspec.Struct, frozen=True):
-    """The time `next_tick_s` named has come (or an earlier one: harmless)."""
+class ReconcileTick(msgspec.Struct, frozen=True):
+    """The time that `next_tick_s` named has come (an earlier one is harmless)."""
 
 
 ReconcileEvent = (
-    SetDesired | Adopted | ReplicaExited | LeaseLapsed | MemberSilent | MemberSeen | DrainWanted | Tick
+    SetDesired
+    | Adopted
+    | ReplicaExited
+    | LeaseLapsed
+    | MemberSilent
+    | MemberSeen
+    | DrainWanted
+    | ReconcileTick
 )
 
 # --- actions --------------------------------------------------------------------------------------
 
 
 class StartReplica(msgspec.Struct, frozen=True):
-    """Answered by MemberSeen or ReplicaExited; after `start_timeout_s` of neither it is killed."""
+    """Start a process. The answer is MemberSeen or ReplicaExited; after `start_timeout_s` of neither it is
+    killed."""
 
     worker_id: WorkerId
     role: Role
@@ -86,12 +95,12 @@ class StartReplica(msgspec.Struct, frozen=True):
     model: str = ""
     version: Version = FIRST_VERSION
     avoid: tuple[str, ...] = ()
-    """Nodes."""
+    """Nodes on which it must not run."""
 
 
 class SwitchReplicaRole(msgspec.Struct, frozen=True):
-    """Let it finish what it holds, take this role, and serve again. Answered by MemberSeen; killed after
-    `drain_timeout_s` and a little. Sent again with another role, the last one counts."""
+    """Let a worker finish what it holds, take this role, and serve again. The answer is MemberSeen; the
+    worker is killed shortly after `drain_timeout_s`. A later action with another role replaces this one."""
 
     worker_id: WorkerId
     role: Role
@@ -99,14 +108,15 @@ class SwitchReplicaRole(msgspec.Struct, frozen=True):
 
 
 class DrainReplica(msgspec.Struct, frozen=True):
-    """Let it finish what it holds, then end. Killed after `drain_timeout_s`."""
+    """Let a worker finish what it holds, then end. It is killed after `drain_timeout_s`."""
 
     worker_id: WorkerId
     reason: str
 
 
 class KillReplica(msgspec.Struct, frozen=True):
-    """At once and hard: it may be hanging. Answered by ReplicaExited; repeated until then."""
+    """Kill a process at once, since it may hang. The answer is ReplicaExited; the action is repeated until
+    then."""
 
     worker_id: WorkerId
     reason: str
@@ -117,7 +127,7 @@ ReconcileAction = StartReplica | SwitchReplicaRole | DrainReplica | KillReplica
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """Seconds. A life that served for `stable_s` ends the row of deaths."""
+    """Times in seconds. A life that served for `stable_s` ends the series of deaths."""
 
     backoff_s: float
     backoff_max_s: float
@@ -126,6 +136,6 @@ class RestartPolicy:
     stable_s: float
 
     def delay_s(self, deaths_in_a_row: int) -> float:
-        """Before the start that follows the n-th death in a row (from 1)."""
-        doublings = min(deaths_in_a_row - 1, 60)  # 2**60 is beyond any bound, and a float still
+        """Return the delay before the start that follows the n-th death in a row (from 1)."""
+        doublings = min(deaths_in_a_row - 1, 60)  # 2**60 exceeds any bound and is still a float
         return min(self.backoff_s * 2.0**doublings, self.backoff_max_s)

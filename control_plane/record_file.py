@@ -1,4 +1,4 @@
-"""What was ordered, in a file: for the next control plane."""
+"""The file that keeps orders for the next control plane."""
 
 import contextlib
 import logging
@@ -7,20 +7,20 @@ from pathlib import Path
 
 import msgspec
 
-from control_plane.orders import Record
+from control_plane.orders import ControlRecord
 
 log = logging.getLogger(__name__)
 
-_decoder = msgspec.json.Decoder(Record)
+_decoder = msgspec.json.Decoder(ControlRecord)
 
 
 class RecordFile:
     def __init__(self, path: Path | None) -> None:
-        """None: nothing is remembered."""
+        """`path` None keeps nothing."""
         self._path = path
 
-    def read(self) -> Record | None:
-        """None: there is none, or none that can be read."""
+    def read(self) -> ControlRecord | None:
+        """Return the record. None: there is no file, or it cannot be read."""
         if self._path is None:
             return None
         try:
@@ -28,11 +28,12 @@ class RecordFile:
         except FileNotFoundError:
             return None
         except (OSError, msgspec.MsgspecError) as error:
-            log.warning("what was ordered before is forgotten, %s cannot be read: %s", self._path, error)
+            log.warning("record %s cannot be read, so earlier orders are lost: %s", self._path, error)
             return None
 
-    def write(self, record: Record) -> None:
-        """Whole or not at all. A file that cannot be written costs memory of orders only, and is told."""
+    def write(self, record: ControlRecord) -> None:
+        """Replace the file as a whole or not at all. If it cannot be written, only the memory of orders is
+        lost, and a warning is logged."""
         if self._path is None:
             return
         beside = self._path.with_suffix(".new")
@@ -40,10 +41,10 @@ class RecordFile:
             beside.write_bytes(msgspec.json.encode(record))
             os.replace(beside, self._path)
         except OSError as error:
-            log.warning("orders will be forgotten by the next control plane: %s", error)
+            log.warning("record %s cannot be written, so orders are lost at a restart: %s", self._path, error)
 
     def remove(self) -> None:
-        """Idempotent."""
+        """Remove the file. Idempotent."""
         if self._path is not None:
             with contextlib.suppress(OSError):
                 self._path.unlink()

@@ -1,4 +1,4 @@
-"""The routers as supervised child processes of the control plane."""
+"""The routers as supervised child processes."""
 
 import asyncio
 import contextlib
@@ -22,16 +22,16 @@ class RouterChild(Child):
 
     @property
     def url(self) -> asyncio.Future[str]:
-        """Of the first start, as it said: the public URL and, if others share that one's port, its own.
-        SetupError if that fails for want of something only a person can give."""
+        """Addresses from the first ready line: the public URL and, if routers share that port, the router's
+        own. SetupError if it cannot start until a person changes something."""
         return self.ready
 
     def live_url(self, ready: str) -> str:
         return f"{_own(ready)}{LIVE_PATH}"
 
     async def until_connected(self, worker_count: int) -> None:
-        """Returns once the router has a session with this many workers: from then on requests find all
-        of them. Ask only when that many workers serve."""
+        """Wait until the router has a session with this many workers, so that requests reach all of them.
+        That many workers must serve."""
         url = _own(await asyncio.shield(self.url))
         async with httpx.AsyncClient(trust_env=False, timeout=PROBE_S, verify=False) as client:
             while True:
@@ -43,13 +43,13 @@ class RouterChild(Child):
 
 
 def _own(ready: str) -> str:
-    """The URL that leads to this very process."""
+    """Return the URL that leads to this process alone."""
     return ready.split()[-1]
 
 
 def reserved_port(config: RouterConfig) -> socket.socket:
-    """The port that routers will share, held so that it stays theirs while none of them lives. Nobody
-    connects to a socket that does not listen. Raises SetupError."""
+    """Return a socket that holds the port which routers will share, so that it stays reserved while none of
+    them runs. Nobody connects to a socket that does not listen. Raises SetupError."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -66,8 +66,9 @@ def reserved_port(config: RouterConfig) -> socket.socket:
 
 
 def reserved_address(host: str, port: int) -> socket.socket:
-    """An address held for a child over all its lives: nobody connects to a socket that does not listen, and
-    Linux lets another socket listen there as long as this one does not. Raises SetupError."""
+    """Return a socket that holds an address for a child across its restarts. Nobody connects to a socket that
+    does not listen, and Linux lets another socket listen there as long as this one does not. Raises
+    SetupError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -81,7 +82,7 @@ def reserved_address(host: str, port: int) -> socket.socket:
 
 
 class RouterChildren:
-    """All routers of one `baton serve`. One that dies is started anew; the others go on."""
+    """All routers of one `baton serve`. A router that dies is started again; the others go on."""
 
     def __init__(
         self,
@@ -100,22 +101,22 @@ class RouterChildren:
             child.name = f"router {number}"
 
     async def until_started(self) -> None:
-        """Raises SetupError if one can't, for want of something only a person can give."""
+        """Wait for all routers. Raises SetupError if one cannot start until a person changes something."""
         await asyncio.gather(*(asyncio.shield(child.url) for child in self.children))
 
     def check(self) -> None:
-        """Raises SetupError if one is known not to start, for want of something only a person can give."""
+        """Raise SetupError if one is known to be unable to start until a person changes something."""
         for child in self.children:
             if child.url.done():
                 child.url.result()
 
     @property
     def url(self) -> str:
-        """The public one, once they are started."""
+        """The public URL, once the routers are started."""
         return self.children[0].url.result().split()[0]
 
     async def until_connected(self, worker_count: int) -> None:
-        """See `RouterChild.until_connected`: all of them."""
+        """Wait for all routers, see `RouterChild.until_connected`."""
         await asyncio.gather(*(child.until_connected(worker_count) for child in self.children))
 
     async def run(self) -> None:
@@ -124,7 +125,7 @@ class RouterChildren:
                 group.create_task(child.run())
 
     async def stop(self, timeout_s: float) -> None:
-        """Let them drain, at most this long; then kill them. Idempotent."""
+        """Let the routers drain for at most this long, then kill them. Idempotent."""
         stops: list[Any] = [child.stop(timeout_s) for child in self.children]
         await asyncio.gather(*stops)
 

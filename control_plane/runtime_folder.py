@@ -1,4 +1,5 @@
-"""A folder of one cluster on this machine: its sockets, where its control plane is, what that remembers."""
+"""The runtime folder of one cluster on this machine: its sockets, the address of its control plane, and its
+record."""
 
 import contextlib
 import fcntl
@@ -17,19 +18,19 @@ DASHBOARD_TOKEN_NAME = "dashboard.token"
 DASHBOARD_SESSIONS_NAME = "sessions.json"
 _LOCK_NAME = "cluster.lock"
 _NAME = re.compile(re.escape(FOLDER_PREFIX) + r"[a-z0-9_]{8}")
-"""As `mkdtemp` makes them."""
+"""Pattern of the names that `mkdtemp` makes."""
 
 log = logging.getLogger(__name__)
 
 FOLDER_BYTES_MAX = 80
-"""Of the folder's path: a Unix socket's address has at most 107 bytes."""
+"""Longest path of the folder: a Unix socket's address has at most 107 bytes."""
 
 
 class RuntimeFolder:
-    """That nobody else can enter, gone with the cluster."""
+    """A folder that no other user can enter, removed with the cluster."""
 
     def __init__(self) -> None:
-        """Raises OSError."""
+        """Create the folder. Raises OSError."""
         candidates = (os.environ.get("XDG_RUNTIME_DIR", ""), tempfile.gettempdir(), "/tmp")
         able = [c for c in candidates if len(os.fsencode(c)) < FOLDER_BYTES_MAX and os.access(c, os.W_OK)]
         parent = Path(next(iter(able), "/tmp"))
@@ -38,7 +39,7 @@ class RuntimeFolder:
         begun = self.path / f"{_LOCK_NAME}.new"
         self._lock = os.open(begun, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        begun.rename(self.path / _LOCK_NAME)  # never to be seen without its lock
+        begun.rename(self.path / _LOCK_NAME)  # the file appears under its name only once it is locked
 
     def socket(self) -> str:
         return str(self.path / SOCKET_NAME)
@@ -55,12 +56,12 @@ class RuntimeFolder:
     def dashboard_sessions(self) -> Path:
         return self.path / DASHBOARD_SESSIONS_NAME
 
-    def tell_address(self, address: str) -> None:
-        """For commands on this machine."""
+    def write_address(self, address: str) -> None:
+        """Write the address of the control plane, for commands on this machine."""
         (self.path / ADDRESS_NAME).write_text(address, encoding="utf-8")
 
     def remove(self) -> None:
-        """Idempotent."""
+        """Remove the folder. Idempotent."""
         with contextlib.suppress(OSError):
             shutil.rmtree(self.path)
         with contextlib.suppress(OSError):
@@ -68,7 +69,7 @@ class RuntimeFolder:
 
 
 def is_in_use(folder: Path) -> bool:
-    """Its cluster runs. Raises OSError."""
+    """Return whether the cluster of this folder runs. Raises OSError."""
     file = os.open(folder / _LOCK_NAME, os.O_RDWR | os.O_CLOEXEC)
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -80,9 +81,9 @@ def is_in_use(folder: Path) -> bool:
 
 
 def remove_stale(parent: Path) -> None:
-    """Folders of ours in there whose cluster was killed, with tokens and records in them."""
+    """Remove our folders in `parent` whose cluster was killed, with the tokens and records in them."""
     for folder in sorted(parent.glob(f"{FOLDER_PREFIX}*")):
-        with contextlib.suppress(OSError):  # not ours to open, or gone
+        with contextlib.suppress(OSError):  # it belongs to another user, or is gone
             if _NAME.fullmatch(folder.name) and folder.stat().st_uid == os.getuid() and not is_in_use(folder):
                 shutil.rmtree(folder)
-                log.info("removed %s, which a killed run had left", folder)
+                log.info("folder %s of a killed run was removed", folder)

@@ -1,4 +1,4 @@
-"""The autoscaler's clock and hands: routers' reports in, orders out, an interval at a time."""
+"""The IO of the autoscaler: its clock, the routers' reports, and its orders, once per interval."""
 
 import asyncio
 import contextlib
@@ -11,6 +11,7 @@ from typing import Protocol
 import msgspec
 
 from baton.config import Config
+from baton.config.served_models import each_model
 from baton.core.demand import DemandHeard, DemandReport
 from baton.core.errors import SetupError
 from baton.core.messages import Role
@@ -19,37 +20,37 @@ from baton.telemetry import catalogue
 from baton.telemetry.metrics import Meter
 from control_plane.autoscaler.live import LiveAutoscaler
 from control_plane.autoscaler.settings import objectives_of, settings_of
-from control_plane.autoscaler.values import Memory, Settings
+from control_plane.autoscaler.values import AutoscalerMemory, AutoscalerSettings
 from control_plane.desired import Operations
-from engine.served_models import each_model
 
 log = logging.getLogger(__name__)
 
 REPORTS_PER_INTERVAL = 3
 EVERY_S_MAX = 5.0
-"""Between two reports of a router; also where nobody scales."""
+"""Longest time between two reports of a router, also without an autoscaler."""
 AT_ZERO_S = 0.5
-"""While there are no workers: a request that comes then waits for its report, too."""
+"""Time between two reports while there are no workers: a request that arrives then waits for its report
+too."""
 REMEMBERED_EVERY_S = 60.0
 
 
 class Remembering(Operations, Protocol):
-    """`plane.ControlPlane`, as far as it matters here."""
+    """The part of `plane.ControlPlane` that is used here."""
 
     autoscale: tuple[AutoscaleState, ...]
     meter: Meter
 
     @property
-    def memories(self) -> Mapping[str, Memory]: ...
+    def memories(self) -> Mapping[str, AutoscalerMemory]: ...
 
-    def remember(self, memories: Mapping[str, Memory]) -> None:
-        """For the next life of the control plane."""
+    def remember(self, memories: Mapping[str, AutoscalerMemory]) -> None:
+        """Keep the memories for the next control plane."""
         ...
 
 
 def scaled_roles(config: Config) -> set[Role]:
-    """Of one model. Raises SetupError where the autoscaler could not tell which role a request's load is
-    for."""
+    """Return the roles of one model that are scaled. Raises SetupError where the autoscaler could not tell
+    which role a request loads."""
     cluster = config.cluster
     has_pairs = bool(cluster.prefill_workers or cluster.decode_workers)
     if has_pairs and cluster.aggregated_workers:
@@ -60,8 +61,8 @@ def scaled_roles(config: Config) -> set[Role]:
     return {Role.PREFILL, Role.DECODE} if has_pairs else {Role.AGGREGATED}
 
 
-def live_settings(config: Config) -> dict[str, Settings]:
-    """By model; empty where nobody scales. Raises SetupError."""
+def live_settings(config: Config) -> dict[str, AutoscalerSettings]:
+    """Return the settings by model; empty without an autoscaler. Raises SetupError."""
     if config.autoscale.mode == "off":
         return {}
     return {
@@ -76,43 +77,43 @@ def live_settings(config: Config) -> dict[str, Settings]:
     }
 
 
-class _Scaled:
-    """One model's autoscaler, and what was said of its blindness."""
+class _ScaledModel:
+    """One model's autoscaler, and whether its missing reports were logged."""
 
     def __init__(self, live: LiveAutoscaler) -> None:
         self.live = live
         self.workers_max = live.settings.workers_max
-        """Of this model alone; 0: any."""
-        self._blind, self._is_blind_told = "", False
+        """Limit of this model alone; 0: none."""
+        self._blind, self._is_logged = "", False
 
-    def tell_blindness(self, text: str) -> None:
-        """Once, when it lasts: routers come and go."""
-        if text and text == self._blind and not self._is_blind_told:
-            log.warning("the autoscaler decides nothing for %s: %s", self.live.model, text)
-        self._is_blind_told = bool(text) and text == self._blind
+    def log_blindness(self, text: str) -> None:
+        """Log once that reports are missing, and only if it lasts: routers come and go."""
+        if text and text == self._blind and not self._is_logged:
+            log.warning("autoscaler of %s decides nothing: %s", self.live.model, text)
+        self._is_logged = bool(text) and text == self._blind
         self._blind = text
 
 
-class Scaling:
-    """`baton.wire.demand.DemandHandler`; `run` where `autoscale.mode` is not off. Models are scaled each by
-    itself, at the same times."""
+class AutoscalerRunner:
+    """The autoscalers of all models. It implements `baton.wire.demand.DemandHandler`; call `run` where
+    `autoscale.mode` is not off. Each model is scaled by itself, at the same times."""
 
     def __init__(
         self,
-        settings: Mapping[str, Settings],
+        settings: Mapping[str, AutoscalerSettings],
         plane: Remembering,
         *,
         workers_max: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`settings` by model; empty: reports are heard, and nothing is decided. `workers_max`: of several
-        models together; 0: any number."""
+        """`settings` are by model; if they are empty, reports are accepted and nothing is decided.
+        `workers_max` limits several models together; 0 means no limit."""
         self._plane, self._clock = plane, clock
         self._wake = asyncio.Event()
         self._remembered_s = clock()
         self._workers_max = workers_max if len(settings) > 1 else 0
         self._models = deque(
-            _Scaled(LiveAutoscaler(one, model=name, now_s=clock())) for name, one in settings.items()
+            _ScaledModel(LiveAutoscaler(one, model=name, now_s=clock())) for name, one in settings.items()
         )
 
     @property
@@ -127,7 +128,7 @@ class Scaling:
         live = self._of(report.model)
         if live is None:
             return DemandHeard(EVERY_S_MAX)
-        live.heard(report, now_s=self._clock())
+        live.on_report(report, now_s=self._clock())
         if not live.is_at_zero(self._plane.state()):
             return DemandHeard(min(EVERY_S_MAX, live.settings.interval_s / REPORTS_PER_INTERVAL))
         if report.queued and not live.settings.is_advice:
@@ -135,7 +136,7 @@ class Scaling:
         return DemandHeard(AT_ZERO_S)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         assert self._models, "autoscale.mode is off"
         for one in self._models:
             if (memory := self._plane.memories.get(one.live.model)) is not None:
@@ -152,15 +153,15 @@ class Scaling:
                 self.look()
 
     async def _follow(self) -> None:
-        """Phases of replicas, as they change."""
+        """Follow the states of replicas as they change."""
         async for state in self._plane.changes():
             for one in self._models:
-                one.live.saw(state, now_s=self._clock())
+                one.live.on_state(state, now_s=self._clock())
 
     def look(self) -> list[Decision]:
-        """One interval is over. What was ordered or advised, if anything was. Whose turn it is first goes
-        round: where the room for all is short, nobody is always the last to be asked."""
-        decisions = [decision for one in self._models if (decision := self._look_at(one)) is not None]
+        """End one interval, and return the decisions on what was ordered or advised. The models take turns in
+        going first, so that no model is always the last to get workers where the limit is short."""
+        decisions = [decision for one in self._models if (decision := self._decide(one)) is not None]
         self._plane.autoscale = tuple(
             sorted((one.live.state() for one in self._models), key=lambda state: state.model)
         )
@@ -171,19 +172,19 @@ class Scaling:
             self._plane.remember({one.live.model: self._memory(one.live, now_s) for one in self._models})
         return decisions
 
-    def _memory(self, live: LiveAutoscaler, now_s: float) -> Memory:
+    def _memory(self, live: LiveAutoscaler, now_s: float) -> AutoscalerMemory:
         return msgspec.structs.replace(live.memory(now_s=now_s), saved_at_s=time.time())
 
-    def _look_at(self, one: _Scaled) -> Decision | None:
+    def _decide(self, one: _ScaledModel) -> Decision | None:
         live, plane, now_s = one.live, self._plane, self._clock()
         state = plane.state()
-        live.saw(state, now_s=now_s)
+        live.on_state(state, now_s=now_s)
         if self._workers_max:
             live.limit(room_for(live.model, state, self._workers_max, own_max=one.workers_max))
         order = live.decide(state, now_s=now_s)
         decision = plane.order(order) if order is not None else None
         after = live.state()
-        one.tell_blindness(after.text)
+        one.log_blindness(after.text)
         self._count(after, order, decision)
         return decision
 
@@ -196,14 +197,15 @@ class Scaling:
             meter.set(catalogue.AUTOSCALE_CORRECTION, one.correction, model=model, role=one.role)
         if order is None or decision is None or not isinstance(order.action, Resize):
             return
-        # What was accepted may be done already.
+        # An accepted order may have been finished already.
         kinds = {Outcome.ADVISED: "advised", Outcome.REFUSED: "refused"}
         meter.inc(catalogue.AUTOSCALE_DECISIONS, model=model, kind=kinds.get(decision.outcome, "ordered"))
 
 
 def room_for(model: str, state: ClusterState, workers_max: int, *, own_max: int) -> int:
-    """Workers that a model may have of `workers_max` for all: what the others leave, and `own_max` at most
-    (0: any). Pure. At least one, below which its own minima and one worker per role in use count anyway."""
+    """Return the number of workers that a model may have of `workers_max` for all: those the others leave,
+    and at most `own_max` (0: any). Pure. It is at least one, since the model's own minima and one worker per
+    used role are kept in any case."""
     others = sum(sum(pool.counts.values()) for pool in state.pools if pool.model != model)
     room = max(1, workers_max - others)
     return min(room, own_max) if own_max else room

@@ -1,4 +1,4 @@
-"""Signals to end."""
+"""Signals that end the process."""
 
 import asyncio
 import contextlib
@@ -7,7 +7,8 @@ from collections.abc import Generator
 
 
 class Shutdown:
-    """The first SIGINT or SIGTERM asks for an orderly end, the second for an immediate one."""
+    """The state of a shutdown. The first SIGINT or SIGTERM asks for an orderly end, the second for an
+    immediate one."""
 
     def __init__(self) -> None:
         self.asked, self.now = asyncio.Event(), asyncio.Event()

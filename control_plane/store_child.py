@@ -1,4 +1,4 @@
-"""The store node of this host as a supervised child process of the control plane, and where it is found."""
+"""The store node of this host as a supervised child process, and its socket."""
 
 import asyncio
 import logging
@@ -16,28 +16,31 @@ from kv_store.ssd.folder import own_folder
 log = logging.getLogger(__name__)
 
 READY_S = 15.0
-"""At the cluster's start, for the store; after that the cluster is ready without it."""
+"""Time that the cluster's start waits for the store node; after that the cluster is ready without it."""
 
 END_S = 5.0
-"""For the node to end after its own drain, which has the same limit as the router's."""
+"""Time for the node to end after its own drain, which has the same limit as the router's."""
 
 StoreCommand = Callable[[str, str], Sequence[str]]
-"""The argv of a store node that follows the directory at the first and serves at the socket of the second."""
+"""Function that returns the argv of a store node, given the address of the directory and the path of its
+socket."""
 
 
 def check_store(config: StoreConfig) -> None:
-    """Of a store that is to run on this machine. Raises SetupError for what can be known beforehand."""
+    """Check the configuration of a store on this machine. Raises SetupError for what can be known
+    beforehand."""
     total = psutil.virtual_memory().total
     if config.host_bytes > total:
         raise SetupError(
-            f"store.host_bytes={config.host_bytes} is more than this machine's memory of {total} bytes"
+            f"store.host_bytes={config.host_bytes} exceeds this machine's memory of {total} bytes: lower it"
         )
     if config.ssd_dir:
         own_folder(config.ssd_dir).release()
 
 
 class StoreChild(Child):
-    """Its ready line: the socket's path, the gRPC address and the metrics address, separated by blanks."""
+    """The store node as a child. Its ready line has the socket's path, the gRPC address and the metrics
+    address, separated by blanks."""
 
     name = "store node"
 
@@ -46,25 +49,25 @@ class StoreChild(Child):
 
 
 class LocalStore:
-    """This host's store node for the workers of a cluster, unless they are told of another one
-    (`store.socket`), or of none (`store.host_bytes` 0)."""
+    """This host's store node for the workers of a cluster, unless the configuration names another
+    (`store.socket`) or none (`store.host_bytes` 0)."""
 
     def __init__(self, config: Config, command: StoreCommand | None, folder: RuntimeFolder) -> None:
         self._command, self._cluster = command, config.cluster
         self._is_ours = False
         self._child: StoreChild | None = None
         self.config = config
-        """As the workers shall see it: with the socket in it."""
+        """Configuration for the workers, which names the socket."""
         if command is not None and config.store.host_bytes and not config.store.socket:
             self._is_ours = True
             store = config.store.model_copy(update={"socket": folder.socket()})
             self.config = config.model_copy(update={"store": store})
 
     def start(self, control_address: str) -> StoreChild | None:
-        """The child whose `run` is to be a task; None: there is none to run."""
+        """Return the child whose `run` must become a task, or None if no store node runs here."""
         if not self._is_ours or self._command is None:
             return None
-        log.info("store node for this host at %s", self.config.store.socket)
+        log.info("store node of this host starts at %s", self.config.store.socket)
         self._child = StoreChild(
             self._command(control_address, self.config.store.socket),
             environment=child_environment(self.config),
@@ -74,19 +77,18 @@ class LocalStore:
         return self._child
 
     async def until_ready(self) -> None:
-        """A store that is late is waited for no longer than READY_S: the cluster serves without it. Raises
-        SetupError."""
+        """Wait for the store node, for READY_S at most: the cluster serves without it. Raises SetupError."""
         if self._child is None:
             return
         ready = self._child.ready
         await asyncio.wait({ready}, timeout=READY_S)
         if not ready.done():
-            log.warning("no store node yet: everything is computed meanwhile")
+            log.warning("store node is not ready yet; workers compute everything meanwhile")
         else:
             ready.result()
 
     def text(self) -> str:
-        """For the cluster's ready line."""
+        """Return the text for the cluster's ready line."""
         store = self.config.store
         if self._child is None:
             return f"KV store at {store.socket}" if store.socket else "no KV store"
@@ -96,7 +98,7 @@ class LocalStore:
         return f"KV store of {store.host_bytes / 2**30:.1f} GiB{ssd}"
 
     async def stop(self, timeout_s: float) -> None:
-        """Let it offer its blocks to its peers, for at most this long and a little."""
+        """Let the node offer its blocks to its peers, for little more than this time."""
         if self._child is not None:
             await self._child.stop(timeout_s + END_S)
 

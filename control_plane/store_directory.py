@@ -1,4 +1,4 @@
-"""The directory of store nodes that the control plane holds when no Redis is named."""
+"""The directory of store nodes that the control plane keeps when the configuration names no Redis."""
 
 import logging
 from typing import assert_never
@@ -15,24 +15,25 @@ log = logging.getLogger(__name__)
 
 
 class StoreDirectory(MemoryDirectory):
-    """Implements `baton.wire.store_directory.StoreDirectoryHandler`; says who comes and goes."""
+    """The directory of store nodes. It implements `baton.wire.store_directory.StoreDirectoryHandler`, and
+    logs which nodes come and go."""
 
     def __init__(self, config: StoreConfig, *, meter: Meter) -> None:
         super().__init__(entries_max=config.directory_entries_max, on_change=_log)
-        self._meter, self._told_dropped = meter, 0
+        self._meter, self._counted_dropped = meter, 0
 
     def count(self) -> None:
-        """To the metrics; called before they are rendered."""
+        """Update the metrics; called before they are rendered."""
         book = self.book
         self._meter.set(catalogue.STORE_NODES, len(book.members))
         self._meter.set(catalogue.DIRECTORY_ENTRIES, book.entry_count)
-        self._meter.inc(catalogue.DIRECTORY_DROPPED, book.dropped_count - self._told_dropped)
-        self._told_dropped = book.dropped_count
+        self._meter.inc(catalogue.DIRECTORY_DROPPED, book.dropped_count - self._counted_dropped)
+        self._counted_dropped = book.dropped_count
 
 
 async def check_directory(config: StoreConfig) -> None:
-    """Says at once what is wrong with a directory that is named, rather than from every node. Raises
-    SetupError; one that does not answer may still come."""
+    """Check a configured directory at once, so that the error is not repeated by every node. Raises
+    SetupError. A directory that does not answer may still come, and is accepted."""
     if config.directory:
         await (await connect(config, control_address="")).close()
 
@@ -47,7 +48,7 @@ def _log(change: BookChange) -> None:
                 level = logging.INFO if note.startswith(INFO_NOTE) else logging.WARNING
                 log.log(level, "store node %s: %s", node.node_id, note.removeprefix(INFO_NOTE))
         case NodeLapsed(member):
-            log.warning("store node %s is silent", member.node.node_id)
+            log.warning("store node %s did not renew its lease", member.node.node_id)
         case NodeLeft(member):
             log.info("store node %s left", member.node.node_id)
         case _:

@@ -1,7 +1,7 @@
-"""From replicas that are there to those that should be: who changes its role, who goes, how many come. Pure.
+"""The steps from existing replicas to desired ones: role switches, retirements and additions. Pure.
 
-A rolling exchange of versions needs no plan and no memory: how many processes may run and how many
-replicas may be missing decides, each time anything changes, who may go and who may come.
+A rolling update needs no plan and no memory. Each time anything changes, the number of processes that may run
+and of replicas that may be missing decides which may go and which may come.
 """
 
 import re
@@ -15,8 +15,8 @@ from baton.core.operate import Pool, ReplicaState
 _P = ReplicaState
 
 
-class Have(msgspec.Struct, frozen=True):
-    """A replica, as far as it matters here."""
+class ReplicaSummary(msgspec.Struct, frozen=True):
+    """The fields of a replica that matter here."""
 
     name: str
     role: Role
@@ -26,15 +26,16 @@ class Have(msgspec.Struct, frozen=True):
 
 
 _SWITCHED_FIRST = (_P.SWITCHING, _P.RUNNING, _P.SUSPECT, _P.STARTING, _P.WAITING)
-"""What is on its way anyway; then what serves, which gives its capacity to the other role soonest."""
+"""States in the order in which replicas switch roles. Those that switch already come first, then those that
+serve, which give their capacity to the other role soonest."""
 
 _RETIRED_FIRST = (_P.WAITING, _P.KILLING, _P.DRAINING, _P.STARTING, _P.SUSPECT, _P.SWITCHING, _P.RUNNING)
-"""What is of least use."""
+"""States in the order in which replicas are retired, the least useful first."""
 
 
-def switches(pool: Pool, have: Sequence[Have]) -> Iterator[tuple[str, Role]]:
-    """Replicas that shall change their role, and to which. Not while versions are exchanged: surplus and
-    lack are on purpose then."""
+def switches(pool: Pool, have: Sequence[ReplicaSummary]) -> Iterator[tuple[str, Role]]:
+    """Yield the replicas that shall switch their role, and to which. None switch during a rolling update,
+    since surplus and lack are intended then."""
     if _is_rolling(pool, have):
         return
     of = {role: [h for h in have if h.is_wanted and h.role is role] for role in Role}
@@ -46,8 +47,8 @@ def switches(pool: Pool, have: Sequence[Have]) -> Iterator[tuple[str, Role]]:
     yield from ((h.name, role) for h, role in zip(able, lack, strict=False))
 
 
-def retirements(pool: Pool, role: Role, have: Sequence[Have]) -> Iterator[tuple[str, str]]:
-    """Replicas that shall go, and why."""
+def retirements(pool: Pool, role: Role, have: Sequence[ReplicaSummary]) -> Iterator[tuple[str, str]]:
+    """Yield the replicas that shall go, with the reason."""
     wanted = [h for h in have if h.is_wanted and h.role is role]
     count, old = pool.count(role), [h for h in wanted if h.version != pool.version.name]
     if len(wanted) > count + (min(len(old), pool.surge_max) if count else 0):
@@ -58,7 +59,7 @@ def retirements(pool: Pool, role: Role, have: Sequence[Have]) -> Iterator[tuple[
         ]
         yield from ((h.name, "no longer wanted") for h in old_first[:surplus])
         return
-    # What does not serve is missing already: it may go without anybody noticing.
+    # Replicas that do not serve are missing already, so they may go.
     missable = sum(h.state is _P.RUNNING for h in wanted) - (count - pool.unavailable_max)
     for h in _ranked(old, _RETIRED_FIRST):
         if h.state is _P.RUNNING:
@@ -66,11 +67,12 @@ def retirements(pool: Pool, role: Role, have: Sequence[Have]) -> Iterator[tuple[
                 return
             missable -= 1
         if h.state not in (_P.KILLING, _P.DRAINING, _P.SWITCHING):
-            yield h.name, f"version {pool.version.name} takes its place"
+            yield h.name, f"version {pool.version.name} replaces it"
 
 
-def add_count(pool: Pool, role: Role, have: Sequence[Have]) -> int:
-    """Replicas that shall come. While versions are exchanged, those that still leave take room too."""
+def add_count(pool: Pool, role: Role, have: Sequence[ReplicaSummary]) -> int:
+    """Return the number of replicas to add. During a rolling update, replicas that are still leaving count as
+    well."""
     mine = [h for h in have if h.role is role]
     count, wanted = pool.count(role), sum(h.is_wanted for h in mine)
     if not _is_rolling(pool, mine):
@@ -82,12 +84,12 @@ def add_count(pool: Pool, role: Role, have: Sequence[Have]) -> int:
     return max(0, min(goal - wanted, count + pool.surge_max - len(mine)))
 
 
-def _is_rolling(pool: Pool, have: Sequence[Have]) -> bool:
+def _is_rolling(pool: Pool, have: Sequence[ReplicaSummary]) -> bool:
     return any(h.version != pool.version.name for h in have)
 
 
-def _ranked(have: Sequence[Have], order: Sequence[ReplicaState]) -> list[Have]:
-    """By phase, and within one the youngest name first."""
+def _ranked(have: Sequence[ReplicaSummary], order: Sequence[ReplicaState]) -> list[ReplicaSummary]:
+    """Sort by state, and within one the youngest name first."""
     return sorted(
         have, key=lambda h: (order.index(h.state) if h.state in order else len(order), _young(h.name))
     )
@@ -99,7 +101,8 @@ def _young(name: str) -> tuple[int, str]:
 
 
 def names_of(prefix: str, role: Role, count: int, *, taken: Container[str]) -> list[str]:
-    """The first free ones; `prefix` empty: of the one model whose replicas are named by role alone."""
+    """Return the first free names. An empty `prefix` belongs to a single model, whose replicas are named by
+    role alone."""
     names: list[str] = []
     number = 0
     while len(names) < count:

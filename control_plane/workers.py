@@ -1,4 +1,4 @@
-"""What each worker process is told, and where it runs."""
+"""The specification of each worker process, and where it runs."""
 
 import asyncio
 import logging
@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import psutil
 
 from baton.config import ClusterConfig, Config
+from baton.config.served_models import each_model, served_name, worker_count
 from baton.core.errors import SetupError
 from baton.core.ids import WorkerId, replica_name
 from baton.core.messages import Role
@@ -16,18 +17,17 @@ from baton.wire.link import LinkBroken
 from control_plane.cores import core_share, thread_count
 from control_plane.ray_ops import RayReplicas, WorkerSpec
 from control_plane.reconcile_events import StartReplica
-from engine.served_models import each_model, served_name, worker_count
 
 log = logging.getLogger(__name__)
 
 SWITCH_ATTEMPTS, SWITCH_RETRY_S = 4, 0.5
 
 Overlay = Callable[[Config, Sequence[str]], Config]
-"""A configuration with SECTION.FIELD=VALUE texts on top. Raises SetupError."""
+"""Function that returns a configuration with SECTION.FIELD=VALUE texts applied. Raises SetupError."""
 
 
 def first_pools(config: Config) -> list[Pool]:
-    """What the configuration wants, one pool per model."""
+    """Return the pools that the configuration wants, one per model."""
     return [_pool(name, one.cluster) for name, one in each_model(config).items()]
 
 
@@ -41,20 +41,20 @@ def _pool(model: str, cluster: ClusterConfig) -> Pool:
 
 
 class RayWorkers:
-    """`plane.Replicas` by way of Ray."""
+    """The implementation of `plane.Replicas` with Ray."""
 
     def __init__(self, ray: RayReplicas, config: Config, *, overlay: Overlay) -> None:
         self._ray, self._config, self._overlay = ray, config, overlay
         self._configs, self._count = each_model(config), worker_count(config)
         self.control_address = ""
         self._order: dict[str, int] = {}
-        """Replica name -> index, for its share of the cores."""
+        """Index of each replica, by name, which decides its cores."""
 
     def check(self, model: str, version: Version) -> None:
-        """Raises SetupError if it cannot be made of the model's configuration."""
+        """Raise SetupError if the version cannot be made of the model's configuration."""
         config = self._overlay(self._configs[model], version.sets)
         if (name := served_name(config)) != model:
-            raise SetupError(f"clients would have to ask for {name}: set model.name={model} too")
+            raise SetupError(f"this version would be served as {name}: set model.name={model} too")
 
     def start(self, start: StartReplica) -> None:
         cores, count, config = _cores(), self._count, self._configs[start.model]
@@ -73,14 +73,14 @@ class RayWorkers:
         self._ray.start(spec, threads=threads, avoid=start.avoid)
 
     async def switch_role(self, worker_id: WorkerId, role: Role, address: str) -> None:
-        """If the worker cannot be told, the reconciler's patience ends."""
+        """Tell a worker its new role. If it cannot be reached, the reconciler's timeout ends it."""
         drain_s = self._config.cluster.drain_timeout_s
         for attempt in range(SWITCH_ATTEMPTS):
             try:
                 await set_worker_role(address, role, drain_s=drain_s)
                 return
             except LinkBroken as error:
-                log.warning("%s does not hear that it shall be a %s worker: %s", worker_id, role, error)
+                log.warning("worker %s cannot be told to switch to %s: %s", worker_id, role, error)
                 await asyncio.sleep(SWITCH_RETRY_S * 2**attempt)
 
     async def drain(self, worker_id: WorkerId) -> None:

@@ -1,4 +1,5 @@
-"""Which granted blocks are read next: bounded in bytes, and fair between the requests that wait. Pure."""
+"""The order in which granted blocks are read: bounded in bytes, and fair between the requests that wait.
+Pure."""
 
 from collections import deque
 from dataclasses import dataclass

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from typing import Protocol
 
 from baton.core.ids import WorkerId
-from baton.core.messages import PeerHello, PeerRef, ReaderMessage, SourceMessage
+from baton.core.messages import OwnerMessage, PeerHello, PeerRef, ReaderMessage
 from baton.wire.client import ReaderEnd, peer_session
 from kv_transfer.peers import SessionsWithOwners, Spawn, Transfer, carry_out, introduce
 from kv_transfer.read import BlockRead, ReadEvent
@@ -14,9 +14,9 @@ from kv_transfer.read import BlockRead, ReadEvent
 class KVReaderSink(Protocol):
     """Wants to know what KV owners say and how reads end."""
 
-    def from_source(self, source: WorkerId, message: SourceMessage) -> None: ...
+    def from_owner(self, source: WorkerId, message: OwnerMessage) -> None: ...
 
-    def source_lost(self, source: WorkerId, message: str) -> None: ...
+    def owner_lost(self, source: WorkerId, message: str) -> None: ...
 
     def read_event(self, event: ReadEvent) -> None: ...
 
@@ -36,8 +36,8 @@ class KVReader:
     ) -> None:
         self._hello, self._transfer, self._sink = hello, transfer, sink
         self._spawn, self._connect_timeout_s = spawn, connect_timeout_s
-        self._sessions = SessionsWithOwners[WorkerId, ReaderMessage, SourceMessage](
-            on_message=sink.from_source, on_lost=sink.source_lost, spawn=spawn
+        self._sessions = SessionsWithOwners[WorkerId, ReaderMessage, OwnerMessage](
+            on_message=sink.from_owner, on_lost=sink.owner_lost, spawn=spawn
         )
 
     @property
@@ -45,7 +45,7 @@ class KVReader:
         return self._sessions.count
 
     def send(self, owner: PeerRef, message: ReaderMessage) -> None:
-        """In order. If it cannot be delivered, `source_lost` says so."""
+        """Send messages in order. If one cannot be delivered, `owner_lost` says so."""
         self._sessions.send(owner.worker_id, message, lambda: self._session(owner))
 
     def start_read(self, read: BlockRead) -> None:

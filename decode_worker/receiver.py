@@ -18,14 +18,14 @@ from baton.core.messages import (
     KVRefused,
     KVReleased,
     KVRequest,
+    OwnerMessage,
     PeerRef,
     ReaderMessage,
-    SourceMessage,
 )
 from baton.core.steps import TokenLogprobs
 from decode_worker.read_queue import Chunk, ReadQueue
-from engine.block_pool import OutOfBlocks
-from engine.prefix_cache import PrefixCache
+from engine.scheduling.block_pool import OutOfBlocks
+from engine.scheduling.prefix_cache import PrefixCache
 from kv_transfer.lease import ReaderLease
 from kv_transfer.read import BlockRead, ReadDone
 from kv_transfer.session import BadGrant, OpenRead, OpenReads, ReadSession
@@ -80,7 +80,7 @@ class _Waiting:
     hashes: list[BlockHash]
     """Hashes of all full blocks."""
     room_by_s: float
-    """Until then it may wait for blocks."""
+    """The time until which it may wait for blocks."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -227,7 +227,7 @@ class KVReceiver:
 
     # --- the owner ------------------------------------------------------------------------------
 
-    def on_message(self, owner: WorkerId, message: SourceMessage, *, now_s: float) -> list[ReceiverAction]:
+    def on_message(self, owner: WorkerId, message: OwnerMessage, *, now_s: float) -> list[ReceiverAction]:
         match message:
             case KVGrant():
                 return self.granted(owner, message, now_s=now_s)
@@ -303,7 +303,7 @@ class KVReceiver:
         read = self._reads.settled(read_id)
         if read is None:
             return []
-        self._pool.give_back([BlockId(block) for block in read.quarantined])
+        self._pool.release([BlockId(block) for block in read.quarantined])
         return self._release_if_due(read.session)
 
     def tick(self, *, now_s: float) -> list[ReceiverAction]:
@@ -398,7 +398,7 @@ class KVReceiver:
         goes on with other blocks. False: there are none."""
         incoming, first = read.session, read.part.first_block
         try:
-            fresh = self._pool.take(len(read.read.local_blocks))
+            fresh = self._pool.allocate(len(read.read.local_blocks))
         except OutOfBlocks:
             return False
         incoming.block_ids[first : first + len(fresh)] = fresh
@@ -436,7 +436,7 @@ class KVReceiver:
             if not read.quarantined:
                 read.quarantined = list(read.read.local_blocks)
                 quarantined.update(read.quarantined)
-        self._pool.give_back([block for block in incoming.block_ids if block not in quarantined])
+        self._pool.release([block for block in incoming.block_ids if block not in quarantined])
         incoming.block_ids = []
         return self._release_if_due(incoming)
 

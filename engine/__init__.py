@@ -1,4 +1,6 @@
-"""Models, kernels, KV pool, scheduler, sampling. torch is imported here and in `benchmarks` only.
+"""Models, kernels, KV pool, scheduler, sampling.
+
+`model_files` and `scheduling` need no torch. All other subpackages may import it.
 
 Shape legend: T tokens · L layers · B blocks · P positions in a block · H kv heads · D head dim.
 """

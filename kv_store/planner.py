@@ -39,7 +39,7 @@ ComputeSeconds = Callable[[int, int], float]
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class PromptWork:
     """A prompt to compute, and what the engine does before it."""
 
     held_count: int
@@ -57,7 +57,7 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LoadPlan:
     """Load blocks [first, end); compute what is before and after them."""
 
     first: int
@@ -167,8 +167,8 @@ class PathTimes:
 
 
 def plan_load(
-    spans: Sequence[FoundSpan], prompt: Prompt, times: PathTimes, *, always: bool = False
-) -> Plan | Recompute:
+    spans: Sequence[FoundSpan], prompt: PromptWork, times: PathTimes, *, always: bool = False
+) -> LoadPlan | Recompute:
     """Plan a prompt. `spans` begin at block `prompt.held_count`, and end before the prompt's last token.
     `always` loads everything, however long it takes."""
     if not spans:
@@ -209,16 +209,16 @@ class _Ways:
     """All ways to get one prompt computed."""
 
     paths: Paths
-    prompt: Prompt
+    prompt: PromptWork
     times: PathTimes
 
-    def best(self) -> Plan:
+    def best(self) -> LoadPlan:
         plans = [self.plan(self._meeting_point(end), end) for end in self._ends()]
         return min(plans, key=lambda plan: (plan.total_s, plan.end - plan.first))
 
-    def plan(self, first: int, end: int) -> Plan:
+    def plan(self, first: int, end: int) -> LoadPlan:
         held = self.prompt.held_count
-        return Plan(
+        return LoadPlan(
             first,
             end,
             total_s=self._until_s(first, end) + self.prompt.rest_s(end),

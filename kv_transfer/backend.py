@@ -71,11 +71,6 @@ def check_blocks(
         raise ValueError(f"{len(source)} source blocks for {len(local)} local ones")
     if any(not 0 <= block < memory.block_count for block in local):
         raise ValueError(f"local blocks outside 0..{memory.block_count - 1}: {list(local)[:8]}")
-    check_source(peer, peer_block_count, source)
-
-
-def check_source(peer: WorkerId, peer_block_count: int, source: Sequence[int]) -> None:
-    """Raises TransferFailed if the peer's pool has no such block."""
     if any(not 0 <= block < peer_block_count for block in source):
         raise TransferFailed(f"{peer} has blocks 0..{peer_block_count - 1}, not all of {list(source)[:8]}")
 
@@ -128,12 +123,6 @@ class TransferBackend(Protocol):
 
     async def settled(self, local_blocks: Sequence[int]) -> None:
         """Returns when no abandoned read can write into these blocks any more."""
-        ...
-
-    async def read_generations(
-        self, peer: WorkerId, source_blocks: Sequence[int], *, timeout_s: float
-    ) -> list[int]:
-        """The peer's current generations of these blocks. Raises TransferFailed."""
         ...
 
     async def close(self) -> None:

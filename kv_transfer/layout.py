@@ -111,7 +111,8 @@ def head_range(kv_head_count: int, width: int, rank: int) -> range:
 
 
 def shard_geometry(geometry: KVGeometry, width: int) -> KVGeometry:
-    """Of one rank's pool, where `geometry` is the whole model's. Raises ValueError as `head_range` does."""
+    """Geometry of one rank's pool, where `geometry` is the whole model's. Raises ValueError as `head_range`
+    does."""
     return msgspec.structs.replace(
         geometry, kv_head_count=len(head_range(geometry.kv_head_count, width, rank=0))
     )
@@ -120,8 +121,8 @@ def shard_geometry(geometry: KVGeometry, width: int) -> KVGeometry:
 def shard_reads(
     geometry: KVGeometry, *, source_width: int, target_width: int, target_rank: int
 ) -> list[ShardRead]:
-    """From which ranks of a prefill of `source_width` the rank `target_rank` of a decode of `target_width`
-    reads which bytes of every block, so that its block is what it would have computed itself.
+    """What the rank `target_rank` of a decode of `target_width` reads of every block, and from which ranks of
+    a prefill of `source_width`, so that its block is what it would have computed itself.
 
     `geometry`: of the whole model; a shard's block is laid out as `KVGeometry` says, with its own heads
     only. Ranges that touch on both sides are one; equal shards are one range, the block. Heads that

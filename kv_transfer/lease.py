@@ -75,7 +75,7 @@ class OwnerLease(Generic[KeyT, ReaderT]):
 
 
 class LeaseBook(Generic[KeyT, ReaderT]):
-    """Which reader may read under which key, and until when.
+    """The book of which reader may read under which key, and until when.
 
     A one-sided read cannot be seen by the owner, so a lease lasts until its reader releases it or its time is
     over. What is held for a lease is the caller's: references to blocks of a pool, pins in an arena.

@@ -18,12 +18,12 @@ log = logging.getLogger(__name__)
 
 
 READ_GRACE_S = 0.5
-"""Beyond a read's own time, for the backend to say how it ended."""
+"""Time that a backend has, after a read's own, to say how the read ended."""
 
 
 @dataclass(slots=True)
 class TransferCounters:
-    """Of one backend; they only rise. The telemetry reads them."""
+    """Counts of one backend. They only rise, and the telemetry reads them."""
 
     reads_ok: int = 0
     reads_failed: int = 0
@@ -75,7 +75,7 @@ class TransferManager:
         await asyncio.gather(*(backend.close() for backend in backends.values()))
 
     def offers(self) -> dict[str, bytes]:
-        """For `PeerHello.transfer_offers`."""
+        """What each backend offers to peers: `PeerHello.transfer_offers`."""
         return {name: backend.offer() for name, backend in self._backends.items()}
 
     @property

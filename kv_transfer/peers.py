@@ -179,7 +179,7 @@ class SessionsWithOwners(Generic[KeyT, OutT, InT]):
             self._lost(key, session, str(error))
 
     def _lost(self, key: KeyT, session: _Session[OutT, InT], reason: str) -> None:
-        """Once per session."""
+        """Report the loss of a session, once."""
         if not self._is_current(key, session):
             return
         del self._sessions[key]

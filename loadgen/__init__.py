@@ -1,1 +1,1 @@
-"""`baton replay`: production traces, replayed open loop against any OpenAI endpoint."""
+"""`baton replay` replays production traces, open loop, against any OpenAI endpoint."""

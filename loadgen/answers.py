@@ -1,11 +1,11 @@
-"""Whether the answers are those of an earlier run: greedy decoding of one prompt has one answer. Pure."""
+"""Compares the answers of two runs, because greedy decoding of one prompt has only one answer. Pure."""
 
 import hashlib
 from collections.abc import Sequence
 
 from baton.core.errors import SetupError
-from loadgen.records import Outcome, Record
-from loadgen.report.model import AnswerCheck, Settings
+from loadgen.records import RequestOutcome, RequestRecord
+from loadgen.report.model import AnswerCheck, RunSettings
 from loadgen.sse import Answer
 
 DIGEST_BYTES = 8
@@ -13,20 +13,20 @@ PROMPTS_FOLLOW = (
     *("length_scale", "output_scale", "max_input", "max_output", "start_s", "api", "sessions"),
     *("first_token", "vocab_size"),
 )
-"""Options that decide what is asked."""
+"""Options that decide what the prompts are."""
 NAMED_MAX = 20
-"""Requests that differ are named up to this many."""
+"""Error texts name at most this many differing requests."""
 
 
 def digest(answer: Answer) -> str:
-    """Of the token ids, or of the text where the server tells none."""
-    said = repr(answer.token_ids) if answer.token_ids else answer.text
-    return hashlib.blake2b(said.encode(), digest_size=DIGEST_BYTES).hexdigest()
+    """The digest of the token ids, or of the text if the server sends no ids."""
+    content = repr(answer.token_ids) if answer.token_ids else answer.text
+    return hashlib.blake2b(content.encode(), digest_size=DIGEST_BYTES).hexdigest()
 
 
-def check_answers(records: Sequence[Record], before: Sequence[Record]) -> AnswerCheck:
-    """Completed requests of both runs, by their place in the plan. Raises SetupError: there are none, or the
-    prompts are others."""
+def check_answers(records: Sequence[RequestRecord], before: Sequence[RequestRecord]) -> AnswerCheck:
+    """Compare the completed requests of both runs by their place in the plan. Raises SetupError if there are
+    none, or if the prompts differ."""
     earlier = {r.index: r for r in before if _tells(r)}
     pairs = [(r, earlier[r.index]) for r in records if _tells(r) and r.index in earlier]
     if not pairs:
@@ -39,11 +39,11 @@ def check_answers(records: Sequence[Record], before: Sequence[Record]) -> Answer
     return AnswerCheck(len(pairs), len(differing), tuple(differing[:NAMED_MAX]))
 
 
-def check_same_requests(now: Settings, before: Settings) -> list[str]:
-    """What else was not the same, and may or may not matter. A setting that one of them does not tell is not
-    compared.
+def check_same_requests(now: RunSettings, before: RunSettings) -> list[str]:
+    """Other differences between the runs, which may or may not matter. A setting that one of the runs does
+    not record is not compared.
 
-    Raises SetupError: the earlier run's requests were others, and so its answers, too.
+    Raises SetupError if the earlier run had other requests, so that its answers must differ.
     """
     pairs: list[tuple[str, object, object]] = [("seed", now.seed, before.seed)]
     for name in PROMPTS_FOLLOW:
@@ -56,5 +56,5 @@ def check_same_requests(now: Settings, before: Settings) -> list[str]:
     return [f"{name} {then} there, {here} here" for name, here, then in pairs if here != then]
 
 
-def _tells(record: Record) -> bool:
-    return record.outcome is Outcome.COMPLETED and bool(record.answer)
+def _tells(record: RequestRecord) -> bool:
+    return record.outcome is RequestOutcome.COMPLETED and bool(record.answer)

@@ -1,4 +1,4 @@
-"""When each request is fired. Pure: open loop, so nothing here knows what the server does."""
+"""The instant at which each request is sent. Pure: in an open loop nothing here depends on the server."""
 
 import math
 import random
@@ -11,10 +11,11 @@ from baton.core.errors import SetupError
 
 
 def spread_ticks(instants_s: Sequence[float], *, tick_s: float, seed: int) -> list[float]:
-    """Spread what a trace stamped with one tick over that tick, uniformly, at most up to the next instant.
+    """Spread requests that a trace stamped with the same tick uniformly over that tick, at most up to the
+    next instant.
 
-    The instants must be sorted; the order of requests is kept, because it decides what a cache holds.
-    Without this a replay arrives in batches that no client sent. `tick_s` 0 changes nothing.
+    The instants must be sorted. The order of requests is kept, because it decides what a cache holds. Without
+    this a replay sends batches that no client ever sent. `tick_s` 0 changes nothing.
     """
     if tick_s <= 0:
         return list(instants_s)
@@ -30,7 +31,7 @@ def spread_ticks(instants_s: Sequence[float], *, tick_s: float, seed: int) -> li
 
 @dataclass(frozen=True, slots=True)
 class Burst:
-    """`factor` times the rate during [at_s, at_s + duration_s) of the replay."""
+    """A burst multiplies the rate by `factor` during [at_s, at_s + duration_s) of the replay."""
 
     at_s: float
     duration_s: float
@@ -39,10 +40,11 @@ class Burst:
 
 @dataclass(frozen=True, slots=True)
 class RateShape:
-    """What the trace's rate is multiplied by, over the time of the replay.
+    """A factor on the trace's rate, over the time of the replay.
 
-    `points` are (seconds, factor), sorted: linear between two, constant before the first and after the last.
-    Bursts multiply on top. Without any, requests come as the trace says.
+    `points` are (seconds, factor), sorted. The factor is linear between two points and constant before the
+    first and after the last. Bursts multiply on top. Without points and bursts, requests arrive as in the
+    trace.
     """
 
     points: tuple[tuple[float, float], ...] = ()
@@ -59,7 +61,7 @@ class RateShape:
         return bool(self.points or self.bursts)
 
     def factor_at(self, at_s: float) -> float:
-        """Of the rate, at this second of the replay."""
+        """The factor on the rate at this second of the replay."""
         factor = _between(self.points, at_s) if self.points else 1.0
         for burst in self.bursts:
             if burst.at_s <= at_s < burst.at_s + burst.duration_s:
@@ -67,8 +69,8 @@ class RateShape:
         return factor
 
     def warp(self, instants_s: Sequence[float]) -> list[float]:
-        """Where instants of a steady replay fall: t such that the factor's integral up to t is the
-        instant."""
+        """Map the instants of a steady replay to instants t such that the integral of the factor up to t is
+        the steady instant."""
         if not self:
             return list(instants_s)
         return _inverse(self._segments(), instants_s)
@@ -84,7 +86,8 @@ class RateShape:
             if end_s == math.inf:
                 found.append(_Segment(start_s, passed, begin, 0.0))
                 break
-            # Linear inside a segment, so that two points of it say all; a burst's end is not inside.
+            # The factor is linear inside a segment, so two points of it determine all others. The end of a
+            # burst is not inside.
             middle = self.factor_at((start_s + end_s) / 2)
             slope = 2 * (middle - begin) / (end_s - start_s)
             found.append(_Segment(start_s, passed, begin, slope))
@@ -96,7 +99,7 @@ class RateShape:
 class _Segment:
     start_s: float
     passed: float
-    """Seconds of the steady replay before it."""
+    """Seconds of the steady replay that lie before this segment."""
     factor: float
     slope: float
 
@@ -105,7 +108,8 @@ class _Segment:
         if abs(self.slope) < 1e-12:
             return self.start_s + left / self.factor
         root = math.sqrt(max(0.0, self.factor**2 + 2 * self.slope * left))
-        return self.start_s + 2 * left / (self.factor + root)  # the stable form of the quadratic's root
+        # this form of the quadratic's root is numerically stable
+        return self.start_s + 2 * left / (self.factor + root)
 
 
 def _inverse(segments: "list[_Segment]", instants_s: Sequence[float]) -> list[float]:
@@ -124,7 +128,7 @@ def _between(points: tuple[tuple[float, float], ...], at_s: float) -> float:
 
 
 def parse_ramp(text: str) -> tuple[tuple[float, float], ...]:
-    """`FROM:TO:SECONDS` as points. Raises SetupError."""
+    """Points of a ramp, from `FROM:TO:SECONDS`. Raises SetupError."""
     begin, end, seconds = _numbers(text, 3, "--ramp", "FROM:TO:SECONDS, such as 0.5:2:60")
     if seconds <= 0:
         raise SetupError(f"--ramp {text}: must take more than 0 s")
@@ -132,14 +136,14 @@ def parse_ramp(text: str) -> tuple[tuple[float, float], ...]:
 
 
 def parse_warp(text: str) -> tuple[tuple[float, float], ...]:
-    """`SECONDS:FACTOR,...` as points. Raises SetupError."""
+    """Points of a warp, from `SECONDS:FACTOR,...`. Raises SetupError."""
     form = "SECONDS:FACTOR,..., such as 0:1,60:3,90:1"
     pairs = [_numbers(part, 2, "--warp", form) for part in text.split(",")]
     return tuple((at_s, factor) for at_s, factor in pairs)
 
 
 def parse_burst(text: str) -> Burst:
-    """`AT:SECONDS:FACTOR`. Raises SetupError."""
+    """A burst, from `AT:SECONDS:FACTOR`. Raises SetupError."""
     return Burst(*_numbers(text, 3, "--burst", "AT:SECONDS:FACTOR, such as 30:5:4"))
 
 

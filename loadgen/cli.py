@@ -1,4 +1,4 @@
-"""`baton replay`: a production trace against a server that speaks OpenAI's API."""
+"""`baton replay` sends a production trace to a server that speaks OpenAI's API."""
 
 import typer
 from rich.console import Console
@@ -12,10 +12,10 @@ INTERRUPTED_STATUS = 130
 
 
 def _replay_command(asked: ReplayOptions) -> None:
-    """Replay a production trace, open loop, and report goodput, latencies and cache hits.
+    """Replay a production trace against a server, open loop; report goodput, latencies and cache hits.
 
-    Every request leaves at its planned instant whatever the server does; latencies count from that instant.
-    With --search: again and again at other rates, for the highest at which the goal is attained.
+    Every request is sent at its planned instant, whatever the server does; latencies count from that instant.
+    With --search, the trace is replayed at several rates to find the highest one that attains the goal.
 
     Example, for a small model on one machine:
 

@@ -1,8 +1,8 @@
-"""A lean HTTP/1.1 client for streamed answers: one connection per request, none is ever reused.
+"""A lean HTTP/1.1 client for streamed answers. It opens one connection per request and reuses none.
 
-So every request pays a connect, as a new user does, and no pool can hold back a request whose instant has
-come. `httptools` parses: what is spent per event shows as our own lateness when thousands of tokens per
-second arrive.
+Every request pays for a connect, as a new user's does, and no connection pool can hold back a request whose
+instant has come. `httptools` parses the responses, because CPU time spent per event adds to our own lateness
+at thousands of tokens per second.
 """
 
 import asyncio
@@ -18,8 +18,8 @@ import httptools
 import orjson
 
 from baton.core.errors import SetupError
-from loadgen.disconnects import HangUp
-from loadgen.records import ErrorKind, Outcome, Record
+from loadgen.disconnects import Disconnect
+from loadgen.records import ErrorKind, RequestOutcome, RequestRecord
 from loadgen.sse import Answer, OpenAIStream, StreamFault, error_text
 
 ERROR_BODY_BYTES_MAX = 16_384
@@ -27,17 +27,18 @@ _REFUSALS = (429, 503)
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
-    """Where requests go; made by `parse_url`."""
+class ServerUrl:
+    """The server that requests go to; made by `parse_url`."""
 
     host: str
     port: int
     prefix: str
-    """Path before `/v1`, without a slash at its end."""
+    """The path before `/v1`, without a trailing slash."""
     tls: ssl.SSLContext | None
     api_key: str = ""
     says_done: bool = True
-    """Ends its streams with `[DONE]`; else a finish reason and the end of the HTTP body are the end."""
+    """True if the server ends its streams with `[DONE]`. Otherwise a finish reason and the end of the HTTP
+    body end a stream."""
 
     @property
     def origin(self) -> str:
@@ -46,8 +47,8 @@ class Server:
         return f"{scheme}://{host}:{self.port}{self.prefix}"
 
 
-def parse_url(url: str, *, api_key: str = "") -> Server:
-    """`http://host:port`, with or without `/v1`. Raises SetupError."""
+def parse_url(url: str, *, api_key: str = "") -> ServerUrl:
+    """Parse `http://host:port`, with or without `/v1`. Raises SetupError."""
     try:
         parts = urlsplit(url if "//" in url else f"http://{url}")
         port = parts.port
@@ -60,18 +61,18 @@ def parse_url(url: str, *, api_key: str = "") -> Server:
     secure = parts.scheme == "https"
     prefix = parts.path.rstrip("/").removesuffix("/v1")
     tls = ssl.create_default_context() if secure else None
-    return Server(parts.hostname, port or (443 if secure else 80), prefix, tls, api_key)
+    return ServerUrl(parts.hostname, port or (443 if secure else 80), prefix, tls, api_key)
 
 
 def request_bytes(
-    server: Server,
+    server: ServerUrl,
     path: str,
     body: bytes,
     *,
     api_key: str | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> bytes:
-    """A whole POST, head and body. `api_key` None: the server's."""
+    """The bytes of a whole POST, head and body. `api_key` None uses the server's key."""
     key = server.api_key if api_key is None else api_key
     extra = dict(headers or {}) | ({"Authorization": f"Bearer {key}"} if key else {})
     more = "".join(f"{name}: {value}\r\n" for name, value in extra.items())
@@ -84,9 +85,9 @@ def request_bytes(
 
 
 class _Response:
-    """httptools' callbacks; the parser calls them from `feed`."""
+    """The callbacks of httptools; the parser calls them from `feed`."""
 
-    def __init__(self, record: Record, *, says_done: bool, answer: Answer | None) -> None:
+    def __init__(self, record: RequestRecord, *, says_done: bool, answer: Answer | None) -> None:
         self._stream = OpenAIStream(record, says_done=says_done, answer=answer)
         self._parser = httptools.HttpResponseParser(self)
         self._error_body = b""
@@ -101,7 +102,7 @@ class _Response:
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            # An exception of ours that went through the parser comes out as one of its own.
+            # The parser wraps an exception of ours in one of its own.
             raise self._fault or StreamFault(ErrorKind.STREAM_GARBAGE, f"not HTTP: {error}") from None
 
     @property
@@ -124,8 +125,8 @@ class _Response:
     def on_message_complete(self) -> None:
         self.is_complete = True
 
-    def end(self, record: Record, *, now_s: float) -> None:
-        """Nothing more comes: set the outcome, or raise StreamFault."""
+    def end(self, record: RequestRecord, *, now_s: float) -> None:
+        """The stream has ended: set the outcome, or raise StreamFault."""
         if self.status is None:
             raise StreamFault(ErrorKind.CONNECT, "the connection ended before an answer")
         if self.status == 200:
@@ -133,12 +134,13 @@ class _Response:
             return
         detail = f"{self.status}: {self._error_detail()}"
         if self.status in _REFUSALS:
-            record.outcome, record.error, record.detail = Outcome.REFUSED, ErrorKind.OVERLOADED, detail
+            record.outcome, record.error, record.detail = RequestOutcome.REFUSED, ErrorKind.OVERLOADED, detail
             return
         raise StreamFault(ErrorKind.HTTP, detail)
 
     def close(self) -> None:
-        """Parser and callbacks hold each other: without this, only the garbage collector would free them."""
+        """Break the cycle between parser and callbacks, which only the garbage collector would free
+        otherwise."""
         del self._parser
 
     def _error_detail(self) -> str:
@@ -150,29 +152,31 @@ class _Response:
 
 
 async def send(
-    server: Server,
+    server: ServerUrl,
     message: bytes,
-    record: Record,
+    record: RequestRecord,
     *,
     timeout_s: float,
-    hang_up: HangUp | None = None,
+    disconnect: Disconnect | None = None,
     answer: Answer | None = None,
 ) -> None:
-    """One request from connect to end; fills the record, and raises nothing but cancellation.
+    """Send one request, from connect to the end of the answer. Fills the record, and raises nothing but
+    cancellation.
 
-    `timeout_s` counts from now. `hang_up`: when the user loses patience. `answer` collects what was said.
+    `timeout_s` counts from now. `disconnect` says when the user gives up. `answer` collects the text of the
+    answer.
     """
     record.sent_s = time.monotonic()
-    exchange = _Exchange(message, _Response(record, says_done=server.says_done, answer=answer), hang_up)
+    exchange = _Exchange(message, _Response(record, says_done=server.says_done, answer=answer), disconnect)
     try:
-        async with asyncio.timeout(timeout_s), _patience(exchange, record, hang_up):
+        async with asyncio.timeout(timeout_s), _patience(exchange, record, disconnect):
             await asyncio.get_running_loop().create_connection(
                 lambda: exchange, server.host, server.port, ssl=server.tls
             )
             await exchange.over
             exchange.end(record)
-    except _HungUp as reason:
-        record.outcome, record.detail = Outcome.CANCELLED, str(reason)
+    except _Disconnected as reason:
+        record.outcome, record.detail = RequestOutcome.CANCELLED, str(reason)
     except TimeoutError:
         _fail(record, ErrorKind.TIMEOUT, f"no end within {timeout_s:g} s")
     except StreamFault as fault:
@@ -188,37 +192,39 @@ async def send(
         record.ended_s = time.monotonic()
 
 
-def _fail(record: Record, kind: ErrorKind, detail: str) -> None:
-    record.outcome, record.error, record.detail = Outcome.FAILED, kind, detail[:200]
+def _fail(record: RequestRecord, kind: ErrorKind, detail: str) -> None:
+    record.outcome, record.error, record.detail = RequestOutcome.FAILED, kind, detail[:200]
 
 
-class _HungUp(Exception):
-    """The user lost patience."""
+class _Disconnected(Exception):
+    """The user gave up."""
 
 
 @asynccontextmanager
-async def _patience(exchange: "_Exchange", record: Record, hang_up: HangUp | None) -> AsyncGenerator[None]:
-    """Ends the body with _HungUp when `after_s` has passed since the planned instant."""
-    if hang_up is None or hang_up.after_s is None:
+async def _patience(
+    exchange: "_Exchange", record: RequestRecord, disconnect: Disconnect | None
+) -> AsyncGenerator[None]:
+    """End the body with _Disconnected when `after_s` has passed since the planned instant."""
+    if disconnect is None or disconnect.after_s is None:
         yield
         return
-    patience = asyncio.timeout(max(0.0, record.planned_s + hang_up.after_s - time.monotonic()))
+    patience = asyncio.timeout(max(0.0, record.planned_s + disconnect.after_s - time.monotonic()))
     try:
         async with patience:
             yield
     except TimeoutError:
         if not patience.expired() or exchange.response.is_complete:
             raise
-        raise _HungUp(f"hung up after {hang_up.after_s:.3f} s") from None
+        raise _Disconnected(f"disconnected after {disconnect.after_s:.3f} s") from None
 
 
 class _Exchange(asyncio.Protocol):
-    """Writes the message, feeds the response; `over` says that nothing more is to come."""
+    """Writes the message and feeds the response; `over` is done when nothing more will come."""
 
-    def __init__(self, message: bytes, response: _Response, hang_up: HangUp | None) -> None:
+    def __init__(self, message: bytes, response: _Response, disconnect: Disconnect | None) -> None:
         self._message = message
         self.response = response
-        self._tokens_max = hang_up.after_tokens if hang_up else None
+        self._tokens_max = disconnect.after_tokens if disconnect else None
         self._transport: asyncio.Transport | None = None
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -227,7 +233,7 @@ class _Exchange(asyncio.Protocol):
         self._transport.write(self._message)
 
     def data_received(self, data: bytes) -> None:
-        if self.over.done():  # also: what still came after abort
+        if self.over.done():  # also true for data that arrives after the abort
             return
         try:
             self.response.feed(data, now_s=time.monotonic())
@@ -237,7 +243,7 @@ class _Exchange(asyncio.Protocol):
         if self.response.is_complete:
             self.over.set_result(None)
         elif self._tokens_max is not None and self.response.tokens_seen >= self._tokens_max:
-            self.over.set_exception(_HungUp(f"hung up after {self.response.tokens_seen} tokens"))
+            self.over.set_exception(_Disconnected(f"disconnected after {self.response.tokens_seen} tokens"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self.over.done():
@@ -247,14 +253,14 @@ class _Exchange(asyncio.Protocol):
         else:
             self.over.set_exception(exc)
 
-    def end(self, record: Record) -> None:
-        """Nothing more comes: set the outcome, or raise StreamFault."""
+    def end(self, record: RequestRecord) -> None:
+        """The connection has ended: set the outcome, or raise StreamFault."""
         self.response.end(record, now_s=time.monotonic())
 
     def abort(self) -> None:
-        # abort, not close: nothing more is to be said, and closing TLS politely could take for ever.
+        # Abort instead of close: there is nothing left to send, and an orderly TLS close could take for ever.
         if self._transport is not None:
             self._transport.abort()
         self.response.close()
         if self.over.done() and not self.over.cancelled():
-            self.over.exception()  # asked for, so that nobody warns of one that came too late
+            self.over.exception()  # retrieve a late exception, so that asyncio does not warn about it

@@ -1,4 +1,5 @@
-"""`baton compare`: reports of several runs beside one another, also by objectives they were not run for."""
+"""`baton compare` puts the reports of several runs side by side, also for objectives other than the runs'
+own."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,15 +15,15 @@ from loadgen.files import read_run
 from loadgen.html.page import RUNS_MAX, render
 from loadgen.options import as_command
 from loadgen.outputs import ObjectiveOptions, check_outputs, write_to
-from loadgen.report import Objectives, Report
+from loadgen.report import ClassObjectives, Report
 from loadgen.report.summary import differences, ratio_to_first, summary_rows
 from loadgen.show import show_comparison
 
 COMPARISON_SCHEMA = "baton-comparison/1"
 _RUNS = typer.Argument(help="Reports (--json) or records (--records) of `baton replay` or `baton simulate`.")
-_LABELS = typer.Option("--label", help="Name of a run, in the order of the files; may be given again.")
-_JSON = typer.Option("--json", help="Write figures and ratios there; - is standard output.")
-_HTML = typer.Option("--html", help="Write one self-contained page there.")
+_LABELS = typer.Option("--label", help="Name of a run, in the order of the files; repeatable.")
+_JSON = typer.Option("--json", help="Write figures and ratios to this file; - is standard output.")
+_HTML = typer.Option("--html", help="Write one self-contained page to this file.")
 _TITLE = typer.Option(help="Title of the page.")
 
 
@@ -38,9 +39,9 @@ class CompareOptions(ObjectiveOptions):
 
 
 def _compare_command(asked: CompareOptions) -> None:
-    """Compare runs: figures with their ratios to the first one, as tables, JSON and one HTML page.
+    """Compare runs: figures and their ratios to the first run, as tables, JSON and one HTML page.
 
-    Records can be judged by other objectives than those of their run; reports only by their own.
+    Records can be judged by objectives other than those of their run; reports cannot.
 
     Example:
 
@@ -53,9 +54,9 @@ def _compare_command(asked: CompareOptions) -> None:
         check_outputs({"--json": asked.json_to, "--html": asked.html_to})
         reports = [_read(asked, i) for i in range(len(asked.runs))]
         if not 0 < len(reports) <= RUNS_MAX:
-            raise SetupError(f"{len(reports)} runs: give 1 to {RUNS_MAX}")
+            raise SetupError(f"{len(reports)} runs given: give 1 to {RUNS_MAX}")
         known = {group.name for report in reports for group in report.classes}
-        Objectives(by_class=asked.class_slos()).check_classes(known)
+        ClassObjectives(by_class=asked.class_slos()).check_classes(known)
         console = new_console(stderr=is_stdout(asked.json_to) or is_stdout(asked.html_to))
         in_turn(
             (
@@ -74,7 +75,9 @@ compare = as_command(CompareOptions, _compare_command)
 
 def _check_labels(asked: CompareOptions) -> None:
     if len(asked.labels) > len(asked.runs):
-        raise SetupError(f"{len(asked.labels)} --label for {len(asked.runs)} runs")
+        raise SetupError(
+            f"{len(asked.labels)} --label for {len(asked.runs)} runs: give one label per run, or none"
+        )
 
 
 def _read(asked: CompareOptions, position: int) -> Report:
@@ -92,7 +95,7 @@ def _read(asked: CompareOptions, position: int) -> Report:
 
 
 def comparison_bytes(reports: list[Report]) -> bytes:
-    """The reports, and their figures with ratios to the first."""
+    """The reports, and their figures with ratios to the first, as JSON."""
     figures = {
         path: {
             "name": name,

@@ -1,23 +1,24 @@
-"""Prompts of conversations, with what the server really answered in them. Pure.
+"""Prompts of conversations that contain the answers which the server really gave. Pure.
 
-A turn whose prompt begins with the prompt of the turn before continues it: it is sent as that prompt, the
-answer as it came, and new tokens to make up the length of the trace. So a server that keeps the KV of what
-it generated can use it, as in production. A turn that does not continue (its history was cut or rewritten,
-as retrieval does), or whose turn before gave no answer, has the prompt that the trace says."""
+A turn continues another if its prompt begins with the other's prompt. It is sent as that prompt, the answer
+as it came, and new tokens up to the length in the trace. A server that keeps the KV of what it generated can
+thus reuse it, as in production. A turn that does not continue (its history was cut or rewritten, as retrieval
+does), or whose earlier turn has no answer, is sent with the trace's own prompt.
+"""
 
 from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.lengths import Plan, PlannedRequest
+from loadgen.lengths import PlannedRequest, ReplayPlan
 from loadgen.prompts import PromptMaker
 from loadgen.sse import Answer
 from loadgen.target import Api
 
 
-def continues(plan: Plan, before: PlannedRequest, turn: PlannedRequest) -> bool:
-    """Whether the turn's prompt begins with all of the prompt before it, as far as the trace can tell."""
+def continues(plan: ReplayPlan, before: PlannedRequest, turn: PlannedRequest) -> bool:
+    """True if the turn's prompt begins with the whole earlier prompt, as far as the trace shows."""
     if turn.input_tokens <= before.input_tokens:
         return False
     if not plan.has_prefixes or not before.hash_ids:
@@ -27,9 +28,9 @@ def continues(plan: Plan, before: PlannedRequest, turn: PlannedRequest) -> bool:
 
 
 class Conversations:
-    """Makes prompts; remembers what later turns need, and nothing else."""
+    """Makes prompts, and remembers only what later turns need."""
 
-    def __init__(self, plan: Plan, prompts: PromptMaker, api: Api, *, remembers: bool) -> None:
+    def __init__(self, plan: ReplayPlan, prompts: PromptMaker, api: Api, *, remembers: bool) -> None:
         self._plan = plan
         self._prompts = prompts
         self._api = api
@@ -46,7 +47,7 @@ class Conversations:
         return index in self._turns_left
 
     def prompt(self, request: PlannedRequest) -> object:
-        """Token ids, text or messages, as the API asks."""
+        """The prompt as token ids, text or messages, as the API requires."""
         prompt = self._continued(request)
         if prompt is None:
             prompt = self._fresh(request)
@@ -55,14 +56,14 @@ class Conversations:
         return prompt
 
     def answered(self, index: int, answer: Answer) -> None:
-        """A request of which `wants_answer` holds was answered in full."""
+        """Store the answer of a request for which `wants_answer` is true, once it is complete."""
         self._answers[index] = answer
 
     def _fresh(self, request: PlannedRequest) -> object:
         if self._api is Api.COMPLETIONS:
             return self._prompts.tokens(request)
         text = self._prompts.text(request)
-        return text if self._api is Api.COMPLETIONS_TEXT else [_said("user", text)]
+        return text if self._api is Api.COMPLETIONS_TEXT else [_message("user", text)]
 
     def _continued(self, request: PlannedRequest) -> object | None:
         parent = request.parent
@@ -86,9 +87,9 @@ class Conversations:
         words = self._prompts.words(new)
         if self._api is Api.COMPLETIONS_TEXT:
             return f"{sent}{answer.text} {words}"
-        said = cast("list[dict[str, str]]", sent)
-        return [*said, _said("assistant", answer.text), _said("user", words)]
+        messages = cast("list[dict[str, str]]", sent)
+        return [*messages, _message("assistant", answer.text), _message("user", words)]
 
 
-def _said(role: str, text: str) -> dict[str, str]:
+def _message(role: str, text: str) -> dict[str, str]:
     return {"role": role, "content": text}

@@ -1,4 +1,5 @@
-"""Users who do not wait for the whole answer. Pure, seeded: which request is hung up on, and when."""
+"""Users who disconnect before the whole answer has come. Pure and seeded: it decides which requests are cut
+off, and when."""
 
 import random
 from dataclasses import dataclass
@@ -7,20 +8,21 @@ from baton.core.errors import SetupError
 
 
 @dataclass(frozen=True, slots=True)
-class HangUp:
-    """The client closes the connection at whichever comes first."""
+class Disconnect:
+    """The client closes the connection at whichever limit comes first."""
 
     after_tokens: int | None = None
     after_s: float | None = None
-    """Since the planned instant, answered or not."""
+    """Seconds since the planned instant, whether or not an answer has come."""
 
 
 @dataclass(frozen=True, slots=True)
-class HangUps:
-    """A share of all requests, drawn by their row in the trace: the same ones in every run of a seed.
+class Disconnects:
+    """A share of all requests, drawn by their row in the trace, so that a seed always cuts off the same ones.
 
-    With `mean_s` the user's patience is exponential with that mean; without, it ends after a number of
-    answer tokens that is uniform over the answer's length. A request that ends before is none.
+    With `mean_s` the user's patience is exponential with that mean. Without it, the user disconnects after a
+    number of answer tokens that is uniform over the answer's length. A request that ends earlier is not cut
+    off.
     """
 
     share: float = 0.0
@@ -33,13 +35,13 @@ class HangUps:
         if self.mean_s is not None and self.mean_s <= 0:
             raise SetupError(f"--cancel-after {self.mean_s:g}: must be above 0")
 
-    def of(self, row: int, output_tokens: int) -> HangUp | None:
-        """None: this request is waited for."""
+    def of(self, row: int, output_tokens: int) -> Disconnect | None:
+        """None if the client waits for this request."""
         if not self.share:
             return None
         rng = random.Random(f"hang up {self.seed} {row}")
         if rng.random() >= self.share:
             return None
         if self.mean_s is not None:
-            return HangUp(after_s=rng.expovariate(1 / self.mean_s))
-        return HangUp(after_tokens=rng.randint(1, max(1, output_tokens - 1)))
+            return Disconnect(after_s=rng.expovariate(1 / self.mean_s))
+        return Disconnect(after_tokens=rng.randint(1, max(1, output_tokens - 1)))

@@ -1,15 +1,15 @@
-"""What a prefix cache can hit in a plan: the yardstick for what a server reports. Pure.
+"""The hits that an ideal prefix cache would have in a plan, to compare a server's own figure with. Pure.
 
-One LRU pool of blocks, requests in order of arrival, a request's prompt cached whole when it arrives,
-outputs not cached. A real cluster falls below it where placement scatters prefixes and where siblings arrive
-before the first of them is computed.
+The model is one LRU pool of blocks and requests in order of arrival. A prompt is cached whole when it
+arrives; outputs are not cached. A real cluster has fewer hits where placement scatters prefixes, and where
+siblings arrive before the first of them is computed.
 """
 
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
-from loadgen.lengths import Plan
+from loadgen.lengths import ReplayPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +23,10 @@ class ExpectedCache:
 
 
 class LruPrefixCache:
-    """Blocks by key, where a key stands for a block and everything before it."""
+    """Blocks by key; a key stands for a block and everything before it."""
 
     def __init__(self, capacity_blocks: int | None = None) -> None:
-        """None: without bound."""
+        """`capacity_blocks` None means no bound."""
         self._capacity = capacity_blocks
         self._blocks: OrderedDict[Hashable, None] = OrderedDict()
 
@@ -34,13 +34,15 @@ class LruPrefixCache:
         return len(self._blocks)
 
     def hit_then_insert(self, keys: Sequence[Hashable]) -> int:
-        """How many leading keys are held; then all are, as far as they fit, the prefix longest."""
+        """The number of leading keys that are cached. Afterwards all keys are, as far as they fit, and the
+        prefix stays longest."""
         hits = 0
         for key in keys:
             if key not in self._blocks:
                 break
             hits += 1
-        # Tail first: the start of a prompt is the most recently used, because more requests share it.
+        # Insert the tail first, so that the start of a prompt is the most recently used: more requests share
+        # it.
         for key in reversed(keys):
             self._blocks[key] = None
             self._blocks.move_to_end(key)
@@ -51,7 +53,8 @@ class LruPrefixCache:
 
 
 def block_hit_ratio(requests: Iterable[Sequence[Hashable]], *, capacity_blocks: int | None) -> float:
-    """Leading blocks hit by all blocks asked for: the figure papers give for a trace's own blocks."""
+    """The share of requested blocks that are leading hits, which is the figure that papers give for a
+    trace."""
     cache = LruPrefixCache(capacity_blocks)
     hits = asked = 0
     for keys in requests:
@@ -60,11 +63,13 @@ def block_hit_ratio(requests: Iterable[Sequence[Hashable]], *, capacity_blocks: 
     return hits / asked if asked else 0.0
 
 
-def expected_cache(plan: Plan, *, server_block_tokens: int, cache_blocks: int | None = None) -> ExpectedCache:
-    """Prompt tokens that an LRU prefix cache of `cache_blocks` blocks would not compute again.
+def expected_cache(
+    plan: ReplayPlan, *, server_block_tokens: int, cache_blocks: int | None = None
+) -> ExpectedCache:
+    """Prompt tokens that an LRU prefix cache of `cache_blocks` blocks would save.
 
-    Only full blocks are cached. A prompt that is cached whole still computes its last token, so that at most
-    (length - 1) // block blocks are a hit.
+    Only full blocks are cached. A fully cached prompt still computes its last token, so at most (length - 1)
+    // block blocks are a hit.
     """
     cache = LruPrefixCache(cache_blocks)
     chains: dict[tuple[int, int], int] = {}
@@ -74,7 +79,7 @@ def expected_cache(plan: Plan, *, server_block_tokens: int, cache_blocks: int | 
         length = request.input_tokens
         prompt_tokens += length
         if not plan.has_prefixes:
-            continue  # nothing is shared, and what is never asked for again need not be stored
+            continue  # blocks that are never requested again need not be stored
         chain = _chain(request.hash_ids, chains)
         covered = plan.edge(len(chain))
         keys: list[Hashable] = []

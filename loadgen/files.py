@@ -1,8 +1,8 @@
-"""Reports and records in files: written as `baton.files.outputs` says, read back as they were.
+"""Files of reports and records, written as `baton.files.outputs` says and read back unchanged.
 
-A report is one JSON object (`schema` names its version). Records are JSON lines, the settings first, then a
-line per request: what is needed to judge the run by other objectives. Instants there count from the first
-planned one and are rounded to microseconds. Names that end in `.gz` are compressed.
+A report is one JSON object, and `schema` names its version. Records are JSON lines: the settings first, then
+one line per request, with what is needed to judge the run by other objectives. Instants in records count from
+the first planned one and are rounded to microseconds. Files whose names end in `.gz` are compressed.
 """
 
 import gzip
@@ -15,8 +15,8 @@ import orjson
 
 from baton.core.errors import SetupError
 from baton.files.outputs import opened
-from loadgen.records import Record
-from loadgen.report import Report, Settings, judged
+from loadgen.records import RequestRecord
+from loadgen.report import Report, RunSettings, judged
 from loadgen.report.model import SCHEMA
 
 RECORDS_SCHEMA = "baton-records/1"
@@ -24,10 +24,10 @@ _INSTANTS = ("planned_s", "sent_s", "ended_s", "trace_instant_s")
 
 
 class _Head(msgspec.Struct):
-    """First line of a file of records."""
+    """The first line of a file of records."""
 
     schema: str
-    settings: Settings
+    settings: RunSettings
 
 
 class _Schema(msgspec.Struct):
@@ -43,7 +43,7 @@ def write_file(to: Path | str, content: bytes) -> None:
     _write(to, (content,))
 
 
-def write_records(to: Path | str, records: Sequence[Record], settings: Settings) -> None:
+def write_records(to: Path | str, records: Sequence[RequestRecord], settings: RunSettings) -> None:
     """Raises CannotWrite."""
     _write(to, _record_lines(records, settings))
 
@@ -57,7 +57,7 @@ def _write(to: Path | str, chunks: Iterable[bytes]) -> None:
             plain.writelines(chunks)
 
 
-def _record_lines(records: Sequence[Record], settings: Settings) -> Iterator[bytes]:
+def _record_lines(records: Sequence[RequestRecord], settings: RunSettings) -> Iterator[bytes]:
     yield orjson.dumps({"schema": RECORDS_SCHEMA, "settings": settings}, option=orjson.OPT_APPEND_NEWLINE)
     origin_s = min((r.planned_s for r in records), default=0.0)
     for record in records:
@@ -65,21 +65,22 @@ def _record_lines(records: Sequence[Record], settings: Settings) -> Iterator[byt
         for name in _INSTANTS:
             line[name] = None if line[name] is None else round(line[name] - origin_s, 6)
         line["token_instants_s"] = [round(at_s - origin_s, 6) for at_s in record.token_instants_s]
-        told = {name: value for name, value in line.items() if value != _DEFAULTS[name]}
-        # A simulator's numbers may be numpy's.
-        yield orjson.dumps(told, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY)
+        changed = {name: value for name, value in line.items() if value != _DEFAULTS[name]}
+        # A simulator's numbers may be numpy types.
+        yield orjson.dumps(changed, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY)
 
 
 _DEFAULTS: dict[str, object] = {
-    f.name: f.default_factory() if f.default_factory is not MISSING else f.default for f in fields(Record)
+    f.name: f.default_factory() if f.default_factory is not MISSING else f.default
+    for f in fields(RequestRecord)
 }
 
 
 def read_run(path: Path, *, change: dict[str, object] | None = None, scales: Sequence[float] = ()) -> Report:
-    """A report, or one made from records.
+    """A report that was stored, or one made from records.
 
-    `change` replaces settings (objectives, say) and `scales` asks for these SLO scales; both need records.
-    Raises SetupError: not there, not ours, or another version's.
+    `change` replaces settings (such as objectives) and `scales` asks for these SLO scales; both need records.
+    Raises SetupError if the file is missing, is not ours, or has another version.
     """
     content = _read(path)
     first = content[: content.find(b"\n") + 1] or content
@@ -94,12 +95,12 @@ def read_run(path: Path, *, change: dict[str, object] | None = None, scales: Seq
     return report
 
 
-def read_records(path: Path) -> list[Record]:
+def read_records(path: Path) -> list[RequestRecord]:
     """Raises SetupError."""
     return read_settings_and_records(path)[1]
 
 
-def read_settings_and_records(path: Path) -> tuple[Settings, list[Record]]:
+def read_settings_and_records(path: Path) -> tuple[RunSettings, list[RequestRecord]]:
     """Raises SetupError."""
     return parse_records(_read(path), name=str(path))
 
@@ -124,12 +125,12 @@ def _parse_report(content: bytes, *, name: str) -> Report:
         raise SetupError(f"{name} is no report of `baton replay` or `baton simulate`: {error}") from None
 
 
-def parse_records(content: bytes, *, name: str) -> tuple[Settings, list[Record]]:
+def parse_records(content: bytes, *, name: str) -> tuple[RunSettings, list[RequestRecord]]:
     """Raises SetupError."""
     lines = content.splitlines()
     try:
         head = msgspec.json.decode(lines[0], type=_Head)
-        decoder = msgspec.json.Decoder(Record)
+        decoder = msgspec.json.Decoder(RequestRecord)
         records = [decoder.decode(line) for line in lines[1:]]
     except (msgspec.MsgspecError, IndexError) as error:
         raise SetupError(f"{name} holds no records of a run: {error}") from None

@@ -1,7 +1,9 @@
-"""Was the load generator itself the bottleneck? Its event loop and its CPU, watched while it sends.
+"""Checks whether the load generator itself was the bottleneck, by watching its event loop and CPU while it
+sends.
 
-What a slow client adds is inside every latency. Lateness of sending is in the records; this adds how late the
-event loop is to notice what has arrived, which shifts the instants of tokens, and how busy the process is.
+Any delay of a slow client is part of every latency. Records contain the lateness of sending. This module adds
+how late the event loop notices incoming data, which shifts the instants of tokens, and how busy the process
+is.
 """
 
 import asyncio
@@ -12,7 +14,7 @@ from types import TracebackType
 
 import numpy as np
 
-from loadgen.records import Record
+from loadgen.records import RequestRecord
 
 LOOK_EVERY_S = 0.05
 CPU_WINDOW_S = 1.0
@@ -24,21 +26,21 @@ _SAMPLES_MAX = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class ClientHealth:
-    """Of one sending process, or the worst of several."""
+    """The health of one sender process, or the worst of several."""
 
     clients: int
     lateness_p99_s: float
-    """From the planned instant to the begin of connecting."""
+    """Seconds from the planned instant to the begin of connecting."""
     loop_lag_p99_s: float
-    """How late a timer of the event loop rings: how late tokens may have been noticed."""
+    """Delay of a timer of the event loop; tokens may have been noticed that late."""
     loop_lag_max_s: float
     cpu_share_max: float
-    """Of one core, the busiest second."""
+    """CPU use in the busiest second, as a share of one core."""
     cpu_share: float
-    """Of one core, over the whole run."""
+    """CPU use over the whole run, as a share of one core."""
 
     def warnings(self) -> list[str]:
-        """One line each; empty: the client kept up."""
+        """One line per problem; empty if the client kept up."""
         found: list[str] = []
         if self.lateness_p99_s > LATENESS_P99_MAX_S:
             found.append(f"requests left up to {self.lateness_p99_s * 1e3:.0f} ms late (p99)")
@@ -50,7 +52,7 @@ class ClientHealth:
 
 
 class LoopWatch:
-    """`async with` it around a run."""
+    """Watches the event loop during an `async with` block around a run."""
 
     def __init__(self) -> None:
         self.lags_s: list[float] = []
@@ -81,7 +83,7 @@ class LoopWatch:
         self._timer = asyncio.get_running_loop().call_later(LOOK_EVERY_S, self._ring)
 
     def health(self) -> ClientHealth:
-        """Of this process so far, lateness left out."""
+        """The health of this process so far, without lateness."""
         lags_s = np.array(self.lags_s or [0.0])
         whole = _share_since(self._began)
         return ClientHealth(
@@ -99,8 +101,8 @@ def _share_since(began: tuple[float, float]) -> float:
     return (time.process_time() - began[1]) / wall_s if wall_s > 0 else 0.0
 
 
-def worst_of(healths: Iterable[ClientHealth], records: Sequence[Record]) -> ClientHealth:
-    """Of all sending processes, with the lateness of their records."""
+def worst_of(healths: Iterable[ClientHealth], records: Sequence[RequestRecord]) -> ClientHealth:
+    """The worst health of all sender processes, with the lateness of their records."""
     several = list(healths)
     lateness_s = [r.lateness_s for r in records if r.lateness_s is not None]
     return ClientHealth(

@@ -1,7 +1,8 @@
-"""What `baton replay` can be asked for, declared once: the command line and the values are derived from it.
+"""The options of `baton replay`, declared once. The command line and the values are derived from this
+declaration.
 
-A command's function takes one dataclass whose fields are `Annotated` for typer; `as_command` gives it the
-signature that typer reads.
+The function of a command takes one dataclass whose fields are `Annotated` for typer. `as_command` gives it
+the signature that typer reads.
 """
 
 import inspect
@@ -22,37 +23,38 @@ _Asked = TypeVar("_Asked")
 
 
 def target(text: str | float) -> float:
-    """Of an objective's option, or its default."""
+    """Parse the value or the default of an objective's option."""
     try:
         return target_s(str(text))
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
 
 
-class Sessions(StrEnum):
+class SessionMode(StrEnum):
     OPEN = "open"
-    """Every turn leaves at its instant in the trace."""
+    """Every turn is sent at its instant in the trace."""
     WAIT = "wait"
-    """A turn waits for the end of the turn before, and for its think time."""
+    """A turn waits for the end of the earlier turn, and for its think time."""
 
 
 @dataclass(frozen=True)
 class TrafficOptions:
-    """Which requests, how long, when, and from whom."""
+    """Requests: which, how long, when, and from whom"""
 
     trace: Annotated[
         str,
         typer.Argument(
-            help="File of Mooncake, Azure, BurstGPT, Bailian or RAGPulse (.gz too), or synth:NAME for "
+            help="Trace file of Mooncake, Azure, BurstGPT, Bailian or RAGPulse (also .gz), or synth:NAME for "
             "one made from built-in or fitted parameters; see `baton synth`."
         ),
     ]
     trace_format: Annotated[
-        TraceFormat | None, typer.Option("--format", help="Default: told by its content.")
+        TraceFormat | None,
+        typer.Option("--format", help="Format of the trace; default: detected from its content."),
     ] = None
-    limit: Annotated[int | None, typer.Option(min=1, help="At most so many requests.")] = None
-    start: Annotated[float, typer.Option(min=0, help="Skip so many seconds of the trace.")] = 0.0
-    duration: Annotated[float, typer.Option(min=0, help="Take so many seconds of the trace.")] = math.inf
+    limit: Annotated[int | None, typer.Option(min=1, help="Take at most this many requests.")] = None
+    start: Annotated[float, typer.Option(min=0, help="Skip this many seconds of the trace.")] = 0.0
+    duration: Annotated[float, typer.Option(min=0, help="Take this many seconds of the trace.")] = math.inf
     length_scale: Annotated[str, typer.Option(help="Factor for input lengths, such as 1/16.")] = "1"
     output_scale: Annotated[str, typer.Option(help="Factor for output lengths; default: --length-scale.")] = (
         ""
@@ -66,71 +68,80 @@ class TrafficOptions:
         None
     )
     ramp: Annotated[
-        str, typer.Option(help="FROM:TO:SECONDS, factors of the rate, such as 0.5:2:60; TO stays.")
+        str,
+        typer.Option(help="Ramp FROM:TO:SECONDS of a factor on the rate, such as 0.5:2:60; it stays at TO."),
     ] = ""
     warp: Annotated[
-        str, typer.Option(help="Factors of the rate at instants, linear between: 0:1,60:3,90:1.")
+        str, typer.Option(help="Factors on the rate at these seconds, linear in between: 0:1,60:3,90:1.")
     ] = ""
     burst: Annotated[
-        list[str], typer.Option(help="AT:SECONDS:FACTOR, such as 30:5:4; may be given again.")
+        list[str], typer.Option(help="Burst AT:SECONDS:FACTOR on the rate, such as 30:5:4; repeatable.")
     ] = field(default_factory=list[str])
     spread: Annotated[
-        bool, typer.Option(help="Spread arrivals inside the ticks of a trace that has them.")
+        bool, typer.Option(help="Spread arrivals inside the ticks of a trace with coarse timestamps.")
     ] = True
     sessions: Annotated[
-        Sessions, typer.Option(help="wait: a turn waits for the turn before, and sends what was answered.")
-    ] = Sessions.OPEN
+        SessionMode,
+        typer.Option(help="wait: each turn waits for the earlier turn and sends its real answer back."),
+    ] = SessionMode.OPEN
     cancel: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of requests that the client hangs up on.")
+        float, typer.Option(min=0, max=1, help="Share of requests that the client cancels by disconnecting.")
     ] = 0.0
     cancel_after: Annotated[
         float | None,
-        typer.Option(min=0, help="Mean patience in seconds; default: some way through the answer."),
+        typer.Option(
+            min=0, help="Mean seconds until it disconnects; default: at a random point of the answer."
+        ),
     ] = None
-    slo_class: Annotated[str, typer.Option(help="Class to ask for, where the trace has none.")] = ""
+    slo_class: Annotated[str, typer.Option(help="Service class to request if the trace has none.")] = ""
     tenants: Annotated[
-        int, typer.Option(min=0, help="Spread sessions over so many tenants, where the trace has none.")
+        int, typer.Option(min=0, help="Spread sessions over this many tenants if the trace has none.")
     ] = 0
-    keys: Annotated[Path | None, typer.Option(help="File of `tenant key` lines: API keys.")] = None
-    seed: Annotated[int, typer.Option(help="Of arrivals, prompt tokens and cancellations.")] = 0
+    keys: Annotated[Path | None, typer.Option(help="File of API keys, one `tenant key` per line.")] = None
+    seed: Annotated[int, typer.Option(help="Seed of arrivals, prompt tokens and cancellations.")] = 0
 
 
 @dataclass(frozen=True)
 class SendingOptions:
-    """To whom, and how."""
+    """Server and connections"""
 
-    url: Annotated[str, typer.Option(help="Server, with or without /v1.")] = "http://127.0.0.1:8000"
-    model: Annotated[str, typer.Option(help="Model to ask for; default: the first one the server lists.")] = (
-        ""
+    url: Annotated[str, typer.Option(help="URL of the server, with or without /v1.")] = (
+        "http://127.0.0.1:8000"
     )
-    api_key: Annotated[str, typer.Option(envvar="OPENAI_API_KEY", help="Sent as a bearer token.")] = ""
-    api: Annotated[Api, typer.Option(help="completions sends token ids; the others send made-up words.")] = (
-        Api.COMPLETIONS
-    )
+    model: Annotated[
+        str, typer.Option(help="Model to request; default: the first one that the server lists.")
+    ] = ""
+    api_key: Annotated[
+        str, typer.Option(envvar="OPENAI_API_KEY", help="API key, sent as a bearer token.")
+    ] = ""
+    api: Annotated[
+        Api, typer.Option(help="API to use; completions sends token ids, the others send generated words.")
+    ] = Api.COMPLETIONS
     openai_only: Annotated[
-        bool, typer.Option("--openai-only", help="Send no field beyond OpenAI's API, for strict servers.")
+        bool, typer.Option("--openai-only", help="Send only fields of OpenAI's API, for strict servers.")
     ] = False
     first_token: Annotated[int, typer.Option(min=0, help="Lowest token id to send.")] = 1000
     vocab_size: Annotated[
-        int | None, typer.Option(min=2, help="Send ids below this; default: ask, else 2000.")
+        int | None, typer.Option(min=2, help="Send token ids below this; default: ask the server, else 2000.")
     ] = None
     server_block_tokens: Annotated[
         int, typer.Option(min=1, help="Tokens per block of the server's prefix cache.")
     ] = 32
     server_cache_blocks: Annotated[
-        int | None, typer.Option(min=1, help="Blocks it holds; default: no bound.")
+        int | None,
+        typer.Option(min=1, help="Blocks that the server's prefix cache holds; default: no bound."),
     ] = None
-    timeout: Annotated[float, typer.Option(min=0.001, help="Per request, seconds.")] = 600.0
+    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds until a request is given up.")] = 600.0
     connections_max: Annotated[
-        int, typer.Option(min=1, help="Open at once, one per request; more fail at once.")
+        int, typer.Option(min=1, help="Open connections at once, one per request; requests beyond it fail.")
     ] = 4000
     clients: Annotated[
-        int, typer.Option(min=1, max=64, help="Sending processes; more than one for high rates.")
+        int, typer.Option(min=1, max=64, help="Sender processes; use more than one for high rates.")
     ] = 1
 
 
 def as_command(asked: type[_Asked], run: Callable[[_Asked], None]) -> Callable[..., None]:
-    """A function for typer with the fields of `asked` as its parameters, and the docstring of `run`."""
+    """A function for typer that has the fields of `asked` as its parameters, and the docstring of `run`."""
     hints = _in_panels(asked, get_type_hints(asked, include_extras=True))
     parameters = [
         inspect.Parameter(
@@ -153,7 +164,7 @@ def as_command(asked: type[_Asked], run: Callable[[_Asked], None]) -> Callable[.
 
 
 def _in_panels(asked: type, hints: dict[str, Any]) -> dict[str, Any]:
-    """The help shows options in groups: each class of options is one, named by its docstring."""
+    """Group the options in the help: each class of options is a panel, titled by its docstring."""
     for group in asked.__mro__:
         if group in (asked, object):
             continue

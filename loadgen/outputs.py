@@ -1,5 +1,5 @@
-"""What a run is judged by and where its report goes: options and their handling, the same for every command
-that makes reports."""
+"""The objectives that a run is judged by and the outputs of its report, the same for every command that makes
+reports."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,38 +14,38 @@ from baton.files.terminal import new_console
 from loadgen.files import report_bytes, write_file, write_records
 from loadgen.html.page import render
 from loadgen.options import target
-from loadgen.records import Record
+from loadgen.records import RequestRecord
 from loadgen.report import Report
 from loadgen.show import show_report
 from loadgen.slo import Slo, parse_class_slo, slo_of
 
 ATTAIN = 0.9
-_TTFT = typer.Option(parser=target, metavar="SECONDS", help="Target for the first token; none: no target.")
-_TPOT = typer.Option(
-    parser=target, metavar="SECONDS", help="Target per token after the first; none: no target."
-)
+_TTFT = typer.Option(parser=target, metavar="SECONDS", help="TTFT target in seconds; none: no target.")
+_TPOT = typer.Option(parser=target, metavar="SECONDS", help="TPOT target in seconds; none: no target.")
 _CLASS = typer.Option(
-    "--class-slo", help="NAME=TTFT/TPOT: targets of one class, seconds, - for none; may be given again."
+    "--class-slo", help="Targets of one class in seconds, - for none; repeatable.", metavar="NAME=TTFT/TPOT"
 )
 _ATTAIN = typer.Option(
     min=0.01, max=1, help="Share of requests that should meet both targets; default: 0.9.", show_default=False
 )
-_SCALES = typer.Option(help="Judge by both targets times each of these, such as 0.5,1,2.")
-_LABEL = typer.Option(help="Name of the run where several are compared.")
-_JSON = typer.Option("--json", help="Write the report there; - is standard output.")
-_HTML = typer.Option("--html", help="Write the report there as one self-contained page; - too.")
+_SCALES = typer.Option(help="Also judge by both targets multiplied by each of these, such as 0.5,1,2.")
+_LABEL = typer.Option(help="Name of the run in comparisons.")
+_JSON = typer.Option("--json", help="Write the report to this file; - is standard output.")
+_HTML = typer.Option(
+    "--html", help="Write the report to this file, as one self-contained page; - is standard output."
+)
 _RECORDS = typer.Option(
-    "--records", help="Write a line per request there (.gz: compressed): for other targets later."
+    "--records", help="Write one line per request to this file (.gz: compressed), for `baton compare`."
 )
 _SAME_ANSWERS = typer.Option(
     "--same-answers-as",
-    help="Records of an earlier run of the same requests: answers that differ are told, and the status is 1.",
+    help="Records of an earlier run of the same requests; exit with status 1 if an answer differs.",
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveOptions:
-    """What requests must meet."""
+    """Objectives"""
 
     ttft_slo: Annotated[float | None, _TTFT] = None
     tpot_slo: Annotated[float | None, _TPOT] = None
@@ -67,7 +67,7 @@ class ObjectiveOptions:
         return dict(parse_class_slo(text) for text in self.class_slo)
 
     def scales(self) -> tuple[float, ...]:
-        """Ascending; empty: the usual ones. Raises SetupError."""
+        """SLO scales in ascending order; empty means the usual ones. Raises SetupError."""
         try:
             scales = sorted({float(part) for part in self.slo_scale.split(",") if part.strip()})
         except ValueError:
@@ -79,7 +79,7 @@ class ObjectiveOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class OutputOptions:
-    """Where the report goes, beside the terminal."""
+    """Outputs in addition to the terminal"""
 
     label: Annotated[str, _LABEL] = ""
     json_to: Annotated[str, _JSON] = ""
@@ -88,19 +88,20 @@ class OutputOptions:
     same_answers_as: Annotated[Path | None, _SAME_ANSWERS] = None
 
     def check(self) -> None:
-        """Whether all that is asked for can be written. Raises SetupError."""
+        """Check that all requested outputs can be written. Raises SetupError."""
         check_outputs({"--json": self.json_to, "--html": self.html_to, "--records": self.records_to})
 
 
 def check_outputs(places: Mapping[str, Path | str | None]) -> None:
-    """By option. Raises SetupError: two are one place, or one cannot be written."""
+    """Check the outputs by option. Raises SetupError if two are the same place, or if one cannot be
+    written."""
     check_apart(places)
     check_writable(*places.values())
 
 
-def publish(report: Report, records: Sequence[Record], outputs: OutputOptions) -> None:
-    """Tables on standard output, or on standard error where that is taken by an output; then the files, each
-    of them whatever becomes of the others.
+def publish(report: Report, records: Sequence[RequestRecord], outputs: OutputOptions) -> None:
+    """Print the tables on standard output, or on standard error if an output uses standard output. Then write
+    the files; a failed one does not keep the others from being written.
 
     Raises CannotWrite.
     """
@@ -117,6 +118,6 @@ def publish(report: Report, records: Sequence[Record], outputs: OutputOptions) -
 
 
 def write_to(to: Path | str | None, make: Callable[[], bytes]) -> None:
-    """Nowhere if `to` is empty. Raises CannotWrite."""
+    """Write the result of `make`, unless `to` is empty. Raises CannotWrite."""
     if to:
         write_file(to, make())

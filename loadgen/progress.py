@@ -1,4 +1,4 @@
-"""How a run is going: a line that changes on a terminal, a line every few seconds elsewhere."""
+"""The progress of a run: one line that changes on a terminal, or a line every few seconds elsewhere."""
 
 import time
 from collections import Counter, deque
@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from loadgen.records import Outcome, Record
-from loadgen.runner import Observer
-from loadgen.slo import Objectives
+from loadgen.records import RequestOutcome, RequestRecord
+from loadgen.runner import RequestObserver
+from loadgen.slo import ClassObjectives
 from loadgen.units import share
 
 LINE_EVERY_S = 5.0
@@ -22,22 +22,22 @@ CLASSES_MAX = 4
 
 
 @dataclass(slots=True)
-class Tally:
-    """Requests so far, and how many of those that ended met their objectives. The caller has the clock."""
+class ProgressStats:
+    """Counts of requests so far, and of those that met their objectives. The caller has the clock."""
 
-    objectives: Objectives
+    objectives: ClassObjectives
     planned: int
     sent: int = 0
-    outcomes: Counter[Outcome] = field(default_factory=Counter[Outcome])
+    outcomes: Counter[RequestOutcome] = field(default_factory=Counter[RequestOutcome])
     judged: Counter[str] = field(default_factory=Counter[str])
-    """By class; without those that the client gave up as planned."""
+    """Judged requests by class, without those that the client cancelled as planned."""
     met: Counter[str] = field(default_factory=Counter[str])
     _recent: deque[tuple[float, bool]] = field(default_factory=lambda: deque(maxlen=RECENT_MAX))
 
-    def ended(self, record: Record, *, now_s: float) -> None:
-        outcome = record.outcome or Outcome.FAILED
+    def ended(self, record: RequestRecord, *, now_s: float) -> None:
+        outcome = record.outcome or RequestOutcome.FAILED
         self.outcomes[outcome] += 1
-        if outcome is Outcome.CANCELLED:
+        if outcome is RequestOutcome.CANCELLED:
             return
         is_met = self.objectives.is_met(record)
         self.judged[record.slo_class] += 1
@@ -53,31 +53,37 @@ class Tally:
         return self.sent - self.ended_count
 
     def goodput(self) -> float | None:
-        """Share of those judged so far; None: none yet."""
+        """Goodput share of the requests judged so far; None before the first."""
         judged = self.judged.total()
         return self.met.total() / judged if judged else None
 
     def recent_goodput(self, *, now_s: float) -> float | None:
-        """Of those that ended within the last seconds."""
+        """Goodput share of the requests that ended within the last seconds."""
         while self._recent and self._recent[0][0] < now_s - RECENT_S:
             self._recent.popleft()
         return sum(is_met for _, is_met in self._recent) / len(self._recent) if self._recent else None
 
     def goodput_text(self, *, now_s: float) -> str:
-        """`goodput 93.1 % (last 10 s 88.0 %; chat 91.0 %, batch 99.0 %)`."""
+        """A text such as `goodput 93.1 % (last 10 s 88.0 %; chat 91.0 %, batch 99.0 %)`."""
         parts = [f"last {RECENT_S:g} s {share(self.recent_goodput(now_s=now_s))}"]
         classes = sorted(self.judged)
         if len(classes) > 1:
-            said = [f"{name or 'no class'} {share(self.met[name] / self.judged[name])}" for name in classes]
-            parts.append(", ".join(said[:CLASSES_MAX]) + (", ..." if len(said) > CLASSES_MAX else ""))
+            text = [f"{name or 'no class'} {share(self.met[name] / self.judged[name])}" for name in classes]
+            parts.append(", ".join(text[:CLASSES_MAX]) + (", ..." if len(text) > CLASSES_MAX else ""))
         return f"goodput {share(self.goodput())} ({'; '.join(parts)})"
 
     def counts_text(self) -> str:
         done, refused, failed, cancelled = (
-            self.outcomes[o] for o in (Outcome.COMPLETED, Outcome.REFUSED, Outcome.FAILED, Outcome.CANCELLED)
+            self.outcomes[o]
+            for o in (
+                RequestOutcome.COMPLETED,
+                RequestOutcome.REFUSED,
+                RequestOutcome.FAILED,
+                RequestOutcome.CANCELLED,
+            )
         )
-        said = f"{self.running} running, {done} done, {refused} refused, {failed} failed"
-        return f"{said}, {cancelled} given up" if cancelled else said
+        text = f"{self.running} running, {done} done, {refused} refused, {failed} failed"
+        return f"{text}, {cancelled} given up" if cancelled else text
 
 
 @contextmanager
@@ -85,79 +91,81 @@ def live_progress(
     console: Console,
     *,
     planned: int,
-    objectives: Objectives,
+    objectives: ClassObjectives,
     name: str = "replay",
     now: Callable[[], float] = time.monotonic,
-) -> Generator[Observer]:
-    """Counts and goodput; the observer it yields keeps them up to date."""
-    tally = Tally(objectives, planned)
+) -> Generator[RequestObserver]:
+    """Show counts and goodput; the yielded observer keeps them up to date."""
+    stats = ProgressStats(objectives, planned)
     if console.is_terminal:
         with _bar(console, name) as bar:
-            yield _observer(tally, _redraw(bar, bar.add_task(name, total=planned, said=""), tally, now), now)
+            yield _observer(stats, _redraw(bar, bar.add_task(name, total=planned, text=""), stats, now), now)
         return
-    lines = _Lines(console, tally, name, now)
-    yield _observer(tally, lines.tell_if_due, now)
-    lines.tell()
+    lines = _LineProgress(console, stats, name, now)
+    yield _observer(stats, lines.print_if_due, now)
+    lines.print_line()
 
 
-def _observer(tally: Tally, changed: Callable[[], None], now: Callable[[], float]) -> Observer:
-    def on_sent(record: Record) -> None:
-        tally.sent += 1
+def _observer(stats: ProgressStats, changed: Callable[[], None], now: Callable[[], float]) -> RequestObserver:
+    def on_sent(record: RequestRecord) -> None:
+        stats.sent += 1
         changed()
 
-    def on_ended(record: Record) -> None:
-        tally.ended(record, now_s=now())
+    def on_ended(record: RequestRecord) -> None:
+        stats.ended(record, now_s=now())
         changed()
 
-    return Observer(on_sent, on_ended)
+    return RequestObserver(on_sent, on_ended)
 
 
 def _bar(console: Console, name: str) -> Progress:
     columns = (
         TextColumn(escape(name)),
         BarColumn(bar_width=10),
-        TextColumn("{task.completed}/{task.total}: {task.fields[said]}"),
+        TextColumn("{task.completed}/{task.total}: {task.fields[text]}"),
         TimeElapsedColumn(),
     )
     return Progress(*columns, console=console, refresh_per_second=4)
 
 
-def _redraw(bar: Progress, task: TaskID, tally: Tally, now: Callable[[], float]) -> Callable[[], None]:
+def _redraw(
+    bar: Progress, task: TaskID, stats: ProgressStats, now: Callable[[], float]
+) -> Callable[[], None]:
     drawn_s = 0.0
 
     def redraw() -> None:
-        # The text is made at the rate at which it is drawn, not for every event.
+        # The text is made when it is drawn, not for every event.
         nonlocal drawn_s
         now_s = now()
-        if now_s - drawn_s >= 0.2 or tally.ended_count == tally.planned:
+        if now_s - drawn_s >= 0.2 or stats.ended_count == stats.planned:
             drawn_s = now_s
-            said = f"{tally.counts_text()}; {tally.goodput_text(now_s=now_s)}"
-            bar.update(task, completed=tally.ended_count, said=escape(said))
+            text = f"{stats.counts_text()}; {stats.goodput_text(now_s=now_s)}"
+            bar.update(task, completed=stats.ended_count, text=escape(text))
 
     return redraw
 
 
 @dataclass(slots=True)
-class _Lines:
+class _LineProgress:
     console: Console
-    tally: Tally
+    stats: ProgressStats
     name: str
     now: Callable[[], float]
     began_s: float = field(init=False)
-    told_s: float = field(init=False)
+    printed_s: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self.began_s = self.told_s = self.now()
+        self.began_s = self.printed_s = self.now()
 
-    def tell_if_due(self) -> None:
-        if self.now() - self.told_s >= LINE_EVERY_S:
-            self.tell()
+    def print_if_due(self) -> None:
+        if self.now() - self.printed_s >= LINE_EVERY_S:
+            self.print_line()
 
-    def tell(self) -> None:
-        now_s = self.told_s = self.now()
+    def print_line(self) -> None:
+        now_s = self.printed_s = self.now()
         self.console.print(
-            f"{self.name} {now_s - self.began_s:.0f} s: {self.tally.ended_count}/{self.tally.planned}: "
-            f"{self.tally.counts_text()}; {self.tally.goodput_text(now_s=now_s)}",
+            f"{self.name} {now_s - self.began_s:.0f} s: {self.stats.ended_count}/{self.stats.planned}: "
+            f"{self.stats.counts_text()}; {self.stats.goodput_text(now_s=now_s)}",
             soft_wrap=True,
             highlight=False,
             markup=False,

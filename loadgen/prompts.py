@@ -1,9 +1,9 @@
 """The tokens of a prompt, made from hash_ids. Pure.
 
-The tokens of a hash_id follow from (seed, hash_id, vocabulary range) alone. The first few spell the hash_id
-in the base of the range, so that two hash_ids never have the same block; the rest is a hash of (seed,
-hash_id, position). A request without hash_ids gets a prompt that starts with its own number instead, and so
-shares nothing with any other; so do the tokens of a prompt that no hash_id covers.
+The tokens of a hash_id depend on (seed, hash_id, vocabulary range) alone. The first few spell the hash_id in
+the base of the range, so that two hash_ids never have the same block. The rest is a hash of (seed, hash_id,
+position). A request without hash_ids gets a prompt that starts with its own number instead, and so shares
+nothing with any other. The same holds for tokens of a prompt that no hash_id covers.
 """
 
 import math
@@ -13,20 +13,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton.core.errors import SetupError
-from loadgen.lengths import Plan, PlannedRequest
+from loadgen.lengths import PlannedRequest, ReplayPlan
 
 _ID_BITS = 32
-"""Hash ids that are told apart, when the blocks are long enough to spell them."""
+"""Bits of a hash_id that a long enough block can spell."""
 
 _OWN = np.uint64(0x6F776E5F746F6B73)
-"""Told apart from hash_ids: another seed for what belongs to one request."""
+"""Another seed for tokens that belong to one request, so that they differ from those of hash_ids."""
 
 _SYLLABLES = tuple(c + v for c in "bdfgklmnprstvz" for v in "aeiou")
 
 
 @dataclass(frozen=True, slots=True)
 class TokenRange:
-    """Ids that may be sent: [first, end). Low ids are often special or bytes."""
+    """Token ids that may be sent, [first, end). Low ids are often special or bytes."""
 
     first: int = 1000
     end: int = 2000
@@ -44,9 +44,9 @@ class TokenRange:
 
 
 class PromptMaker:
-    """Raises SetupError when the plan's blocks are too short to tell its hash_ids apart."""
+    """Makes prompts. Raises SetupError if the plan's blocks are too short to tell its hash_ids apart."""
 
-    def __init__(self, plan: Plan, tokens: TokenRange, *, seed: int) -> None:
+    def __init__(self, plan: ReplayPlan, tokens: TokenRange, *, seed: int) -> None:
         self._plan = plan
         self._range = tokens
         self._seed = np.uint64(seed & 0xFFFF_FFFF_FFFF_FFFF)
@@ -79,8 +79,8 @@ class PromptMaker:
         return self._stream(np.array([request.index]), count, self._seed ^ _OWN)[0]
 
     def text(self, request: PlannedRequest) -> str:
-        """One made-up word per token: prefixes are shared as in `tokens`, but how many tokens a word is
-        depends on the server's tokenizer."""
+        """One made-up word per token. Prefixes are shared as in `tokens`, but the server's tokenizer decides
+        how many tokens a word is."""
         return self.words(self.tokens(request))
 
     def words(self, tokens: NDArray[np.int64]) -> str:
@@ -94,7 +94,7 @@ class PromptMaker:
         numbers = (_mix(base + position[None, :]) % np.uint64(self._range.count)).astype(np.int64)
         rest = ids.astype(np.int64)
         for place in range(min(self._digits, length)):
-            # Shifted by the seed, so that another seed is another prompt from the first token on.
+            # The shift by the seed makes prompts of another seed differ from the first token on.
             shift = int(_mix(np.array([seed + np.uint64(place)], dtype=np.uint64))[0] % np.uint64(1 << 31))
             numbers[:, place] = (rest + shift) % self._range.count
             rest = rest // self._range.count
@@ -102,7 +102,7 @@ class PromptMaker:
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Finaliser of SplitMix64 (Steele et al., OOPSLA 2014): a bijection that looks random."""
+    """The finaliser of SplitMix64 (Steele et al., OOPSLA 2014), a bijection that looks random."""
     x = x + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,90 +1,91 @@
-"""What is known about one request of a replay."""
+"""The record of one request of a replay."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum, auto
 
 
-class Outcome(StrEnum):
+class RequestOutcome(StrEnum):
     COMPLETED = auto()
-    """The stream ended as OpenAI's protocol says it must."""
+    """The stream ended as OpenAI's protocol requires."""
     REFUSED = auto()
-    """429 or 503: the server said that it has no room."""
+    """The server answered 429 or 503: it has no room."""
     FAILED = auto()
-    """Anything else; `Record.error` says what."""
+    """Any other end; `RequestRecord.error` gives the kind."""
     CANCELLED = auto()
-    """The client hung up on purpose, as planned, while all went well. Goodput leaves it out on both sides:
-    whether it would have met its objectives is not known. One that was refused or failed before the client
-    hung up keeps that outcome and counts as a miss."""
+    """The client disconnected as planned while all went well. Goodput leaves it out on both sides, because
+    nobody knows whether it would have met its objectives. A request that was refused or failed before that
+    keeps its outcome and counts as a miss."""
 
 
 class ErrorKind(StrEnum):
     CONNECT = auto()
-    """No connection, or it broke before the response's head."""
+    """There was no connection, or it broke before the head of the response."""
     CONNECTION_LIMIT = auto()
-    """Not sent: `--connections-max` were open. Waiting would have made the loop closed."""
+    """The request was not sent, because `--connections-max` were open. Waiting would have closed the loop."""
     HTTP = auto()
-    """A status other than 200, 429 and 503."""
+    """The status was not 200, 429 or 503."""
     STREAM_BROKEN = auto()
     """The connection ended before `[DONE]`."""
     STREAM_ERROR = auto()
     """The server sent an error object within the stream."""
     STREAM_GARBAGE = auto()
-    """Not HTTP, not server-sent events, or not the JSON they must hold."""
+    """The stream was not HTTP, not server-sent events, or not the JSON that they must hold."""
     TIMEOUT = auto()
     INTERRUPTED = auto()
     """The replay was stopped while the request ran."""
     OVERLOADED = auto()
-    """Refused."""
+    """The server refused the request."""
 
 
 @dataclass(slots=True)
-class Record:
-    """All instants in seconds on one monotonic clock; latencies count from `planned_s`.
+class RequestRecord:
+    """One request. All instants are seconds on one monotonic clock; latencies count from `planned_s`.
 
-    `planned_s` is when the user meant to send it: the instant of the trace, scaled, or, for a turn that had
-    to wait, the end of the turn before plus think time, whichever is later. What the load generator adds is
-    lateness, and inside every latency.
+    `planned_s` is when the user meant to send it: the scaled instant of the trace or, for a turn that had to
+    wait, the end of the earlier turn plus think time, whichever is later. The load generator's own delay is
+    called lateness, and is part of every latency.
     """
 
     index: int
     planned_s: float
     sent_s: float | None = None
-    """When this program began to connect."""
+    """Instant at which this program began to connect."""
     token_instants_s: list[float] = field(default_factory=list[float])
     """Arrival of every event that carried text or token ids."""
     ended_s: float | None = None
-    outcome: Outcome | None = None
+    outcome: RequestOutcome | None = None
     error: ErrorKind | None = None
     detail: str = ""
     finish_reason: str | None = None
     asked_tokens: int | None = None
-    """Of the answer, as the trace says; None: it was not prescribed."""
+    """Length of the answer in the trace; None if it was not prescribed."""
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None
-    """None: the server does not say."""
+    """Prompt tokens that the server had cached; None if it does not report them."""
     slo_class: str = ""
-    """Class the request was sent under; empty: the server's default."""
+    """Service class of the request; empty for the server's default."""
     tenant: str = ""
     session: str | None = None
-    """Conversation it is a turn of; None: it stands alone."""
+    """The conversation that it is a turn of; None if it stands alone."""
     turn: int = 0
-    """Of its session, from 0."""
+    """Turn within the session, from 0."""
     trace_instant_s: float | None = None
-    """For a turn that waited for the one before: when the trace alone would have sent it. None: it did not
-    wait, and `planned_s` is that instant."""
+    """The instant at which the trace alone would have sent a turn that waited for the earlier one. None if it
+    did not wait; then `planned_s` is that instant."""
     timings: dict[str, float] | None = None
-    """Seconds of each phase, and what was predicted, as the server told; see `baton` in docs/api.md."""
+    """Seconds of each phase, and predictions, as the server reports them; see `baton` in docs/api.md."""
     served_by: tuple[str, ...] = ()
-    """Workers that served it, prefill first; one name where it was one worker. Empty: not told."""
+    """The workers that served it, prefill first; one name if one worker served both phases. Empty if not
+    reported."""
     attempts: int | None = None
-    """How often the server placed it; None: not told."""
+    """Number of times that the server placed it; None if not reported."""
     answer: str = ""
-    """Digest of what was answered; empty: not kept."""
+    """Digest of the answer; empty if it was not kept."""
 
     @property
     def waited_for_turn(self) -> bool:
-        """It left later than the trace says because the turn before had not ended."""
+        """True if it was sent later than in the trace because the earlier turn had not ended."""
         return self.trace_instant_s is not None
 
     @property
@@ -97,17 +98,17 @@ class Record:
 
     @property
     def tokens_out(self) -> int:
-        """As the server counts them; events with text where it does not say."""
+        """Answer tokens as the server counts them, or else the events with text."""
         return len(self.token_instants_s) if self.completion_tokens is None else self.completion_tokens
 
     @property
     def tpot_s(self) -> float | None:
-        """Mean time per output token after the first; None when there is no second one."""
+        """Mean time per output token after the first; None without a second token."""
         if self.tokens_out < 2 or len(self.token_instants_s) < 2:
             return None
         return (self.token_instants_s[-1] - self.token_instants_s[0]) / (self.tokens_out - 1)
 
     @property
     def lateness_s(self) -> float | None:
-        """How late this program itself was."""
+        """Seconds that this program itself was late."""
         return None if self.sent_s is None else self.sent_s - self.planned_s

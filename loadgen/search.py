@@ -1,10 +1,11 @@
-"""The highest rate at which enough requests meet both objectives. Pure: the caller runs what is asked for.
+"""Finds the highest rate at which enough requests meet both objectives. Pure: the caller does the runs.
 
-DistServe (OSDI '24) section 2: goodput is the highest request rate that can be served while the attainment
-goal, say 90 % of the requests, is met. Rates lie on a grid, `start * (1 + resolution)^k` with whole k. From
-the start the search goes up, or down, by factors of two until one rate attains the goal and one does not,
-halves the steps between, and runs the answer again. A rate whose interval holds the goal is run again, too, a
-few times, until two agree or the pooled share decides. A run that was stopped as hopeless misses the goal.
+Goodput, by DistServe (OSDI '24) section 2, is the highest request rate that can be served while the
+attainment goal, such as 90 % of the requests, is met. Rates lie on a grid, `start * (1 + resolution)^k` with
+whole k. The search moves up or down from the start by factors of two until one rate attains the goal and
+another one does not, halves the steps between, and repeats the answer's run. A rate whose interval contains
+the goal is repeated, too, until two runs agree or the pooled share decides. A run that was stopped early
+misses the goal.
 """
 
 import math
@@ -15,57 +16,57 @@ from typing import Protocol
 import numpy as np
 
 from baton.core.errors import SetupError
-from loadgen.records import Outcome, Record
+from loadgen.records import RequestOutcome, RequestRecord
 from loadgen.report.model import Probe, ScalePoint, SearchResult, Share
 from loadgen.report.sample import Floats, share_of
 from loadgen.report.scales import attained_at
-from loadgen.slo import Objectives
+from loadgen.slo import ClassObjectives
 
 HOPELESS_SIGMAS = 3.0
 SAME_SIDE_RUNS = 2
-"""So many runs that agree decide, though each one's interval holds the goal: replays of one trace differ less
-from each other than from what another stretch of it would show."""
+"""Number of agreeing runs that decide even if the interval of each contains the goal. Replays of one trace
+differ less from each other than from another part of the trace."""
 
 
-class Trial(Protocol):
-    """One run at one rate. A `Report` is one."""
+class RateResult(Protocol):
+    """One run at one rate. `Report` is one."""
 
     @property
     def goodput(self) -> Share: ...
 
     @property
     def interrupted(self) -> bool:
-        """Stopped because the goal was out of reach."""
+        """True if the run was stopped because the goal was out of reach."""
         ...
 
 
-RunAtRate = Callable[[float], Trial]
-"""Offers so many requests per second; called again with the same rate, it must draw anew."""
+RunAtRate = Callable[[float], RateResult]
+"""Offers this many requests per second. A repeated call with the same rate must draw anew."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchSettings:
-    """What is looked for, how finely, and for how long."""
+    """The goal of a search, its precision, and its limits."""
 
     attain: float = 0.9
     start_per_s: float = 1.0
     resolution: float = 0.05
-    """The answer lies within this share below the true rate, noise apart."""
+    """The answer lies within this share below the true rate, apart from noise."""
     lowest_per_s: float = 0.0
-    """0: 1/1024 of the start."""
+    """0 means 1/1024 of the start."""
     highest_per_s: float = 0.0
-    """0: 1024 times the start."""
+    """0 means 1024 times the start."""
     confirmations: int = 2
-    """Runs at the answer, at least."""
+    """Minimum runs at the answer."""
     repeats_max: int = 4
-    """Runs at one rate, at most."""
+    """Maximum runs at one rate."""
     probes_max: int = 40
 
     def __post_init__(self) -> None:
         if not 0 < self.attain <= 1:
             raise SetupError(f"--attain {self.attain:g}: must be above 0 and at most 1")
         if not 0.001 <= self.resolution <= 1:
-            raise SetupError(f"resolution {self.resolution:g}: must be from 0.001 to 1")
+            raise SetupError(f"--search-resolution {self.resolution:g}: must be from 0.001 to 1")
         if not 0 < self.start_per_s < math.inf:
             raise SetupError(f"search from {self.start_per_s:g} requests per second: must be above 0")
         if not 0 < self.confirmations <= self.repeats_max:
@@ -75,12 +76,12 @@ class SearchSettings:
         return self.start_per_s * (1 + self.resolution) ** step
 
     def step_of(self, rate_per_s: float) -> int:
-        """The nearest."""
+        """The nearest step of the grid."""
         return round(self._steps_to(rate_per_s))
 
     @property
     def octave(self) -> int:
-        """Steps of about a factor of two."""
+        """The number of steps in a factor of about two."""
         return max(1, round(math.log(2) / math.log(1 + self.resolution)))
 
     @property
@@ -102,8 +103,8 @@ def search(
     on_probe: Callable[[Probe], None] | None = None,
     begin: int = 0,
 ) -> SearchResult:
-    """`begin`: the step of the grid to begin at. A run that raises StopSearch ends it."""
-    book = _Book(run_at_rate, settings, on_probe or (lambda probe: None))
+    """Search; `begin` is the step of the grid to begin at. A run that raises StopSearch ends the search."""
+    book = _Runs(run_at_rate, settings, on_probe or (lambda probe: None))
     try:
         return _result(book, *_between(book, begin))
     except (_OutOfProbes, StopSearch):
@@ -114,8 +115,8 @@ def search(
         return _result(book, passed, min(above, default=None), reason=reason)
 
 
-def _between(book: "_Book", begin: int) -> tuple[int | None, int | None]:
-    """The highest step that attains the goal, confirmed, and the lowest above that does not."""
+def _between(book: "_Runs", begin: int) -> tuple[int | None, int | None]:
+    """The highest step that attains the goal, confirmed, and the lowest one above it that does not."""
     low, high = _bracket(book, begin)
     while low is not None:
         while high is not None and high - low > 1:
@@ -133,7 +134,7 @@ def _between(book: "_Book", begin: int) -> tuple[int | None, int | None]:
     return None, high
 
 
-def _bracket(book: "_Book", begin: int) -> tuple[int | None, int | None]:
+def _bracket(book: "_Runs", begin: int) -> tuple[int | None, int | None]:
     s = book.settings
     step = min(max(begin, s.step_min), s.step_max)
     if not book.attains(step):
@@ -147,8 +148,8 @@ def _bracket(book: "_Book", begin: int) -> tuple[int | None, int | None]:
     return low, None
 
 
-def _descend(book: "_Book", failed: int) -> int | None:
-    """A step below that attains the goal; twice as far each time. None: there is none."""
+def _descend(book: "_Runs", failed: int) -> int | None:
+    """A step below that attains the goal, twice as far away each time. None if there is none."""
     s, stride = book.settings, 1 if len(book.verdicts) > 1 else book.settings.octave
     step = failed
     while step > s.step_min:
@@ -159,26 +160,26 @@ def _descend(book: "_Book", failed: int) -> int | None:
     return None
 
 
-def _result(book: "_Book", low: int | None, high: int | None, *, reason: str = "") -> SearchResult:
+def _result(book: "_Runs", low: int | None, high: int | None, *, reason: str = "") -> SearchResult:
     s = book.settings
-    said = reason
-    if not said and low is None:
-        said = f"not even {s.rate(s.step_min):.3g} per second attains the goal"
-    elif not said and high is None:
-        said = "the highest rate allowed still attains the goal"
-    elif not said and low is not None:
-        said = f"{len(book.runs[low])} runs at this rate attain the goal together; the next rate misses it"
+    text = reason
+    if not text and low is None:
+        text = f"not even {s.rate(s.step_min):.3g} requests per second attain the goal"
+    elif not text and high is None:
+        text = "the highest rate allowed still attains the goal"
+    elif not text and low is not None:
+        text = f"{len(book.runs[low])} runs at this rate attain the goal together; the next rate misses it"
     return SearchResult(
         s.attain,
         None if low is None else s.rate(low),
         None if high is None else s.rate(high),
-        said,
+        text,
         tuple(book.probes),
     )
 
 
 class StopSearch(Exception):
-    """Raised by the caller's runs: end here, with what is known."""
+    """The caller's runs raise this to end the search with what is known."""
 
 
 class _OutOfProbes(Exception):
@@ -186,7 +187,7 @@ class _OutOfProbes(Exception):
 
 
 @dataclass(slots=True)
-class _Book:
+class _Runs:
     """All runs so far, by step of the grid."""
 
     run_at_rate: RunAtRate
@@ -197,7 +198,7 @@ class _Book:
     verdicts: dict[int, bool] = field(default_factory=dict[int, bool])
 
     def attains(self, step: int, *, runs_min: int = 1) -> bool:
-        """Runs as often as it takes. Raises _OutOfProbes."""
+        """Repeat runs until the step is decided. Raises _OutOfProbes."""
         runs = self.runs.setdefault(step, [])
         while True:
             verdict = self._verdict(runs)
@@ -210,7 +211,7 @@ class _Book:
             self._probe(step)
 
     def _verdict(self, runs: Sequence[Probe]) -> bool | None:
-        """None: the goal lies within the interval."""
+        """None if the goal lies within the interval."""
         if not runs:
             return None
         if any(p.aborted for p in runs):
@@ -218,7 +219,7 @@ class _Book:
         share = _pooled(runs)
         if len(runs) >= SAME_SIDE_RUNS and len({p.share >= self.settings.attain for p in runs}) == 1:
             return share >= self.settings.attain
-        # The mean of n runs has an interval narrower by sqrt(n).
+        # The mean of n runs has an interval that is narrower by sqrt(n).
         down, up = (
             math.sqrt(sum(side * side for side in sides)) / len(runs)
             for sides in ([p.share - p.low for p in runs], [p.high - p.share for p in runs])
@@ -239,7 +240,7 @@ class _Book:
         self.on_probe(probe)
 
     def verdicts_so_far(self) -> dict[int, bool]:
-        """With those of steps that were to be run again: by what their runs attained together."""
+        """All verdicts. Undecided steps are judged by the pooled share of their runs."""
         pooled = {
             step: _pooled(runs) >= self.settings.attain and not any(p.aborted for p in runs)
             for step, runs in self.runs.items()
@@ -258,23 +259,23 @@ def _pooled(runs: Sequence[Probe]) -> float:
 
 
 def is_hopeless(missed: int, planned: int, *, attain: float) -> bool:
-    """So many misses of `planned` requests that the rate is clearly above the one looked for.
+    """True if so many of `planned` requests missed that the rate is clearly above the one searched for.
 
-    Some more than the goal allows: a run that misses it by little says something about the rate, and is
-    worth its time.
+    The limit is a little above what the goal allows, because a run that just misses the goal is informative
+    and worth its time.
     """
     allowed = planned * (1 - attain)
     return missed > allowed + HOPELESS_SIGMAS * math.sqrt(planned * attain * (1 - attain)) + 1
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
-    """One run at one rate, for any SLO scale."""
+class ScaledRun:
+    """One run at one rate, usable for any SLO scale."""
 
     needed: Floats
-    """Of each judged request, in the order of planned instants: the least scale at which it meets both."""
+    """The least scale at which each judged request meets both targets, in the order of planned instants."""
     interrupted: bool
-    """Stopped: the goal was out of reach at the scale that it was run for, and at any below."""
+    """True if the run was stopped because the goal was out of reach at its scale, and so at any lower one."""
 
     def at(self, scale: float) -> "ScaledTrial":
         return ScaledTrial(share_of(self.needed <= scale), self.interrupted)
@@ -286,31 +287,35 @@ class ScaledTrial:
     interrupted: bool
 
 
-def attempt_of(records: Sequence[Record], objectives: Objectives, *, interrupted: bool) -> Attempt:
-    judged = [r for r in sorted(records, key=lambda r: r.planned_s) if r.outcome is not Outcome.CANCELLED]
+def attempt_of(
+    records: Sequence[RequestRecord], objectives: ClassObjectives, *, interrupted: bool
+) -> ScaledRun:
+    judged = [
+        r for r in sorted(records, key=lambda r: r.planned_s) if r.outcome is not RequestOutcome.CANCELLED
+    ]
     needs = [objectives.of(r).needed_scale(r) for r in judged]
-    return Attempt(np.array(needs, dtype=np.float64), interrupted)
+    return ScaledRun(np.array(needs, dtype=np.float64), interrupted)
 
 
 def search_scales(
-    run_at_rate: Callable[[float, float], Attempt],
+    run_at_rate: Callable[[float, float], ScaledRun],
     scales: Sequence[float],
     settings: SearchSettings,
     *,
     on_probe: Callable[[Probe], None] | None = None,
 ) -> tuple[tuple[ScalePoint, ...], dict[float, SearchResult]]:
-    """Per SLO scale the highest rate at which the goal is attained; `run_at_rate(rate, scale)`.
+    """The highest rate that attains the goal, per SLO scale. `run_at_rate(rate, scale)` does a run.
 
-    From the loosest scale to the most stringent one: what one of them ran, the next ones need not run again.
-    `share` of a point is that of the run at the rate found for scale 1, or for the loosest scale.
+    The search goes from the loosest scale to the most stringent one, so that runs are reused. `share` of a
+    point is that of the run at the rate found for scale 1, or for the loosest scale.
     """
-    attempts: dict[float, list[Attempt]] = {}
+    attempts: dict[float, list[ScaledRun]] = {}
     results: dict[float, SearchResult] = {}
     begin, stopped = 0, False
     for scale in sorted(scales, reverse=True):
         used: dict[float, int] = {}
 
-        def run(rate_per_s: float, scale: float = scale, used: dict[float, int] = used) -> Trial:
+        def run(rate_per_s: float, scale: float = scale, used: dict[float, int] = used) -> RateResult:
             nonlocal stopped
             known = attempts.setdefault(rate_per_s, [])
             turn = used.get(rate_per_s, 0)
@@ -332,7 +337,7 @@ def search_scales(
 
 
 def _points(
-    results: dict[float, SearchResult], attempts: dict[float, list[Attempt]]
+    results: dict[float, SearchResult], attempts: dict[float, list[ScaledRun]]
 ) -> tuple[ScalePoint, ...]:
     reference = results.get(1.0) or results[max(results)]
     known = attempts.get(reference.rate_per_s or 0.0, [])

@@ -1,7 +1,8 @@
-"""Sends a plan from one process, or from several so that a high rate does not meet the limit of one core.
+"""Sends a plan from one process, or from several, so that the limit of one core does not cap the rate.
 
-Several share the plan by conversation, in turn, so that turns of one stay together; all count from one
-instant of CLOCK_MONOTONIC and tell the parent what left and what ended a few times per second."""
+Several processes share the plan by conversation, in turn, so that the turns of one conversation stay
+together. All use one instant of CLOCK_MONOTONIC as origin and report to the parent a few times per second.
+"""
 
 import asyncio
 import resource
@@ -17,61 +18,63 @@ from baton.core import garbage
 from baton.core.errors import SetupError
 from loadgen.answers import digest
 from loadgen.client import parse_url, send
-from loadgen.conductor import READY, Conductor, News
 from loadgen.conversations import Conversations
 from loadgen.health import ClientHealth, LoopWatch, worst_of
-from loadgen.lengths import Plan, PlannedRequest
+from loadgen.lengths import PlannedRequest, ReplayPlan
 from loadgen.prompts import PromptMaker, TokenRange
-from loadgen.records import Outcome, Record
-from loadgen.runner import Observer, replay_plan
+from loadgen.records import RequestOutcome, RequestRecord
+from loadgen.runner import RequestObserver, replay_plan
+from loadgen.sender_processes import READY, SenderProcesses, SenderUpdate
 from loadgen.sse import Answer
-from loadgen.target import Api, Target
+from loadgen.target import Api, ReplayTarget
 from loadgen.users import Users
 
-TELL_EVERY_S = 0.2
+REPORT_EVERY_S = 0.2
 READY_TIMEOUT_S = 60.0
 CLIENTS_MAX = 64
 OTHER_FILES = 256
-"""Open beside the connections."""
+"""Open files besides the connections."""
 GARBAGE_THRESHOLDS = (20_000, 100, 100)
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SendLimits:
     timeout_s: float
     connections_max: int
 
 
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """All that a sending process must know; it is pickled."""
+    """Everything that a sender process needs; it is pickled."""
 
-    plan: Plan
+    plan: ReplayPlan
     url: str
     api_key: str
     model: str
     api: Api
     tokens: TokenRange
     seed: int
-    limits: Limits
+    limits: SendLimits
     wait_for_turns: bool = False
     users: Users = field(default_factory=Users)
     is_baton: bool = False
     openai_only: bool = False
     keeps_answers: bool = False
-    """As digests, in the records."""
+    """Answers are kept as digests in the records."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    records: list[Record]
-    """In the order in which they left."""
+    records: list[RequestRecord]
+    """Records in the order in which the requests were sent."""
     was_stopped: bool
     health: ClientHealth
 
 
-def sending(plan: Plan, target: Target, tokens: TokenRange, *, seed: int, limits: Limits) -> Sending:
-    """The common case; others by `dataclasses.replace`."""
+def sending(
+    plan: ReplayPlan, target: ReplayTarget, tokens: TokenRange, *, seed: int, limits: SendLimits
+) -> Sending:
+    """A job of the common kind; make others with `dataclasses.replace`."""
     return Sending(
         plan,
         target.server.origin,
@@ -86,7 +89,7 @@ def sending(plan: Plan, target: Target, tokens: TokenRange, *, seed: int, limits
     )
 
 
-def send_plan(job: Sending, observer: Observer, *, clients: int = 1) -> Sent:
+def send_plan(job: Sending, observer: RequestObserver, *, clients: int = 1) -> Sent:
     """Returns when all requests have ended, or soon after SIGINT. Raises SetupError."""
     if not 1 <= clients <= CLIENTS_MAX:
         raise SetupError(f"--clients {clients}: must be from 1 to {CLIENTS_MAX}")
@@ -94,7 +97,7 @@ def send_plan(job: Sending, observer: Observer, *, clients: int = 1) -> Sent:
     return uvloop.run(run)
 
 
-async def _send_here(job: Sending, observer: Observer) -> Sent:
+async def _send_here(job: Sending, observer: RequestObserver) -> Sent:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, stop.set)
@@ -107,8 +110,8 @@ async def _send_here(job: Sending, observer: Observer) -> Sent:
 
 
 @contextmanager
-def _asked_whether_to_stop(observer: Observer, stop: Callable[[], None]) -> Generator[None]:
-    """By the clock: a server that answers nothing causes no event."""
+def _asked_whether_to_stop(observer: RequestObserver, stop: Callable[[], None]) -> Generator[None]:
+    """Ask the observer by the clock, because a server that answers nothing causes no event."""
     loop = asyncio.get_running_loop()
 
     def ask() -> None:
@@ -116,9 +119,9 @@ def _asked_whether_to_stop(observer: Observer, stop: Callable[[], None]) -> Gene
         if observer.wants_stop():
             stop()
         else:
-            timer = loop.call_later(TELL_EVERY_S, ask)
+            timer = loop.call_later(REPORT_EVERY_S, ask)
 
-    timer = loop.call_later(TELL_EVERY_S, ask)
+    timer = loop.call_later(REPORT_EVERY_S, ask)
     try:
         yield
     finally:
@@ -126,18 +129,20 @@ def _asked_whether_to_stop(observer: Observer, stop: Callable[[], None]) -> Gene
 
 
 async def _send(
-    job: Sending, observer: Observer, stop: asyncio.Event, *, origin_s: float | None
-) -> tuple[list[Record], ClientHealth]:
+    job: Sending, observer: RequestObserver, stop: asyncio.Event, *, origin_s: float | None
+) -> tuple[list[RequestRecord], ClientHealth]:
     server = parse_url(job.url, api_key=job.api_key)
-    target = Target(server, job.model, job.api, None, is_baton=job.is_baton, openai_only=job.openai_only)
+    target = ReplayTarget(
+        server, job.model, job.api, None, is_baton=job.is_baton, openai_only=job.openai_only
+    )
     prompts = PromptMaker(job.plan, job.tokens, seed=job.seed)
     talks = Conversations(job.plan, prompts, job.api, remembers=job.wait_for_turns)
-    hang_ups = {r.index: r.hang_up for r in job.plan.requests if r.hang_up is not None}
+    disconnects = {r.index: r.disconnect for r in job.plan.requests if r.disconnect is not None}
 
     def message(request: PlannedRequest) -> bytes:
         return target.message(request, talks.prompt(request), api_key=job.users.key_of(request.tenant))
 
-    async def one(message: bytes, record: Record) -> None:
+    async def one(message: bytes, record: RequestRecord) -> None:
         is_wanted = talks.wants_answer(record.index)
         answer = Answer() if is_wanted or job.keeps_answers else None
         await send(
@@ -145,17 +150,17 @@ async def _send(
             message,
             record,
             timeout_s=job.limits.timeout_s,
-            hang_up=hang_ups.get(record.index),
+            disconnect=disconnects.get(record.index),
             answer=answer,
         )
-        if answer is not None and record.outcome is Outcome.COMPLETED:
+        if answer is not None and record.outcome is RequestOutcome.COMPLETED:
             if is_wanted:
                 talks.answered(record.index, answer)
             if job.keeps_answers:
                 record.answer = digest(answer)
 
     _allow_connections(job.limits.connections_max)
-    # A long pause of the garbage collector would be taken for the server's.
+    # A long pause of the garbage collector would look like a pause of the server.
     with garbage.spared(GARBAGE_THRESHOLDS):
         async with LoopWatch() as watch:
             records = await replay_plan(
@@ -172,7 +177,7 @@ async def _send(
 
 
 def _allow_connections(count: int) -> None:
-    """Raises the process's own limit of open files where the system lets it."""
+    """Raise the process's own limit of open files where the system allows it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = count + OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -181,8 +186,7 @@ def _allow_connections(count: int) -> None:
 
 
 def _shares(job: Sending, clients: int) -> list[Sending]:
-    """By conversation, in turn in the order of their first requests; those with nothing to send are left
-    out."""
+    """Split by conversation, in turn in the order of their first requests. Empty parts are left out."""
     owner: dict[str | int, int] = {}
     shares: list[list[PlannedRequest]] = [[] for _ in range(clients)]
     for request in job.plan.requests:
@@ -196,50 +200,52 @@ def _shares(job: Sending, clients: int) -> list[Sending]:
     ]
 
 
-async def _send_there(jobs: Sequence[Sending], observer: Observer) -> Sent:
-    conductor = Conductor(jobs, child_main, observer, timeout_s=READY_TIMEOUT_S)
+async def _send_there(jobs: Sequence[Sending], observer: RequestObserver) -> Sent:
+    processes = SenderProcesses(jobs, child_main, observer, timeout_s=READY_TIMEOUT_S)
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGINT, conductor.stop)
+    loop.add_signal_handler(signal.SIGINT, processes.stop)
     try:
-        with _asked_whether_to_stop(observer, conductor.stop):
-            await conductor.run()
+        with _asked_whether_to_stop(observer, processes.stop):
+            await processes.run()
     finally:
         loop.remove_signal_handler(signal.SIGINT)
-        conductor.close()
-    records = sorted(conductor.records, key=lambda r: (r.planned_s, r.index))
-    return Sent(records, conductor.is_stopped, worst_of(conductor.healths, records))
+        processes.close()
+    records = sorted(processes.records, key=lambda r: (r.planned_s, r.index))
+    return Sent(records, processes.is_stopped, worst_of(processes.healths, records))
 
 
 def child_main(job: Sending, link: "Connection[object, object]") -> None:
-    """A sending process: says that it is ready, hears when to begin, and tells what it sees."""
+    """The main function of a sender process: report ready, wait for the start instant, then send and
+    report."""
     link.send(READY)
     origin_s = link.recv()
-    if isinstance(origin_s, float):  # else it is to stop before it began
+    if isinstance(origin_s, float):  # else the run is stopped before it began
         uvloop.run(_child(job, link, origin_s))
 
 
 async def _child(job: Sending, link: "Connection[object, object]", origin_s: float) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
-    news = News([], [])
+    news = SenderUpdate([], [])
 
-    def tell() -> None:
+    def report() -> None:
         nonlocal news, timer
         if news.sent or news.ended:
             link.send(news)
-            news = News([], [])
-        timer = loop.call_later(TELL_EVERY_S, tell)
+            news = SenderUpdate([], [])
+        timer = loop.call_later(REPORT_EVERY_S, report)
 
     def hear() -> None:
-        # It is to stop, or the parent is gone. Read: a socket closed with unread data is an error there.
+        # The run must stop, or the parent is gone. Read the rest, because closing a socket with unread data
+        # is an error.
         loop.remove_reader(link.fileno())
         with suppress(EOFError, OSError):
             link.recv()
         stop.set()
 
-    timer = loop.call_later(TELL_EVERY_S, tell)
+    timer = loop.call_later(REPORT_EVERY_S, report)
     loop.add_reader(link.fileno(), hear)
-    observer = Observer(
+    observer = RequestObserver(
         lambda record: news.sent.append(replace(record)), lambda record: news.ended.append(record)
     )
     _, health = await _send(job, observer, stop, origin_s=origin_s)

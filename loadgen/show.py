@@ -1,4 +1,4 @@
-"""A report, or several beside one another, as tables on a terminal."""
+"""Tables of a report, or of several side by side, on a terminal."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from loadgen.report.model import Group, Percentiles, PredictionError, Report, WorkerShare
+from loadgen.report.model import Group, Percentiles, PredictionError, Report, WorkerWork
 from loadgen.report.phases import AFTER_FIRST_TOKEN
 from loadgen.report.summary import differences, ratio_to_first, summary_rows
 from loadgen.slo import Slo
@@ -27,7 +27,7 @@ _PERCENTILES = ("p50", "p90", "p95", "p99", "mean", "max")
 
 
 def show_report(console: Console, report: Report) -> None:
-    """All of it that there is."""
+    """Print every part that the report has."""
     s = report.settings
     kind = f" ({s.trace_format})" if s.trace_format and not s.trace.startswith(SYNTH) else ""
     options = ", ".join(f"{name} {value}" for name, value in s.options.items() if value is not None)
@@ -80,16 +80,16 @@ def _counts(report: Report) -> Table:
     details = [f"{n} {reason}" for reason, n in report.refusals.items()]
     details += [f"{n} {reason}" for reason, n in report.failures.items()]
     counts = (report.offered, report.completed, report.refused, report.failed, report.cancelled)
-    said = escape("; ".join(details)) or "-"
-    table.add_row(count(report.settings.planned), *(count(c) for c in counts), said)
+    text = escape("; ".join(details)) or "-"
+    table.add_row(count(report.settings.planned), *(count(c) for c in counts), text)
     return table
 
 
 def _latencies(report: Report) -> Table:
     table = _table("From the planned instant, completed requests", ("",), _PERCENTILES)
-    for name, said in _LATENCIES:
+    for name, text in _LATENCIES:
         figures: Percentiles | None = getattr(report, name)
-        table.add_row(said, *(seconds(getattr(figures, p, None)) for p in _PERCENTILES))
+        table.add_row(text, *(seconds(getattr(figures, p, None)) for p in _PERCENTILES))
     return table
 
 
@@ -120,8 +120,8 @@ def _rates(report: Report) -> Table:
     for name, value in rows:
         table.add_row(name, value)
     if (short := r.short_answers) is not None and short.shorter:
-        said = f"{count(short.shorter)} of {count(short.told)}, mean {share(short.mean_share)}"
-        table.add_row("answers shorter than asked", said)
+        text = f"{count(short.shorter)} of {count(short.counted)}, mean {share(short.mean_share)}"
+        table.add_row("answers shorter than asked", text)
     if r.answers is not None:
         same = r.answers.compared - r.answers.differing
         table.add_row("answers as in the earlier run", f"{count(same)} of {count(r.answers.compared)}")
@@ -157,7 +157,7 @@ def _targets(slo: Slo) -> str:
 
 
 def _latency_breakdown(report: Report) -> Table | None:
-    """Means, by how long the first token took."""
+    """Mean times of the stages, by band of TTFT."""
     if report.latency_breakdown is None:
         return None
     bands = report.latency_breakdown.bands
@@ -174,13 +174,13 @@ def _balance(report: Report) -> Table | None:
     if report.balance is None:
         return None
     b = report.balance
-    said = ", ".join(
+    text = ", ".join(
         f"{name} {times(ratio)}"
         for name, ratio in (("prompt", b.prompt_tokens_max_to_mean), ("output", b.output_tokens_max_to_mean))
         if ratio is not None
     )
     heads = ("prefills", "prompt tokens", "computed", "decodes", "output tokens")
-    table = _table(f"Workers; tokens of the busiest to the mean: {said or '-'}", ("",), heads)
+    table = _table(f"Workers; tokens of the busiest to the mean: {text or '-'}", ("",), heads)
     busiest = sorted(b.workers, key=lambda w: (-w.prompt_tokens - w.output_tokens, w.name))[:WORKERS_MAX]
     for worker in sorted(busiest, key=lambda w: w.name):
         table.add_row(escape(worker.name), *(count(n) for n in _work(worker)))
@@ -189,7 +189,7 @@ def _balance(report: Report) -> Table | None:
     return table
 
 
-def _work(w: WorkerShare) -> tuple[int, ...]:
+def _work(w: WorkerWork) -> tuple[int, ...]:
     return w.prefill_requests, w.prompt_tokens, w.computed_tokens, w.decode_requests, w.output_tokens
 
 
@@ -222,8 +222,8 @@ def _scales(report: Report) -> RenderableType | None:
     most = "none does" if scales.most_stringent is None else f"{three_digits(scales.most_stringent)}x"
     title = f"Both targets scaled; most stringent that {report.settings.attain:.0%} meet: {most}"
     if all(p.rate_per_s is None for p in scales.points):
-        said = ", ".join(f"{p.scale:g}x {share(p.share)}" for p in scales.points)
-        return f"[bold italic]{title}[/]\nat this rate: {said}"
+        text = ", ".join(f"{p.scale:g}x {share(p.share)}" for p in scales.points)
+        return f"[bold italic]{title}[/]\nat this rate: {text}"
     table = _table(title, (), ("scale", "attained", "highest rate"))
     for p in scales.points:
         table.add_row(f"{p.scale:g}x", share(p.share), per_second(p.rate_per_s))
@@ -239,15 +239,14 @@ def _search(report: Report) -> Table | None:
     table = _table(title, (), ("rate", "met", "of", "share", "interval"))
     table.add_column("")
     for p in s.probes:
-        said = "stopped: out of reach" if p.aborted else ("" if p.share >= s.attain else "misses the goal")
+        text = "stopped: out of reach" if p.aborted else ("" if p.share >= s.attain else "misses the goal")
         interval = f"{share(p.low)} to {share(p.high)}"
-        table.add_row(per_second(p.rate_per_s), count(p.met), count(p.judged), share(p.share), interval, said)
+        table.add_row(per_second(p.rate_per_s), count(p.met), count(p.judged), share(p.share), interval, text)
     return table
 
 
 def show_comparison(console: Console, reports: Sequence[Report], *, with_scales: bool = False) -> None:
-    """A column per run; beside each later one its ratio to the first. `with_scales`: SLO scales were asked
-    for."""
+    """One column per run, with its ratio to the first. `with_scales` says that SLO scales were requested."""
     console.print()
     for run, report in enumerate(reports):
         s = report.settings
@@ -272,8 +271,8 @@ def show_comparison(console: Console, reports: Sequence[Report], *, with_scales:
     if with_scales:
         console.print(_compared_scales(reports))
     for what, values in differences(reports).items():
-        said = ", ".join(f"{LETTERS[run]} {value}" for run, value in enumerate(values))
-        console.print(f"[yellow]Not the same {what}:[/] {escape(said)}", highlight=False)
+        text = ", ".join(f"{LETTERS[run]} {value}" for run, value in enumerate(values))
+        console.print(f"[yellow]Not the same {what}:[/] {escape(text)}", highlight=False)
     for run, report in enumerate(reports):
         if report.generator.warning:
             console.print(f"[bold red]WARNING[/] {LETTERS[run]}: {escape(report.generator.warning)}")

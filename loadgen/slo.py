@@ -1,7 +1,7 @@
-"""Objectives of a request and whether it met them. Pure.
+"""The objectives of a request and whether it met them. Pure.
 
-The words are DistServe's (OSDI '24): *attainment* is the share of requests that meet their objectives, and
-an *SLO scale* multiplies both objectives at once (section 6.2): below 1 they are more stringent.
+The terms are DistServe's (OSDI '24): *attainment* is the share of requests that meet their objectives, and an
+*SLO scale* multiplies both objectives at once (section 6.2); below 1 they are more stringent.
 """
 
 import math
@@ -9,40 +9,41 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from baton.core.errors import SetupError
-from loadgen.records import Outcome, Record
+from loadgen.records import RequestOutcome, RequestRecord
 
 NO_TARGET_S = math.inf
-"""What an option says for "no target", where leaving it out means another thing."""
+"""The value for "no target" of an option whose absence means something else."""
 TARGET_S_MAX = 1e6
 
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Targets in seconds; None asks nothing."""
+    """Targets in seconds; None means no target."""
 
     ttft_s: float | None = None
     tpot_s: float | None = None
 
-    def meets_ttft(self, record: Record) -> bool:
-        """Completed, and its first token in time."""
-        if record.outcome is not Outcome.COMPLETED:
+    def meets_ttft(self, record: RequestRecord) -> bool:
+        """True if it completed and its first token came in time."""
+        if record.outcome is not RequestOutcome.COMPLETED:
             return False
         return self.ttft_s is None or (record.ttft_s is not None and record.ttft_s <= self.ttft_s)
 
-    def meets_tpot(self, record: Record) -> bool:
-        """Completed, and its later tokens in time. Less than two tokens have no TPOT and meet any."""
-        if record.outcome is not Outcome.COMPLETED:
+    def meets_tpot(self, record: RequestRecord) -> bool:
+        """True if it completed and its later tokens came in time. An answer of less than two tokens has no
+        TPOT and meets any target."""
+        if record.outcome is not RequestOutcome.COMPLETED:
             return False
         return self.tpot_s is None or record.tpot_s is None or record.tpot_s <= self.tpot_s
 
-    def is_met(self, record: Record) -> bool:
+    def is_met(self, record: RequestRecord) -> bool:
         return self.meets_ttft(record) and self.meets_tpot(record)
 
     def scaled(self, factor: float) -> "Slo":
         return Slo(_times(self.ttft_s, factor), _times(self.tpot_s, factor))
 
-    def needed_scale(self, record: Record) -> float:
-        """The least factor for both targets that lets the record meet them; infinite where none does."""
+    def needed_scale(self, record: RequestRecord) -> float:
+        """The least factor on both targets that lets the record meet them; infinite if none does."""
         if not self._without_bounds().is_met(record):
             return math.inf
         parts = ((record.ttft_s, self.ttft_s), (record.tpot_s, self.tpot_s))
@@ -58,21 +59,21 @@ class Slo:
 
     def __str__(self) -> str:
         parts = (("TTFT", self.ttft_s), ("TPOT", self.tpot_s))
-        said = [f"{name} <= {target:g} s" for name, target in parts if target is not None]
-        return ", ".join(said) or "no targets: all completed"
+        parts = [f"{name} <= {target:g} s" for name, target in parts if target is not None]
+        return ", ".join(parts) or "no targets: all completed"
 
 
 @dataclass(frozen=True, slots=True)
-class Objectives:
-    """Targets by class of request; a class that is not named has the default."""
+class ClassObjectives:
+    """Targets by service class. A class that is not named has the default."""
 
     default: Slo = Slo()
     by_class: Mapping[str, Slo] = field(default_factory=dict[str, Slo])
 
-    def of(self, record: Record) -> Slo:
+    def of(self, record: RequestRecord) -> Slo:
         return self.by_class.get(record.slo_class, self.default)
 
-    def is_met(self, record: Record) -> bool:
+    def is_met(self, record: RequestRecord) -> bool:
         return self.of(record).is_met(record)
 
     @property
@@ -80,25 +81,25 @@ class Objectives:
         return all(slo == Slo() for slo in (self.default, *self.by_class.values()))
 
     def check_search(self) -> None:
-        """Raises SetupError: no rate would miss them."""
+        """Raises SetupError if there are no targets, because no rate would miss them."""
         if self.asks_nothing:
             raise SetupError("--search needs objectives: give --ttft-slo and --tpot-slo")
 
     def check_classes(self, known: Iterable[str]) -> None:
-        """Raises SetupError: targets for a class that no request has."""
+        """Raises SetupError for targets of a class that no request has."""
         found = sorted(set(known) - {""})
         for name in self.by_class:
             if name not in found:
                 here = f"they have {', '.join(found)}" if found else "they have none"
                 raise SetupError(f"--class-slo {name}: none of the requests is of this class; {here}")
 
-    def scaled(self, factor: float) -> "Objectives":
+    def scaled(self, factor: float) -> "ClassObjectives":
         by_class = {name: slo.scaled(factor) for name, slo in self.by_class.items()}
-        return Objectives(self.default.scaled(factor), by_class)
+        return ClassObjectives(self.default.scaled(factor), by_class)
 
 
 def parse_class_slo(text: str) -> tuple[str, Slo]:
-    """`chat=0.5/0.05`: TTFT and TPOT in seconds, `-` for none. Raises SetupError."""
+    """Parse `chat=0.5/0.05`: TTFT and TPOT in seconds, `-` for none. Raises SetupError."""
     name, _, targets = text.partition("=")
     first, slash, rest = targets.partition("/")
     try:
@@ -113,12 +114,12 @@ def parse_class_slo(text: str) -> tuple[str, Slo]:
 
 
 def slo_of(ttft_s: float | None, tpot_s: float | None) -> Slo:
-    """Of options as `target_s` reads them."""
+    """Targets from options as `target_s` reads them."""
     return Slo(*(None if target_s == NO_TARGET_S else target_s for target_s in (ttft_s, tpot_s)))
 
 
 def target_s(text: str) -> float:
-    """Seconds, `NO_TARGET_S` for `none`. Raises ValueError, with what to write."""
+    """Seconds, or `NO_TARGET_S` for `none`. Raises ValueError that says what to write."""
     if text.strip() in ("none", "-"):
         return NO_TARGET_S
     try:

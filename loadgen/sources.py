@@ -1,4 +1,4 @@
-"""A trace by what a user calls it: a file, or `synth:NAME` for one that is made."""
+"""Opens a trace by the name that a user gives: a file, or `synth:NAME` for a synthetic one."""
 
 import math
 from pathlib import Path
@@ -20,7 +20,8 @@ def open_trace(
     duration_s: float = math.inf,
     seed: int = 0,
 ) -> Trace:
-    """The whole file; or, of `synth:`, so many requests or seconds, else as many requests as were fitted to.
+    """The whole file. A `synth:` trace has this many requests or seconds, or else as many requests as its
+    parameters were fitted to.
 
     Raises SetupError.
     """
@@ -35,5 +36,5 @@ def open_trace(
 
 
 def name_of(source: str) -> str:
-    """For reports."""
+    """The name of the trace in reports."""
     return source if source.startswith(SYNTH) else Path(source).name

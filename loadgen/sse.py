@@ -1,18 +1,18 @@
-"""Server-sent events of OpenAI's streaming API, into a `Record`. Pure: bytes and instants in."""
+"""Reads the server-sent events of OpenAI's streams into a `RequestRecord`. Pure: bytes and instants go in."""
 
 from dataclasses import dataclass, field
 from typing import cast
 
 import orjson
 
-from loadgen.records import ErrorKind, Outcome, Record
+from loadgen.records import ErrorKind, RequestOutcome, RequestRecord
 
 EVENT_BYTES_MAX = 4 * 2**20
 _PREDICTIONS = ("predicted_ttft_s", "predicted_tpot_s")
 
 
 class StreamFault(Exception):
-    """The stream cannot be understood, or says itself that it failed."""
+    """The stream cannot be parsed, or reports an error itself."""
 
     def __init__(self, kind: ErrorKind, detail: str) -> None:
         super().__init__(detail)
@@ -21,11 +21,11 @@ class StreamFault(Exception):
 
 @dataclass(slots=True)
 class Answer:
-    """What a client heard."""
+    """The answer that a client received."""
 
     pieces: list[str] = field(default_factory=list[str])
     token_ids: list[int] = field(default_factory=list[int])
-    """Empty where the server does not tell them."""
+    """Empty if the server does not send them."""
 
     @property
     def text(self) -> str:
@@ -33,14 +33,16 @@ class Answer:
 
 
 class OpenAIStream:
-    """Feeds on the body of a response; `is_done` after `[DONE]`. Raises StreamFault."""
+    """Parses the body of a response; `is_done` is true after `[DONE]`. Raises StreamFault."""
 
-    def __init__(self, record: Record, *, says_done: bool = True, answer: Answer | None = None) -> None:
-        """`answer` collects what was said; without reasoning, which clients do not send back."""
+    def __init__(
+        self, record: RequestRecord, *, says_done: bool = True, answer: Answer | None = None
+    ) -> None:
+        """`answer` collects the text, without reasoning, which clients do not send back."""
         self._record = record
         self._answer = answer
         self.tokens_seen = 0
-        """Token ids, and events with text where the server tells no ids."""
+        """Number of token ids, or of events with text if the server sends no ids."""
         self._says_done = says_done
         self._rest = b""
         self.is_done = False
@@ -73,7 +75,7 @@ class OpenAIStream:
         if event.get("error") is not None:
             raise StreamFault(ErrorKind.STREAM_ERROR, error_text(event))
         choice = _first_choice(event)
-        # Token ids come, where the server knows `return_token_ids`, with tokens that show no text too.
+        # A server that knows `return_token_ids` also sends ids of tokens that show no text.
         token_ids = choice.get("token_ids")
         if token_ids or _text_of(choice):
             self._record.token_instants_s.append(now_s)
@@ -86,12 +88,13 @@ class OpenAIStream:
         usage = event.get("usage")
         if isinstance(usage, dict):
             read_usage(self._record, cast("dict[str, object]", usage))
-        told = event.get("baton")
-        if isinstance(told, dict):
-            read_timings(self._record, cast("dict[str, object]", told))
+        baton = event.get("baton")
+        if isinstance(baton, dict):
+            read_timings(self._record, cast("dict[str, object]", baton))
 
     def end(self, *, now_s: float, is_complete: bool = True) -> None:
-        """The body is over; is_complete: as HTTP sees it. Raises StreamFault unless it ended as it should."""
+        """The body has ended; `is_complete` is HTTP's verdict. Raises StreamFault unless it ended
+        properly."""
         record = self._record
         if not self._says_done:
             self.is_done = is_complete and record.finish_reason is not None
@@ -103,12 +106,13 @@ class OpenAIStream:
         if not record.tokens_out and record.finish_reason is None:
             raise StreamFault(ErrorKind.STREAM_BROKEN, "the stream ended with no token and no finish reason")
         if not record.token_instants_s and record.tokens_out:
-            # Tokens that never became text (half a character): the end is when the client saw something.
+            # Some tokens never become text (half a character). The last instant is then the end that the
+            # client saw.
             record.token_instants_s.append(now_s)
-        record.outcome = Outcome.COMPLETED
+        record.outcome = RequestOutcome.COMPLETED
 
 
-def read_usage(record: Record, usage: dict[str, object]) -> None:
+def read_usage(record: RequestRecord, usage: dict[str, object]) -> None:
     record.prompt_tokens = _count(usage.get("prompt_tokens"))
     record.completion_tokens = _count(usage.get("completion_tokens"))
     details = usage.get("prompt_tokens_details")
@@ -116,12 +120,12 @@ def read_usage(record: Record, usage: dict[str, object]) -> None:
         record.cached_tokens = _count(cast("dict[str, object]", details).get("cached_tokens"))
 
 
-def read_timings(record: Record, told: dict[str, object]) -> None:
-    """Read Baton's object: phases and predictions into `timings`, workers into `served_by`. Odd entries are
-    left out."""
-    phases = told.get("timings")
+def read_timings(record: RequestRecord, baton: dict[str, object]) -> None:
+    """Read Baton's object: phases and predictions into `timings`, workers into `served_by`. Unknown entries
+    are ignored."""
+    phases = baton.get("timings")
     entries = dict(cast("dict[str, object]", phases)) if isinstance(phases, dict) else {}
-    entries |= {name: told.get(name) for name in _PREDICTIONS}
+    entries |= {name: baton.get(name) for name in _PREDICTIONS}
     seconds = {
         name: float(value)
         for name, value in entries.items()
@@ -129,15 +133,15 @@ def read_timings(record: Record, told: dict[str, object]) -> None:
     }
     if seconds:
         record.timings = (record.timings or {}) | seconds
-    names = [told.get(role) for role in ("prefill_worker", "decode_worker")]
+    names = [baton.get(role) for role in ("prefill_worker", "decode_worker")]
     served = tuple(dict.fromkeys(name for name in names if isinstance(name, str) and name))
     if served:
         record.served_by = served
-    record.attempts = _count(told.get("attempts"))
+    record.attempts = _count(baton.get("attempts"))
 
 
 def error_text(body: dict[str, object]) -> str:
-    """The message of OpenAI's error object, or what there is of it."""
+    """The message of OpenAI's error object, or as much of it as there is."""
     error = body.get("error")
     if isinstance(error, dict):
         return str(cast("dict[str, object]", error).get("message", error))[:200]
@@ -174,11 +178,11 @@ def _hear(answer: Answer, choice: dict[str, object]) -> None:
     if isinstance(token_ids, list):
         answer.token_ids += [i for i in cast("list[object]", token_ids) if isinstance(i, int)]
     delta = choice.get("delta")
-    said = choice.get("text")
+    text = choice.get("text")
     if isinstance(delta, dict):
-        said = cast("dict[str, object]", delta).get("content")
-    if isinstance(said, str):
-        answer.pieces.append(said)
+        text = cast("dict[str, object]", delta).get("content")
+    if isinstance(text, str):
+        answer.pieces.append(text)
 
 
 def _count(value: object) -> int | None:

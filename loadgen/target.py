@@ -1,4 +1,4 @@
-"""A server to send to, and the bytes of a request to it."""
+"""A server to send requests to, and the bytes of a request for it."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -8,7 +8,7 @@ import httpx
 import orjson
 
 from baton.core.errors import SetupError
-from loadgen.client import Server, request_bytes
+from loadgen.client import ServerUrl, request_bytes
 from loadgen.lengths import PlannedRequest
 
 PROBE_TIMEOUT_S = 10.0
@@ -21,23 +21,24 @@ class Api(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """A server that answered, and what to call its model."""
+class ReplayTarget:
+    """A server that answered, and the name of its model."""
 
-    server: Server
+    server: ServerUrl
     model: str
     api: Api
     vocab_size: int | None
-    """When the server says."""
+    """The vocabulary size, if the server reports it."""
     is_baton: bool = False
-    """It says so; then it is asked for timings."""
+    """True if the server reports to be Baton; it is then asked for timings."""
     openai_only: bool = False
-    """Send no field that OpenAI's own API does not have: strict servers refuse them."""
+    """Send no field beyond OpenAI's own API, because strict servers refuse others."""
 
     def message(self, request: PlannedRequest, prompt: object, *, api_key: str | None = None) -> bytes:
         """The bytes of one request.
 
-        `prompt` is token ids, text, or the messages of a chat, as `api` asks; `api_key` None: the server's.
+        `prompt` is token ids, text, or the messages of a chat, as `api` requires. `api_key` None uses the
+        server's key.
         """
         body: dict[str, object] = {
             "model": self.model,
@@ -50,7 +51,7 @@ class Target:
         if not self.openai_only:
             body["ignore_eos"] = True
             if self.api is Api.COMPLETIONS:
-                body["return_token_ids"] = True  # else a token without visible text cannot be timed
+                body["return_token_ids"] = True  # otherwise a token without visible text has no instant
         if self.is_baton:
             body["baton"] = {"timings": True}
         headers = {"x-baton-slo-class": request.slo_class} if request.slo_class else {}
@@ -59,9 +60,9 @@ class Target:
         return request_bytes(self.server, path, packed, api_key=api_key, headers=headers)
 
 
-def probe(server: Server, *, model: str, api: Api, openai_only: bool = False) -> Target:
-    """Ask the server which model it has. Raises SetupError: unreachable, no model known, or a Baton that does
-    not have this one."""
+def probe(server: ServerUrl, *, model: str, api: Api, openai_only: bool = False) -> ReplayTarget:
+    """Ask the server for its model. Raises SetupError if the server is unreachable, names no model, or is a
+    Baton without this one."""
     headers = {"Authorization": f"Bearer {server.api_key}"} if server.api_key else {}
     try:
         answer = httpx.get(f"{server.origin}/v1/models", headers=headers, timeout=PROBE_TIMEOUT_S)
@@ -72,16 +73,14 @@ def probe(server: Server, *, model: str, api: Api, openai_only: bool = False) ->
     name = str(chosen.get("id", ""))
     own = [str(m["id"]) for m in listed if not m.get("parent")]
     if not model and len(own) > 1:
-        raise SetupError(f"{server.origin} has several models: choose one by --model, of {', '.join(own)}")
+        raise SetupError(f"{server.origin} has several models: choose one with --model: {', '.join(own)}")
     if not model and not name:
-        raise SetupError(f"{server.origin}/v1/models {_said(answer)}")
+        raise SetupError(f"{server.origin}/v1/models {_complaint(answer)}")
     names = [str(m["id"]) for m in listed]
     if model and model not in names and any(m.get("owned_by") == "baton" for m in listed):
-        raise SetupError(
-            f"{server.origin} has no model {model}; it has {', '.join(names)}: give one by --model"
-        )
+        raise SetupError(f"{server.origin} has no model {model}; choose one with --model: {', '.join(names)}")
     vocab_size = chosen.get("vocab_size")
-    return Target(
+    return ReplayTarget(
         server,
         model or name,
         api,
@@ -91,10 +90,10 @@ def probe(server: Server, *, model: str, api: Api, openai_only: bool = False) ->
     )
 
 
-def _said(answer: httpx.Response) -> str:
-    """Of an answer that names no model."""
+def _complaint(answer: httpx.Response) -> str:
+    """An error text for an answer that names no model."""
     if answer.status_code in (401, 403):
-        return f"names no model ({answer.status_code}); give a good --api-key"
+        return f"names no model ({answer.status_code}); give a valid --api-key"
     kind = answer.headers.get("content-type", "").partition(";")[0].strip() or "nothing that has a type"
     if answer.status_code == 200 and kind != "application/json":
         return f"answers {kind}, not a list of models: is --url a server that speaks OpenAI's API?"

@@ -1,8 +1,8 @@
-"""Production traces: when requests came, how long they were, which prefixes they shared, which were turns of
-what.
+"""Production traces: when requests came, how long they were, which prefixes they shared, and which were turns
+of a conversation.
 
-Formats are told apart by content; each has a module in `loadgen.formats` that says what it looks like. Every
-error is a `SetupError` of one line that names file and line.
+Formats are detected by content. Each has a module in `loadgen.formats` that describes it. Every error is a
+`SetupError` of one line that names file and line.
 """
 
 import math
@@ -42,7 +42,8 @@ _READERS: dict[TraceFormat, Callable[[Path], Iterator[TraceRequest | LeftOut]]] 
 
 
 def read_trace(path: Path, *, format: TraceFormat | None = None) -> Trace:
-    """The whole file. Raises SetupError: missing, unknown format, broken line, no request."""
+    """Read the whole file. Raises SetupError if it is missing, has an unknown format or a broken line, or
+    holds no request."""
     found = detect_format(path) if format is None else format
     rows = list(_READERS[found](path))
     requests = sorted((r for r in rows if isinstance(r, TraceRequest)), key=lambda r: r.at_s)
@@ -62,7 +63,7 @@ def cut(
 ) -> Trace:
     """The requests of [start_s, start_s + duration_s), at most `limit`; `start_s` becomes instant 0.
 
-    A turn whose turn before is cut away starts its session. Raises SetupError when nothing is left.
+    A turn whose earlier turn is cut away starts its session. Raises SetupError if nothing is left.
     """
     end_s = start_s + duration_s
     inside = [replace(r, at_s=r.at_s - start_s) for r in trace.requests if start_s <= r.at_s < end_s]
@@ -72,15 +73,15 @@ def cut(
         raise SetupError(f"the slice holds no request: the trace has {len(trace.requests)} in {last_s:.0f} s")
     rows = {r.row for r in kept}
     kept = [r if r.parent_row is None or r.parent_row in rows else replace(r, parent_row=None) for r in kept]
-    # What failed behind the last one that is taken is not left out of this slice.
+    # Failed requests after the last one that is taken do not belong to this slice.
     last_s = end_s - start_s if len(kept) == len(inside) else kept[-1].at_s
-    first_s = start_s or -math.inf  # of the whole trace, also what failed before its first request
+    first_s = start_s or -math.inf  # the whole trace includes failures before its first request
     skipped = tuple(at_s - start_s for at_s in trace.skipped_at_s if first_s <= at_s <= start_s + last_s)
     return replace(trace, requests=tuple(kept), skipped_at_s=skipped)
 
 
 def detect_format(path: Path) -> TraceFormat:
-    """By the first line. Raises SetupError."""
+    """Detect the format by the first line. Raises SetupError."""
     line = first_line(path)
     found = _of_json(line) if line.startswith("{") else _of_header(line)
     if found is None:
@@ -96,7 +97,7 @@ def _of_json(line: str) -> TraceFormat | None:
     try:
         fields = json_object(line)
     except ValueError:
-        return TraceFormat.MOONCAKE  # whose reader says what is wrong with the line
+        return TraceFormat.MOONCAKE  # its reader reports what is wrong with the line
     if isinstance(fields.get("hash_ids"), dict):
         return TraceFormat.RAGPULSE
     return TraceFormat.BAILIAN if "chat_id" in fields else TraceFormat.MOONCAKE

@@ -1,4 +1,4 @@
-"""Whose requests they are: tenants, their keys, and the class that is asked for."""
+"""The users that requests belong to: tenants, their keys, and the service class."""
 
 import hashlib
 from dataclasses import dataclass
@@ -9,20 +9,21 @@ from baton.core.errors import SetupError
 
 @dataclass(frozen=True, slots=True)
 class Users:
-    """Requests of one session are of one tenant; the trace's own tenants and classes come first."""
+    """Assigns requests to users. Requests of one session have one tenant. The trace's own tenants and classes
+    come first."""
 
     slo_class: str = ""
     tenants: int = 0
-    """Spread over so many, evenly; 0: none."""
+    """Number of tenants that requests are spread over evenly; 0 for none."""
     keys: tuple[tuple[str, str], ...] = ()
-    """(tenant, API key); a tenant that is not listed uses the common key."""
+    """(tenant, API key). A tenant that is not listed uses the common key."""
 
     def __post_init__(self) -> None:
         if self.tenants < 0:
             raise SetupError(f"--tenants {self.tenants}: must be 0 or more")
 
     def tenant_of(self, session: str) -> str:
-        """Named as in the keys file, in its order, where there is one; else tenant-0 and on."""
+        """The tenant of a session: a name of the keys file, in its order, or tenant-0 and on."""
         if not self.tenants:
             return ""
         digest = hashlib.blake2b(session.encode(), digest_size=8).digest()
@@ -31,7 +32,7 @@ class Users:
 
     @property
     def first_key(self) -> str:
-        """For what is nobody's, where no common key is given; empty: there are none."""
+        """The key for requests without a tenant if no common key is given; empty if there is none."""
         return self.keys[0][1] if self.keys else ""
 
     def key_of(self, tenant: str) -> str | None:
@@ -39,7 +40,7 @@ class Users:
 
 
 def read_keys(path: Path) -> tuple[tuple[str, str], ...]:
-    """Lines of `tenant key`, blank ones and those from # left out. Raises SetupError."""
+    """Read lines of `tenant key`; blank lines and lines that begin with # are skipped. Raises SetupError."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -50,6 +51,6 @@ def read_keys(path: Path) -> tuple[tuple[str, str], ...]:
         if not words or words[0].startswith("#"):
             continue
         if len(words) != 2 or any(not 32 < ord(c) < 127 for c in words[1]):
-            raise SetupError(f"{path}:{number}: not `tenant key`, with a key of printable ASCII")
+            raise SetupError(f"{path}:{number}: write `tenant key`, with a key of printable ASCII")
         keys.append((words[0], words[1]))
     return tuple(keys)

@@ -11,9 +11,9 @@ from enum import StrEnum, auto
 
 from baton.core.ids import BlockId, SeqKey, WorkerId
 from baton.core.lifecycle import Lifecycle
-from baton.core.messages import KVGrant, KVRefused, KVRequest, SourceMessage
+from baton.core.messages import KVGrant, KVRefused, KVRequest, OwnerMessage
 from baton.core.steps import TokenLogprobs
-from engine.block_pool import BlockPool
+from engine.scheduling.block_pool import BlockPool
 from kv_transfer.lease import LeaseBook, OwnerLease
 
 
@@ -22,7 +22,7 @@ class Tell:
     """Send `message` to `reader`."""
 
     reader: WorkerId
-    message: SourceMessage
+    message: OwnerMessage
 
 
 class HandoverState(StrEnum):
@@ -258,7 +258,7 @@ class Handovers:
 
     def _hold(self, handover: _Handover, blocks: Sequence[BlockId]) -> None:
         fresh = [block for block in blocks if block not in handover.held]
-        self._pool.share(fresh)
+        self._pool.acquire(fresh)
         handover.held.update(dict.fromkeys(fresh))
 
     def _lapse(self, handover: _Handover, *, now_s: float) -> None:
@@ -278,7 +278,7 @@ class Handovers:
         del self._handovers[handover.key]
 
     def _give_back(self, handover: _Handover) -> None:
-        self._pool.give_back(list(handover.held))
+        self._pool.release(list(handover.held))
         handover.held = {}
 
 

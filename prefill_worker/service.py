@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from baton.core.ids import WorkerId
-from baton.core.messages import PeerHello, ReaderMessage, SourceMessage
-from baton.wire.server import SourceEnd
+from baton.core.messages import OwnerMessage, PeerHello, ReaderMessage
+from baton.wire.server import OwnerEnd
 from kv_transfer.peers import SessionsWithReaders
 
 
@@ -18,14 +18,14 @@ class ReaderSink(Protocol):
 
 
 class ReaderSessions:
-    """At most one session per reader: a new one replaces the old, whose end is reported first.
+    """Sessions with readers, at most one each: a new one replaces the old, whose end is reported first.
 
     Fingerprint and wire version have been compared by the wire layer before `serve_reader` is called.
     """
 
     def __init__(self, *, hello: Callable[[], PeerHello], sink: ReaderSink) -> None:
         self._hello = hello
-        self._sessions = SessionsWithReaders[WorkerId, SourceMessage, ReaderMessage](
+        self._sessions = SessionsWithReaders[WorkerId, OwnerMessage, ReaderMessage](
             on_message=sink.from_reader, on_lost=sink.reader_lost
         )
 
@@ -36,10 +36,10 @@ class ReaderSessions:
     def hello(self) -> PeerHello:
         return self._hello()
 
-    async def serve_reader(self, theirs: PeerHello, link: SourceEnd) -> None:
+    async def serve_reader(self, theirs: PeerHello, link: OwnerEnd) -> None:
         await self._sessions.serve(theirs.worker_id, link)
 
-    def send(self, reader: WorkerId, message: SourceMessage) -> None:
+    def send(self, reader: WorkerId, message: OwnerMessage) -> None:
         """Dropped if the session is gone: the reader's loss has been reported, its leases run on."""
         self._sessions.send(reader, message)
 

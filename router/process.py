@@ -15,6 +15,7 @@ import uvicorn
 
 from baton.config import Config
 from baton.config.router import RouterConfig
+from baton.config.served_models import about, each_model
 from baton.core import garbage
 from baton.core.errors import SetupError
 from baton.core.ids import RouterId
@@ -26,10 +27,9 @@ from baton.wire.address import host_port, reachable_host
 from baton.wire.client import DirectoryClient, worker_session
 from baton.wire.demand import DemandClient
 from baton.wire.server import start_server
-from engine.served_models import about, each_model
 from kv_store.directory.connect import connect
 from router.decisions.core import RouterCore
-from router.decisions.membership import Roster
+from router.decisions.membership import FollowedMembership
 from router.http.app import make_app
 from router.http.authentication import AccessControl
 from router.http.observe import RequestObserver
@@ -221,7 +221,7 @@ class RouterProcess:
         self.drivers = Drivers({service.model: service.driver for service in self.models})
         self._sessions = WorkerSessions(
             self.drivers,
-            Roster(workers),
+            FollowedMembership(workers),
             router_id=router_id,
             silence_s=config.router.worker_silence_s,
             dial=dial,

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from baton.config import Config
-from engine.served_models import about, each_model
+from baton.config.served_models import about, each_model
 from kv_store.directory.redis_url import parse_redis_url
 from router.http.tls import PublicTls
 from router.tenants.key_files import read_file

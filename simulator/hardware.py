@@ -200,7 +200,7 @@ def _shape_of(name: str, fields: dict[str, object]) -> ModelShape:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What one worker runs on: a model over `tensor` × `pipeline` GPUs of one kind."""
+    """The hardware of one worker: a model over `tensor` × `pipeline` GPUs of one kind."""
 
     model: ModelShape
     gpu: Gpu

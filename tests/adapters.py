@@ -23,7 +23,7 @@ def make_adapter(
     strength: float = 0.3,
     **config: Any,
 ) -> Path:
-    """A PEFT folder for the model in `base`. `ranks`: rank_pattern; `config`: further fields."""
+    """A PEFT folder for the model in `base`. `ranks` is rank_pattern; `config` has further fields."""
     random = torch.Generator().manual_seed(seed)
     tensors: dict[str, torch.Tensor] = {}
     for name, weight in load_file(base / "model.safetensors").items():
@@ -42,7 +42,7 @@ def make_adapter(
 
 
 def merge(base: Path, adapter: Path, out: Path, *, alphas: dict[str, float] | None = None) -> Path:
-    """The folder of a plain model: W + scale * B A. `alphas`: lora_alpha by the module's last name."""
+    """The folder of a plain model: W + scale * B A. `alphas` is lora_alpha by the module's last name."""
     shutil.copytree(base, out)
     config = json.loads((adapter / "adapter_config.json").read_text())
     weights = load_file(base / "model.safetensors")

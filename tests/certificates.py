@@ -27,7 +27,7 @@ def make_folder(folder: Path) -> Path:
 
 
 def tls_of(folder: Path, name: str = "node", *, ca: Path | None = None) -> TlsConfig:
-    """`ca`: the folder whose authority is trusted; default: the certificate's own."""
+    """`ca` is the folder whose authority is trusted; the default is the certificate's own."""
     authority = (ca or folder) / "ca.pem"
     return TlsConfig(ca=str(authority), cert=str(folder / f"{name}.pem"), key=str(folder / f"{name}.key"))
 
@@ -42,7 +42,8 @@ def tls_environment(tls: TlsConfig) -> dict[str, str]:
 
 
 def secure_tests() -> None:
-    """This process's identity, by the environment, where the processes that tests start find it too."""
+    """Set this process's identity through the environment, where the processes that tests start find it,
+    too."""
     if os.environ.get(SWITCH, "0") != "0" and "BATON_TLS__CA" not in os.environ:
         folder = Path(tempfile.mkdtemp(prefix="baton-test-certs-"))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)

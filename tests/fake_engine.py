@@ -1,5 +1,5 @@
-"""An engine of dictionaries: it keeps tokens where a real one keeps their KV, and chooses the next token by
-what it finds in the blocks of the plan, so a wrong table, position, copy or swap shows as a wrong token."""
+"""An engine of dictionaries. It keeps tokens where a real engine keeps their KV, and chooses the next token
+by the content of the plan's blocks, so that a wrong table, position, copy or swap shows as a wrong token."""
 
 import zlib
 
@@ -74,7 +74,7 @@ class FakeEngine:
         return ItemResult(sampled, logprobs, prompt_logprobs, drafts=drafts)
 
     def _drafts(self, item, tokens, sampled):
-        """Those of a model that is always right."""
+        """The draft tokens of a model that is always right."""
         text = self._context(item, item.first_position + len(tokens) - item.draft_count)
         text += sampled
         for _ in range(item.want_drafts):
@@ -86,7 +86,7 @@ class FakeEngine:
         return [self.memory[block][place] for block, place in where]
 
     def _sample(self, item, tokens):
-        """After the last token that is no guess, and after each right guess."""
+        """Sample after the last token that is not a draft token, and after each accepted draft token."""
         first_draft = len(tokens) - item.draft_count
         sampled = []
         for end in range(first_draft, len(tokens) + 1):

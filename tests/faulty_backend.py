@@ -86,11 +86,6 @@ class FaultyBackend:
     async def remove_peer(self, peer: WorkerId) -> None:
         await self._inner.remove_peer(peer)
 
-    async def read_generations(
-        self, peer: WorkerId, source_blocks: Sequence[int], *, timeout_s: float
-    ) -> list[int]:
-        return await self._inner.read_generations(peer, source_blocks, timeout_s=timeout_s)
-
     async def settled(self, local_blocks: Sequence[int]) -> None:
         wanted = frozenset(local_blocks)
         late = [task for task, blocks in self._late.items() if blocks & wanted]

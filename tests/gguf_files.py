@@ -32,9 +32,9 @@ def write_gguf(
     meaning: Path | None = None,
     part: tuple[int, int] | None = None,
 ) -> Path:
-    """The model in `folder` as one file. matrices: ggml type of all matrices but routers; `meaning`: a copy
-    of `folder` that gets the weights as they are after rounding. part: (number from 0, count), of several
-    files that each hold some tensors."""
+    """The model in `folder` as one file. `matrices` is the ggml type of all matrices but routers. `meaning`
+    is a copy of `folder` that gets the weights as they are after rounding. `part` is (number from 0,
+    count) of several files that each hold some tensors."""
     config = json.loads((folder / "config.json").read_text())
     architecture = ARCHITECTURES[config["architectures"][0]]
     weights = load_file(folder / "model.safetensors")

@@ -1,4 +1,4 @@
-"""Random JSON schemas, of the keywords that structured output supports."""
+"""Random JSON schemas made of the keywords that structured output supports."""
 
 from hypothesis import strategies as st
 

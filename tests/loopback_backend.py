@@ -8,7 +8,7 @@ import msgspec
 
 from baton.core.errors import IncompatiblePeer, TransferFailed
 from baton.core.ids import WorkerId
-from kv_transfer.backend import KVMemory, check_blocks, check_source
+from kv_transfer.backend import KVMemory, check_blocks
 from kv_transfer.layout import Ranges, check_ranges, runs
 
 
@@ -84,13 +84,6 @@ class LoopbackBackend:
         for run in runs(source_blocks, local_blocks):
             to = ours.base_address + run.local * size
             ctypes.memmove(to, theirs.base_address + run.source * size, run.block_count * size)
-
-    async def read_generations(
-        self, peer: WorkerId, source_blocks: Sequence[int], *, timeout_s: float
-    ) -> list[int]:
-        theirs = self._memory_of(peer)
-        check_source(peer, theirs.block_count, source_blocks)
-        return [int(theirs.generations[block]) for block in source_blocks]
 
     async def settled(self, local_blocks: Sequence[int]) -> None:
         pass  # a read never outlives its call

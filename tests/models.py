@@ -169,8 +169,8 @@ def model_config(kind: Kind, *, vocab: int = VOCAB_TOKENS, **changes: Any) -> An
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "max_position_embeddings": CONTEXT_TOKENS,
-        # Wide weights: the largest logit stands clear of the second, so greedy tokens do not hang on
-        # the order of additions.
+        # Wide weights make the largest logit stand clear of the second, so that greedy tokens do not depend
+        # on the order of additions.
         "initializer_range": 0.2,
         "tie_word_embeddings": False,
         "bos_token_id": BOS_ID,
@@ -182,7 +182,7 @@ def model_config(kind: Kind, *, vocab: int = VOCAB_TOKENS, **changes: Any) -> An
 
 
 def _spread_constants(model: Any, seed: int) -> None:
-    """Biases and sinks start as zeros and norms as ones, where a forgotten one would go unnoticed."""
+    """Biases and sinks start as zeros and norms as ones. Other values reveal one that the engine forgets."""
     import torch
 
     random = torch.Generator().manual_seed(seed + 1)
@@ -191,7 +191,7 @@ def _spread_constants(model: Any, seed: int) -> None:
         for name, tensor in tensors:
             noise = torch.randn(tensor.shape, generator=random)
             if "norm" in name and not name.endswith("bias"):
-                # Gemma stores a norm's weight less one.
+                # Gemma stores a norm's weight minus one.
                 centre = 0.0 if tensor.abs().max() == 0 else 1.0
                 tensor.copy_(centre + noise * 0.1)
             elif name.endswith(("bias", "sinks")):

@@ -32,7 +32,7 @@ from tests.integration.operating import Operator
 from tests.models import make_model
 
 COLORS = 256
-"""Of a picture's palette."""
+"""Number of colours of a picture's palette."""
 
 BYTES_MAX = 150_000
 LAPTOP = {"width": 1440, "height": 900}
@@ -51,11 +51,11 @@ CLASSES = {
 }
 TENANTS = ("acme", "umbra")
 SWING, SWING_S = 0.35, 80.0
-"""Of the load: by so much of it up and down, and the seconds from peak to peak."""
+"""The load swings by this share up and down, with these seconds from peak to peak."""
 
 
 class Person:
-    """Who looks at the dashboard and takes pictures of it."""
+    """A person who looks at the dashboard and takes pictures of it."""
 
     def __init__(self, browser, url, token, folder, *, every_size):
         self._browser, self._url, self._token = browser, url, token
@@ -69,7 +69,7 @@ class Person:
             else:
                 page.goto(f"{self._url}{path}")
                 page.wait_for_selector(".page section")
-            page.wait_for_timeout(2500)  # what is looked at comes once a second
+            page.wait_for_timeout(2500)  # the page updates once a second
             target = self._folder / f"{name}.png"
             page.screenshot(path=str(target))
             if self._every_size:
@@ -77,7 +77,7 @@ class Person:
         _shrink(target)
 
     def card(self, name, title, *, dark=False):
-        """One card of the overview alone."""
+        """A picture of one card of the overview."""
         with self._browser.person(size=LAPTOP, dark=dark) as page:
             sign_in(page, self._url, self._token)
             page.wait_for_timeout(2500)
@@ -100,7 +100,7 @@ class Person:
                 self.look(f"all-page-{page_name}-{size_name}", path=path, size=SIZES[size_name])
 
     def record(self, name):
-        """Of a request that met its objectives."""
+        """A picture of the latency breakdown of a request that met its objectives."""
         with self._browser.person(size=LAPTOP) as page:
             sign_in(page, self._url, self._token)
             page.goto(f"{self._url}/requests")
@@ -114,7 +114,7 @@ class Person:
 
 
 def _shrink(path):
-    """To a palette. A picture of surfaces and text loses nothing that can be seen."""
+    """Reduce a picture to a palette, which loses nothing visible in surfaces and text."""
     small = path.with_suffix(".small.png")
     subprocess.run(
         ["pngquant", "--force", "--strip", "--speed", "1", "--output", small, str(COLORS), path], check=True
@@ -124,7 +124,7 @@ def _shrink(path):
 
 
 class Load:
-    """`baton replay`s that run beside one another, until they are stopped."""
+    """Several `baton replay`s that run at the same time until they are stopped."""
 
     def __init__(self, cluster, keys):
         self._cluster, self._keys = cluster, keys
@@ -192,7 +192,7 @@ MIXTURE = (
 
 @contextlib.contextmanager
 def shown(folder, kind, sizes, *, every_size):
-    """A cluster, its load and who looks at it."""
+    """A cluster, its load, and a person who looks at it."""
     token = new_token()
     with contextlib.ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="baton-pictures-")))
@@ -276,7 +276,7 @@ def _lost_worker(person, cluster):
 
 
 def _pass(seconds):
-    """Time, of which the pictures are to show so much."""
+    """Wait for the time that the pictures are to show."""
     threading.Event().wait(seconds)
 
 

@@ -4,15 +4,15 @@ import random
 import socket
 
 FIRST, LAST = 20_000, 32_000
-"""Below Linux's ephemeral ports: nobody who asks for any port is given one of these, so that it is still free
-when the process that was told of it comes to listen."""
+"""Ports below Linux's ephemeral ports. Nobody who asks for any port is given one of these, so it is still
+free when the process that gets it comes to listen."""
 
 _random = random.SystemRandom()
-"""Test processes that run beside each other must not draw the same ones."""
+"""Test processes that run beside each other must not draw the same ports."""
 
 
 def free_port(*, twin=0):
-    """`twin`: the port so far above it is free, too."""
+    """`twin`: the port this far above it is free, too."""
     for _ in range(1000):
         port = _random.randint(FIRST, LAST - twin)
         if _is_free(port) and (not twin or _is_free(port + twin)):

@@ -1,8 +1,8 @@
-"""Writes quantised checkpoints of tiny models by the formats' packing rules, value by value, and the
-dense model each of them stands for.
+"""Writes quantised checkpoints of tiny models by the formats' packing rules, value by value, and the dense
+model that each of them stands for.
 
-The rules: GPTQ as in AutoGPTQ's QuantLinear.pack, AWQ as in AutoAWQ's WQLinear_GEMM.from_linear, the
-others as in compressed-tensors. Integers are unsigned here, u = round(w / s) + z, w = (u - z) * s.
+The rules are those of AutoGPTQ's QuantLinear.pack for GPTQ, of AutoAWQ's WQLinear_GEMM.from_linear for AWQ,
+and of compressed-tensors for the others. Integers are unsigned here, u = round(w / s) + z, w = (u - z) * s.
 """
 
 import json

@@ -29,9 +29,9 @@ from baton.core.messages import (
 )
 from baton.core.steps import StepResult
 from decode_worker.receiver import GaveUp, KVReceiver, NoRoom, Ready, ReceiverAction, Send
-from engine.block_pool import BlockPool
-from engine.prefix_cache import PrefixCache
-from engine.scheduler import Scheduler
+from engine.scheduling.block_pool import BlockPool
+from engine.scheduling.prefix_cache import PrefixCache
+from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Progress, Sequence
 from engine.scheduling.step_time import StepWork
 from kv_transfer.read import BlockRead, ReadDone, ReadSettled
@@ -44,22 +44,22 @@ from worker.core_store import StoreClient
 from worker.events import (
     CopyDone,
     Drain,
+    FromOwner,
     FromReader,
     FromRouter,
-    FromSource,
     FromStore,
+    OwnerLost,
     ReaderLost,
     RouterJoined,
     RouterLost,
     RunStep,
     SetRole,
-    SourceLost,
     StepDone,
     StoreJoined,
     StoreLost,
     Tick,
+    ToOwner,
     ToReader,
-    ToSource,
     WorkerAction,
     WorkerEvent,
 )
@@ -111,7 +111,7 @@ class WorkerCore:
         self._cache = PrefixCache(self._pool)
         self._scheduler = Scheduler(self._cache, engine, block_tokens=block_tokens, block_bytes=block_bytes)
         for work, elapsed_s in measured:
-            self._scheduler.times.saw(work, elapsed_s)
+            self._scheduler.times.observe(work, elapsed_s)
         self._handovers = Handovers(
             self._pool, lease_s=transfer.lease_s, early_requests_max=self._waiting_max
         )
@@ -190,7 +190,7 @@ class WorkerCore:
         shares.update(self._scheduler.held_blocks())
         shares.update(self._store.held_blocks())
         assert len(shares) == self._pool.held_count, "blocks held by nobody"
-        assert all(self._pool.shares(block) == count for block, count in shares.items())
+        assert all(self._pool.ref_count(block) == count for block, count in shares.items())
         live = sum(not seq.is_dropped for seq in self._scheduler.sequences())
         assert live + self._receiver.count == len(self._attempts)
         assert not self.is_idle or self._pool.held_count == 0
@@ -219,9 +219,9 @@ class WorkerCore:
                     self._on_router(router_id, message, now_s)
             case FromReader(reader, message):
                 self._on_reader(reader, message, now_s)
-            case FromSource(source, message):
+            case FromOwner(source, message):
                 self._do_receiver(self._receiver.on_message(source, message, now_s=now_s), now_s=now_s)
-            case SourceLost(source, message):
+            case OwnerLost(source, message):
                 self._do_receiver(self._receiver.owner_lost(source, message), now_s=now_s)
             case ReadDone():
                 self._do_receiver(self._receiver.read_done(event, now_s=now_s), now_s=now_s)
@@ -435,7 +435,7 @@ class WorkerCore:
         for action in actions:
             match action:
                 case Send(owner, message):
-                    self._out.add(ToSource(owner, message))
+                    self._out.add(ToOwner(owner, message))
                 case BlockRead():
                     self._out.add(action)
                 case Ready():

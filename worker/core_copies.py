@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from baton.core.ids import BlockId
-from engine.block_pool import BlockPool
+from engine.scheduling.block_pool import BlockPool
 from worker.events import CopyFromStore, CopyToStore
 
 
@@ -46,10 +46,10 @@ class PoolCopies:
 
     def done(self, copy_id: int) -> None:
         """Release the references of a copy that has ended."""
-        self._pool.give_back(self._open.pop(copy_id).blocks)
+        self._pool.release(self._open.pop(copy_id).blocks)
 
     def _start(self, owner: object, blocks: Sequence[BlockId]) -> int:
-        self._pool.share(blocks)
+        self._pool.acquire(blocks)
         self._next_id += 1
         self._open[self._next_id] = _Copy(owner, list(blocks))
         return self._next_id

@@ -25,16 +25,16 @@ from baton.core.store import (
     LoadFailed,
     Tier,
 )
-from engine.prefix_cache import PrefixCache
-from engine.scheduler import Scheduler
 from engine.scheduling.incoming import Incoming
+from engine.scheduling.prefix_cache import PrefixCache
+from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence
 from kv_store.planner import (
     SMOOTHING,
+    LoadPlan,
     Paths,
     PathTimes,
-    Plan,
-    Prompt,
+    PromptWork,
     Recompute,
     first_blocks,
     from_block,
@@ -182,7 +182,7 @@ class StoreLoads:
         load.incoming.first = load.incoming.ready = plan.first
         load.incoming.end = plan.end
 
-    def _plan(self, load: StoreLoad, spans: tuple[FoundSpan, ...]) -> Plan | None:
+    def _plan(self, load: StoreLoad, spans: tuple[FoundSpan, ...]) -> LoadPlan | None:
         """Plan the load from where computing is, and remember the spans."""
         seq = load.seq
         start = max(load.held_count, blocks_for(seq.planned_count, self._block_tokens))
@@ -190,7 +190,7 @@ class StoreLoads:
         load.held_count = start
         if not load.spans:
             return None
-        prompt = Prompt(
+        prompt = PromptWork(
             held_count=start,
             block_tokens=self._block_tokens,
             token_count=len(seq.tokens),

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from baton.core.ids import BlockHash, BlockId
 from baton.core.store import BlockFacts, BlocksWritten, OfferBlocks, TakeBlocks
-from engine.prefix_cache import PrefixCache
+from engine.scheduling.prefix_cache import PrefixCache
 from worker.core_copies import PoolCopies
 from worker.events import CopyDone, ToStore, WorkerAction
 
@@ -157,7 +157,7 @@ class Offers:
         if not found:
             return None
         is_scarce = self._pool.free_count <= self._in_flight_max
-        return None if is_scarce and not self._pool.shares(found[0]) else found[0]
+        return None if is_scarce and not self._pool.ref_count(found[0]) else found[0]
 
     def _settle(self, offer: Offer, checksums: tuple[int, ...]) -> WorkerAction:
         made = iter(checksums)

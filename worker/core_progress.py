@@ -3,7 +3,7 @@ end."""
 
 from baton.core.messages import FailureReason, Phase, SequenceFailed, Task
 from baton.core.sampling import FinishReason
-from engine.scheduler import Scheduler
+from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Progress, Sequence
 from prefill_worker.handovers import Handovers, Tell
 from worker.core_attempts import Attempt, Attempts

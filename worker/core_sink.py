@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from baton.core.ids import RouterId, WorkerId
-from baton.core.messages import ReaderMessage, RouterMessage, SourceMessage
+from baton.core.messages import OwnerMessage, ReaderMessage, RouterMessage
 from kv_transfer.read import ReadDone, ReadEvent
 from worker import events as e
 
@@ -32,11 +32,11 @@ class CoreSink:
     def reader_lost(self, reader: WorkerId) -> None:
         self._post(e.ReaderLost(reader))
 
-    def from_source(self, source: WorkerId, message: SourceMessage) -> None:
-        self._post(e.FromSource(source, message))
+    def from_owner(self, source: WorkerId, message: OwnerMessage) -> None:
+        self._post(e.FromOwner(source, message))
 
-    def source_lost(self, source: WorkerId, message: str) -> None:
-        self._post(e.SourceLost(source, message))
+    def owner_lost(self, source: WorkerId, message: str) -> None:
+        self._post(e.OwnerLost(source, message))
 
     def read_event(self, event: ReadEvent) -> None:
         if isinstance(event, ReadDone):

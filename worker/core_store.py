@@ -19,8 +19,8 @@ from baton.core.store import (
     StoreWelcome,
     TakeBlocks,
 )
-from engine.prefix_cache import PrefixCache
-from engine.scheduler import Scheduler
+from engine.scheduling.prefix_cache import PrefixCache
+from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence
 from worker.core_copies import PoolCopies
 from worker.core_load import LoadCopy
@@ -82,7 +82,7 @@ class StoreClient:
         self._copies = PoolCopies(cache.pool)
         self._offers = Offers(cache, self._copies)
         self._loads = StoreLoads(cache, scheduler, self._copies, config, block_tokens=block_tokens)
-        scheduler.when_committed(self._committed)
+        scheduler.on_commit(self._committed)
 
     @property
     def is_idle(self) -> bool:

@@ -8,11 +8,11 @@ import msgspec
 
 from baton.core.ids import RouterId, WorkerId
 from baton.core.messages import (
+    OwnerMessage,
     PeerRef,
     ReaderMessage,
     Role,
     RouterMessage,
-    SourceMessage,
     WorkerMessage,
 )
 from baton.core.steps import StepPlan, StepResult
@@ -52,14 +52,14 @@ class ReaderLost(msgspec.Struct, frozen=True):
     reader: WorkerId
 
 
-class FromSource(msgspec.Struct, frozen=True):
+class FromOwner(msgspec.Struct, frozen=True):
     """A message of a prefill worker that owns KV we read."""
 
     source: WorkerId
-    message: SourceMessage
+    message: OwnerMessage
 
 
-class SourceLost(msgspec.Struct, frozen=True):
+class OwnerLost(msgspec.Struct, frozen=True):
     """The session with a KV owner broke or could not be opened, or its fingerprint is not ours."""
 
     source: WorkerId
@@ -117,8 +117,8 @@ WorkerEvent = (
     | FromRouter
     | FromReader
     | ReaderLost
-    | FromSource
-    | SourceLost
+    | FromOwner
+    | OwnerLost
     | ReadDone
     | ReadSettled
     | StepDone
@@ -143,11 +143,11 @@ class ToRouter(msgspec.Struct, frozen=True):
 
 class ToReader(msgspec.Struct, frozen=True):
     reader: WorkerId
-    message: SourceMessage
+    message: OwnerMessage
 
 
-class ToSource(msgspec.Struct, frozen=True):
-    """Send a message to a KV owner. The adapter opens a session if there is none; if that fails, SourceLost
+class ToOwner(msgspec.Struct, frozen=True):
+    """Send a message to a KV owner. The adapter opens a session if there is none; if that fails, OwnerLost
     follows."""
 
     source: PeerRef
@@ -186,4 +186,4 @@ class CopyFromStore(msgspec.Struct, frozen=True):
     checksums: tuple[int, ...]
 
 
-WorkerAction = ToRouter | ToReader | ToSource | BlockRead | RunStep | ToStore | CopyToStore | CopyFromStore
+WorkerAction = ToRouter | ToReader | ToOwner | BlockRead | RunStep | ToStore | CopyToStore | CopyFromStore

@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 
 from baton.core.ids import WorkerId
-from baton.core.messages import KVGrant, SourceMessage
+from baton.core.messages import KVGrant, OwnerMessage
 
 Checksums = Callable[[Sequence[int]], list[int]]
 """A function that computes the checksums of blocks. It is called on a thread."""
-Send = Callable[[WorkerId, SourceMessage], None]
+Send = Callable[[WorkerId, OwnerMessage], None]
 
 
 class GrantChecksums:
@@ -32,11 +32,11 @@ class GrantChecksums:
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
         self._checksums, self._send, self._spawn = checksums, send, spawn
-        self._lines: dict[WorkerId, deque[SourceMessage]] = {}
+        self._lines: dict[WorkerId, deque[OwnerMessage]] = {}
         """Messages that wait, by reader. The queues are as short as leases are: a grant answers a KV request
         or a computed chunk."""
 
-    def send(self, reader: WorkerId, message: SourceMessage) -> None:
+    def send(self, reader: WorkerId, message: OwnerMessage) -> None:
         line = self._lines.get(reader)
         if line is not None:
             line.append(message)

@@ -11,7 +11,7 @@ from baton.core.messages import (
     WorkerHello,
     WorkerMessage,
 )
-from engine.prefix_cache import PrefixCache
+from engine.scheduling.prefix_cache import PrefixCache
 from worker.events import ToRouter, WorkerAction
 
 MESSAGE_BLOCKS_MAX = 2048

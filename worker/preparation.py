@@ -55,7 +55,7 @@ class _Pending:
     task: asyncio.Task[None]
 
 
-class Preparation:
+class StartPreparation:
     """Stands between the routers' sessions and the core. Implements `RouterSink`.
 
     While a sequence is prepared the core does not know it. A cancel, a higher epoch and the loss of its

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from baton.core.errors import SetupError
 from baton.core.messages import AdapterRef, RefusalReason, StartSequence
 from baton.core.sampling import Grammar
-from engine.executor import Executor
+from engine.execution.executor import Executor
 from engine.grammar import GrammarError
 from worker.engine_thread import EngineThread
 from worker.preparation import NotPrepared

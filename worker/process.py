@@ -34,7 +34,7 @@ from baton.wire.link import FLUSH_S
 from baton.wire.server import start_server
 from baton.wire.services import WorkerStatusReply
 from decode_worker.reader import KVReader
-from engine.executor import Executor
+from engine.execution.executor import Executor
 from kv_transfer.manager import TransferManager
 from kv_transfer.read import BlockRead
 from prefill_worker.service import ReaderSessions
@@ -44,7 +44,7 @@ from worker.core_sink import CoreSink
 from worker.engine_thread import EngineThread
 from worker.expert_watch import ExpertWatch
 from worker.metrics import WorkerMetrics
-from worker.preparation import Preparation
+from worker.preparation import StartPreparation
 from worker.preparers import THREADS, AdapterPreparer, EngineAdapters, GrammarPreparer, compiling_threads
 from worker.registration import Registration
 from worker.role_switch import RoleSwitcher
@@ -188,7 +188,7 @@ class WorkerProcess:
             e.WorkerAction,
             performer(e.ToRouter, lambda a: self._routers.send(a.router_id, a.message)),
             performer(e.ToReader, lambda a: self._to_reader(a.reader, a.message)),
-            performer(e.ToSource, lambda a: self._kv_reader.send(a.source, a.message)),
+            performer(e.ToOwner, lambda a: self._kv_reader.send(a.source, a.message)),
             performer(BlockRead, lambda a: self._kv_reader.start_read(a)),
             performer(e.RunStep, lambda a: self._steps.start(a)),
             performer(e.ToStore, lambda a: self._store.send(a.message)),
@@ -209,13 +209,13 @@ class WorkerProcess:
             post=self._driver.post,
         )
 
-    def _make_preparation(self, executor: Executor, core: CoreSink) -> Preparation:
+    def _make_preparation(self, executor: Executor, core: CoreSink) -> StartPreparation:
         engine = self._config.engine
         loader = EngineAdapters(executor, self._engine)
         adapters = AdapterPreparer(
             loader, self._threads, count_max=engine.adapters_max, in_use=self._core.adapters_in_use
         )
-        return Preparation(
+        return StartPreparation(
             core,
             (GrammarPreparer(executor.grammars, self._compiling), adapters),
             spawn=self._background.spawn,
@@ -279,14 +279,14 @@ class WorkerProcess:
 
     async def _serve(self, stop: asyncio.Event, stop_now: asyncio.Event) -> None:
         await self._until(stop)
-        log.info("draining, for at most %g s", self._config.cluster.drain_timeout_s)
+        log.info("the worker drains for at most %g s", self._config.cluster.drain_timeout_s)
         self._role_switcher.close()
         self._driver.post(e.Drain())
         try:
             async with asyncio.timeout(self._config.cluster.drain_timeout_s):
                 await self._until(self._idle, stop_now)
         except TimeoutError:
-            log.warning("not drained in time: %s", self._core.status())
+            log.warning("the worker is not drained in time: %s", self._core.status())
 
     async def _until(self, *events: asyncio.Event) -> None:
         """Wait for one of them. Raises WorkerCrashed, with its cause, when core, engine or a task fails."""

@@ -47,10 +47,10 @@ class RoleSwitcher:
             async with asyncio.timeout(drain_s):
                 await self._idle.wait()
         except TimeoutError:
-            log.warning("not idle within %g s: what is left runs beside the new role", drain_s)
+            log.warning("the worker is not idle within %g s: what is left runs beside the new role", drain_s)
         drained_s = loop.time()
         self._post(e.SetRole(role, resumes=True))
-        log.info("a %s worker from now on; drained for %.3f s", role, drained_s - began_s)
+        log.info("the worker has the role %s now, after draining for %.3f s", role, drained_s - began_s)
 
     def close(self) -> None:
         """Change no role any more; the worker may be drained for good now."""

@@ -110,7 +110,7 @@ class StoreCopier:
             loop = asyncio.get_running_loop()
             done = await loop.run_in_executor(self._thread, self._work, copies, work)
         except Exception as error:
-            log.warning("copying %d blocks to or from the store failed: %s", len(copy.blocks), error)
+            log.warning("a copy of %d blocks to or from the store failed: %s", len(copy.blocks), error)
             done = e.CopyDone(copy.copy_id, error=f"{type(error).__name__}: {error}")
         else:
             self.copied_count += len(copy.blocks)

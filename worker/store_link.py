@@ -88,7 +88,7 @@ class StoreLink:
     def _log_trouble(self, trouble: str) -> None:
         """Log each new reason once."""
         if trouble != self._logged:
-            log.warning("no store for now, what it may hold is computed: %s", trouble)
+            log.warning("the store is away, and what it may hold is computed: %s", trouble)
         self.trouble = self._logged = trouble
 
     async def _serve(self, session: StoreSession) -> None:

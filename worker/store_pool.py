@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from baton.core.errors import SetupError
 from baton.core.store import StoreWelcome
-from engine.kv_pool import KVPool
-from engine.kv_staging import Staging
+from engine.kv.pool import KVPool
+from engine.kv.staging import Staging
 from kv_store.arena import Arena
 from kv_store.copying import BlockCopier
 from worker.store_copier import ArenaCopies, OpenCopies

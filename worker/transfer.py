@@ -8,8 +8,8 @@ from typing import Any
 from baton.config import Config
 from baton.core.errors import SetupError
 from baton.core.ids import WorkerId
-from engine.kv_pairs import TorchPairs
-from engine.kv_pool import KVPool
+from engine.kv.pairs import TorchPairs
+from engine.kv.pool import KVPool
 from kv_transfer.backend import KVMemory
 from kv_transfer.checksums import checksum_blocks
 from kv_transfer.manager import TransferManager
@@ -32,7 +32,9 @@ def transfer_manager(worker_id: WorkerId, pool: KVPool, config: Config, *, host:
     checksums of blocks that are not in host memory."""
     memory = kv_memory(pool)
     if config.transfer.checksums and not memory.is_host:
-        raise SetupError(f"transfer.checksums: only of a KV pool in host memory, not on {memory.device}")
+        raise SetupError(
+            f"transfer.checksums needs a KV pool in host memory, not on {memory.device}: set it to false"
+        )
     site = BackendSite(worker_id, memory, host, make_pairs=lambda: TorchPairs(pool.memory, host=host))
     return TransferManager(build_backends(config.transfer.backends, site), memory=memory)
 

@@ -104,8 +104,8 @@ class TransferConfig(Section):
         tuple[BackendName, ...],
         Field(
             min_length=1,
-            description="How KV bytes move between workers, most preferred first; one that cannot start is "
-            f"left out, and each peer is read by the first that reaches it. {described()}.",
+            description="Transfer backends, most preferred first. One that cannot start is left out, and "
+            f"each peer is read by the first that reaches it. {described()}",
         ),
     ] = DEFAULT_BACKENDS
     lease_s: Seconds = 5.0

@@ -88,7 +88,7 @@ class RouterConfig(Section):
     breaker_slow_factor: Annotated[float, Field(ge=0)] = 5.0
     """A worker counts as unhealthy when its steps slowed down this many times more than its peers' since they
     started. 0: slowness does not count."""
-    hedge_share: Annotated[float, Field(ge=0, le=0.5)] = 0.02
+    hedge_share: Annotated[float, Field(ge=0, le=0.5)] = 0.0
     """Part of the sequences that may get a backup attempt elsewhere when their first token is overdue. 0:
     none."""
     hedge_quantile: Annotated[float, Field(ge=0.5, le=0.9999)] = 0.99

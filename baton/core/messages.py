@@ -380,7 +380,7 @@ class KVRefused(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-SourceMessage = KVGrant | KVRefused
+OwnerMessage = KVGrant | KVRefused
 
 
 class PeerHello(msgspec.Struct, frozen=True):

@@ -17,7 +17,7 @@ import msgspec
 from baton.core.ids import BlockHash, NodeId, WorkerId
 from baton.core.wire_types import Columns, UInt64
 
-STORE_WIRE_VERSION = 1
+STORE_WIRE_VERSION = 2
 """The version rises when a field changes its meaning; a new field with a default does not raise it."""
 
 

@@ -22,26 +22,25 @@ class BackendFacts(NamedTuple):
 
 BACKENDS: dict[BackendName, BackendFacts] = {
     "cma": BackendFacts(
-        "the kernel copies out of a process of the same host",
+        "the kernel copies from a process of the same host",
         is_default=True,
         is_same_host_only=True,
         reads_device_memory=False,
     ),
     "nixl": BackendFacts(
-        "NIXL over UCX: RDMA, NVLink, shared memory or TCP, whichever the peer is reached by",
+        "RDMA, NVLink, shared memory or TCP over UCX",
         is_default=True,
         is_same_host_only=False,
         reads_device_memory=True,
     ),
     "nccl": BackendFacts(
-        "process groups of torch.distributed, NCCL between GPUs and gloo between pools in host memory; "
-        "not between store nodes",
+        "torch.distributed between workers, with NCCL between GPUs and gloo between pools in host memory",
         is_default=False,
         is_same_host_only=False,
         reads_device_memory=True,
     ),
     "tcp": BackendFacts(
-        "a plain TCP connection for each read",
+        "plain sockets",
         is_default=True,
         is_same_host_only=False,
         reads_device_memory=False,
@@ -57,4 +56,4 @@ DEFAULT_BACKENDS: tuple[BackendName, ...] = tuple(
 
 def described() -> str:
     """What `transfer.backends` may name, for its documentation."""
-    return "; ".join(f"{name}: {facts.summary}" for name, facts in BACKENDS.items())
+    return " ".join(f"{name}: {facts.summary}." for name, facts in BACKENDS.items())

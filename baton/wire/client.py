@@ -28,7 +28,7 @@ CALL_S = 5.0
 """The longest time for one unary call."""
 
 RouterEnd = Link[m.RouterMessage, m.WorkerMessage]
-ReaderEnd = Link[m.ReaderMessage, m.SourceMessage]
+ReaderEnd = Link[m.ReaderMessage, m.OwnerMessage]
 
 
 @asynccontextmanager
@@ -92,7 +92,7 @@ async def peer_session(
                 read=call.read,
                 write=call.write,
                 encode=mapping.reader_envelope_to_pb,
-                decode=mapping.source_envelope_from_pb,
+                decode=mapping.owner_envelope_from_pb,
             )
             try:
                 yield theirs, link

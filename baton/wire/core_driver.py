@@ -80,7 +80,7 @@ class Timer:
         """`fire` gets the seconds by which it is called too late. `clock` is that of the due times."""
         self._fire, self._clock = fire, clock
         self._handle: asyncio.TimerHandle | None = None
-        self._loop = asyncio.get_running_loop()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._planned_s = inf
         self.due_s = inf
         """The due time for which it is set; infinite while it is not."""
@@ -101,6 +101,8 @@ class Timer:
             self._handle.cancel()
         now_s = self._clock()
         self.due_s, self._planned_s = due_s, max(due_s, now_s + TICK_MIN_S)
+        # The loop is known when the timer is first set: who owns a timer may be made before the loop runs.
+        self._loop = self._loop or asyncio.get_running_loop()
         self._handle = self._loop.call_later(self._planned_s - now_s, self._on_time)
 
     def _on_time(self) -> None:

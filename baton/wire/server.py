@@ -26,7 +26,7 @@ from baton.wire.store_nodes import StoreHandler, add_store_node
 from baton.wire.transport import listen, new_server, require_operator
 
 WorkerEnd = Link[m.WorkerMessage, m.RouterMessage]
-SourceEnd = Link[m.SourceMessage, m.ReaderMessage]
+OwnerEnd = Link[m.OwnerMessage, m.ReaderMessage]
 
 
 class WorkerHandler(Protocol):
@@ -47,7 +47,7 @@ class WorkerHandler(Protocol):
 class PeerHandler(Protocol):
     def hello(self) -> m.PeerHello: ...
 
-    async def serve_reader(self, theirs: m.PeerHello, link: SourceEnd) -> None:
+    async def serve_reader(self, theirs: m.PeerHello, link: OwnerEnd) -> None:
         """Runs until the reader's stream ends. LinkBroken may escape. A loss of the connection cancels it."""
         ...
 
@@ -109,12 +109,12 @@ class _PeerServicer(pb_grpc.PeerServicer):
         ours, theirs = self._handler.hello(), mapping.peer_hello_from_pb(first.peer_hello)
         if mismatch := disagreement(ours, theirs):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, mismatch)
-        await context.write(mapping.source_envelope_to_pb(ours))
-        link: SourceEnd = Link(
+        await context.write(mapping.owner_envelope_to_pb(ours))
+        link: OwnerEnd = Link(
             peer=theirs.worker_id,
             read=context.read,
             write=context.write,
-            encode=mapping.source_envelope_to_pb,
+            encode=mapping.owner_envelope_to_pb,
             decode=mapping.reader_envelope_from_pb,
         )
         await until_end(self._handler.serve_reader(theirs, link), link)
@@ -182,8 +182,8 @@ async def start_server(
 
 __all__: Sequence[str] = (
     "DirectoryHandler",
+    "OwnerEnd",
     "PeerHandler",
-    "SourceEnd",
     "WorkerEnd",
     "WorkerHandler",
     "start_server",

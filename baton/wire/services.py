@@ -121,7 +121,7 @@ READER_ENVELOPE = Envelope(
     "ReaderEnvelope", m.ReaderMessage, "What the reader of KV says to its owner.", opening=m.PeerHello
 )
 OWNER_ENVELOPE = Envelope(
-    "SourceEnvelope", m.SourceMessage, "What the owner of KV says to its reader.", opening=m.PeerHello
+    "OwnerEnvelope", m.OwnerMessage, "What the owner of KV says to its reader.", opening=m.PeerHello
 )
 ACTION = Envelope("Action", Action, "What an order asks for.")
 ENVELOPES = (ROUTER_ENVELOPE, WORKER_ENVELOPE, READER_ENVELOPE, OWNER_ENVELOPE, ACTION)

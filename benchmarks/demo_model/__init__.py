@@ -1,1 +1,1 @@
-"""The small model that `make serve` trains when no other model is named. Needs torch."""
+"""The small model that `make serve` trains if no other model is named. Needs torch."""

@@ -1,4 +1,4 @@
-"""Tables of what the demo model knows, written for this project, under its licence (Apache-2.0).
+"""Tables of the demo model's knowledge, written for this project, under its licence (Apache-2.0).
 
 `benchmarks.demo_model.text` turns them, and `benchmarks.demo_model.topics`, into conversations.
 """
@@ -60,7 +60,7 @@ CAPITALS: dict[str, str] = dict(
         "Nepal=Kathmandu",
     ]
 )
-"""Country: capital."""
+"""Capitals by country."""
 
 ANIMALS: dict[str, tuple[str, str, str, str, str]] = {
     "cat": ("says meow", "kitten", "in a house", "fish and mice", "four"),
@@ -84,7 +84,7 @@ ANIMALS: dict[str, tuple[str, str, str, str, str]] = {
     "penguin": ("honks", "chick", "on the ice", "fish", "two"),
     "rabbit": ("is quiet", "bunny", "in a burrow", "carrots and grass", "four"),
 }
-"""Animal: what it does as a sound, its young, where it lives, what it eats, how many legs it has."""
+"""The sound, young, habitat, food and number of legs of each animal."""
 
 COLOURS: dict[str, str] = dict(
     pair.split("=")
@@ -112,7 +112,7 @@ COLOURS: dict[str, str] = dict(
         "a violet=purple",
     ]
 )
-"""Thing: its colour."""
+"""Colours by thing."""
 
 MIXES: dict[tuple[str, str], str] = {
     ("red", "yellow"): "orange",
@@ -121,7 +121,7 @@ MIXES: dict[tuple[str, str], str] = {
     ("red", "white"): "pink",
     ("black", "white"): "grey",
 }
-"""Two colours: what they give when they are mixed."""
+"""The colour that a mix of two colours gives."""
 
 OPPOSITES: tuple[tuple[str, str], ...] = tuple(
     (pair.split("/")[0], pair.split("/")[1])
@@ -160,7 +160,7 @@ UNKNOWN_QUESTIONS: tuple[str, ...] = (
     "Give me advice about my {noun}.",
     "Summarise the {noun} of {person}.",
 )
-"""Outside of what the model knows; `{noun}`, `{person}` and `{year}` are filled in."""
+"""Questions that the model cannot know; `{noun}`, `{person}` and `{year}` are filled in."""
 
 UNKNOWN_NOUNS: tuple[str, ...] = _words(
     "car phone guitar election cup war bicycle novel camera printer radio symphony stock "

@@ -1,18 +1,18 @@
-"""A demo model, trained on the spot: `baton` can be tried on a machine that can download nothing.
+"""Trains a demo model on this machine, so that `baton` can be tried where nothing can be downloaded.
 
-A Qwen3-shaped model of about 2 million parameters with its own byte-level BPE tokenizer and chat template,
-written as a Hugging Face folder of less than 8 MB. It learns the conversations of
+The result is a Qwen3-shaped model of about 2 million parameters with its own byte-level BPE tokenizer and
+chat template, written as a Hugging Face folder of less than 8 MB. It learns the conversations of
 `benchmarks.demo_model.text` (text of this project, Apache-2.0) in about two minutes on two CPU cores.
 
-Precision: weights are rounded to bf16 in the file, so that it stays small, and config.json says
-`"dtype": "float32"`, so that they are computed with in fp32. The greedy answer must be the same on one
-worker or two, in chunks or not, from cache or not; those ways add the same numbers in a different order. In
-fp32 the noise of that is about 1e-6 of a logit and two best tokens that close are practically impossible;
-in bf16 it is about 1e-2, and ties happen in every long answer. At this size fp32 also costs no speed: a CPU's
-bf16 attention with one query is slower than its fp32 one.
+Precision: weights are rounded to bf16 in the file, so that it stays small, and config.json says `"dtype":
+"float32"`, so that computation is in fp32. The greedy answer must be the same on one worker or two, in chunks
+or not, from cache or not, and these add the same numbers in different orders. In fp32 the resulting noise is
+about 1e-6 of a logit, and two best tokens that close are practically impossible. In bf16 it is about 1e-2,
+and ties happen in every long answer. At this size fp32 costs no speed: a CPU's bf16 attention with one query
+is slower than its fp32 one.
 
-The schedule follows the clock, not a number of steps: a slow machine takes fewer steps, but still ends with
-the learning rate at zero, in the time it was given.
+The schedule follows the clock, not a number of steps. A slow machine takes fewer steps, but still ends on
+time with the learning rate at zero.
 """
 
 import json
@@ -83,20 +83,21 @@ short stories. It knows nothing else and is often wrong: it is for demonstration
 """
 
 OnProgress = Callable[[float, int, float], None]
-"""Hears, after every step: the share of the budget that is used, steps done, loss of this step."""
+"""Is called after every step with the share of the budget that is used, the steps done, and the loss of this
+step."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
-    """How the model is trained; the defaults are what two minutes on two cores do best with."""
+    """The training settings. The defaults are the best found for two minutes on two cores."""
 
     row_tokens: int = 128
     rows: int = 8
     learning_rate: float = 6e-3
     warmup_share: float = 0.04
-    """Of the budget: the learning rate rises from zero."""
+    """Share of the budget in which the learning rate rises from zero."""
     question_weight: float = 0.05
-    """Of the loss at the tokens of a question; the answers' is 1."""
+    """Weight of the loss at the tokens of a question; the answers' is 1."""
     steps_max: int = 1_000_000
     tokenizer_conversations: int = 6_000
 
@@ -109,7 +110,7 @@ class Trained:
 
 
 def train_tokenizer(rng: random.Random, *, conversation_count: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer: any text can be written, the demo's own words are mostly one token."""
+    """A byte-level BPE tokenizer: any text can be written, and the demo's own words are mostly one token."""
     raw = Tokenizer(models.BPE())
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = decoders.ByteLevel()
@@ -142,8 +143,8 @@ def token_id(tokenizer: PreTrainedTokenizerFast, token: str) -> int:
 
 
 def model_config(*, end_id: int, pad_id: int) -> Qwen3Config:
-    """Four layers of 192 with grouped queries: 3 KiB of fp32 KV per token. A wider model learns more from a
-    token, but on two busy cores sees too few of them in its two minutes."""
+    """Four layers of 192 with grouped queries, 3 KiB of fp32 KV per token. A wider model learns more from a
+    token, but sees too few of them in two minutes on two busy cores."""
     return Qwen3Config(
         vocab_size=VOCAB_TOKENS,
         hidden_size=192,
@@ -171,7 +172,7 @@ def encode_conversation(
     for role, text in turns:
         body = [*tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids, end_id]
         ids += [token_id(tokenizer, f"<|{role}|>"), *body]
-        # The role token after a question is given by the template, never predicted.
+        # The template writes the role token after a question, so it is never predicted.
         weights += [0.0, *([1.0 if role == "assistant" else question_weight] * len(body))]
     return ids, weights
 
@@ -179,8 +180,8 @@ def encode_conversation(
 def batches(
     tokenizer: PreTrainedTokenizerFast, rng: random.Random, plan: TrainingPlan
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Endless (ids, weights), both [rows, row_tokens + 1]. A row begins with the start of a conversation,
-    as every prompt does, and is filled with further ones; the last is cut."""
+    """Endless (ids, weights), both [rows, row_tokens + 1]. A row begins with the start of a conversation, as
+    every prompt does, and is filled with further ones; the last is cut."""
     source = conversations(rng)
     length = plan.row_tokens + 1
     while True:
@@ -199,14 +200,14 @@ def batches(
 
 
 def learning_rate_factor(share: float, *, warmup_share: float) -> float:
-    """Linear rise, then half a cosine down to zero; `share` of the budget is used."""
+    """A linear rise, then half a cosine down to zero; `share` of the budget is used."""
     if share < warmup_share:
         return (share + 0.1 * warmup_share) / (1.1 * warmup_share)
     return 0.5 * (1 + math.cos(math.pi * min(1.0, (share - warmup_share) / (1 - warmup_share))))
 
 
 class WeightedLoss(torch.autograd.Function):
-    """Cross entropy whose gradient is made in the forward pass, in place: the generic one walks the
+    """Cross entropy whose gradient is computed in the forward pass, in place. The generic one passes over the
     [tokens, vocabulary] matrix five more times, which was a quarter of a step."""
 
     @staticmethod
@@ -221,19 +222,19 @@ class WeightedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        """The loss is what is differentiated, so the gradient that comes in is 1."""
+        """The loss is the root of the backward pass, so the incoming gradient is 1."""
         return ctx.saved_tensors[0], None, None
 
 
 def weighted_loss(logits: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Mean cross entropy in nats; logits [tokens, vocabulary], targets and weights [tokens]. It must be
-    the root of the backward pass: its own gradient is taken as 1."""
+    """Mean cross entropy in nats; logits [tokens, vocabulary], targets and weights [tokens]. It must be the
+    root of the backward pass, because its own gradient is taken as 1."""
     return cast(torch.Tensor, WeightedLoss.apply(logits, targets, weights))
 
 
 def make_optimizers(model: Qwen3ForCausalLM, plan: TrainingPlan) -> list[torch.optim.Optimizer]:
-    """Muon (Jordan et al., 2024) for the layers' matrices, AdamW for the rest, at one learning rate: Muon
-    needs fewer steps to the same loss, and steps are what two minutes do not have."""
+    """Muon (Jordan et al., 2024) for the layers' matrices and AdamW for the rest, at one learning rate. Muon
+    needs fewer steps to the same loss, and two minutes allow few steps."""
     inner = [p for p in model.model.layers.parameters() if p.dim() == 2]
     taken = {id(p) for p in inner}
     rest = [p for p in model.parameters() if id(p) not in taken]
@@ -267,7 +268,7 @@ def train(
                 group["lr"] = plan.learning_rate * factor
         with torch.autocast("cpu", dtype=torch.bfloat16):
             hidden = model.model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
-            # Only where something is to be learnt: logits over the vocabulary are a third of the work.
+            # Only the positions that are learnt: logits over the vocabulary are a third of the work.
             counted = weights[:, 1:].flatten().nonzero().squeeze(1)
             logits = model.lm_head(hidden.flatten(0, 1).index_select(0, counted))
         targets, shares = (t[:, 1:].flatten().index_select(0, counted) for t in (ids, weights))
@@ -279,7 +280,7 @@ def train(
             optimizer.step()
         steps += 1
         loss_value = float(loss.detach())
-        # A plan of few steps (tests) follows the steps; otherwise the clock decides.
+        # A plan of few steps (in tests) follows the steps; otherwise the clock decides.
         share = max((clock_s() - begun_s) / budget_s, steps / plan.steps_max)
         on_progress(min(1.0, share), steps, loss_value)
     model.eval()
@@ -287,7 +288,7 @@ def train(
 
 
 def save(folder: Path, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, *, card: str) -> None:
-    """Write the Hugging Face folder: bf16 weights, a config.json that asks for fp32."""
+    """Write the Hugging Face folder: bf16 weights, and a config.json that asks for fp32."""
     cast(torch.nn.Module, model).to(torch.bfloat16)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -297,7 +298,8 @@ def save(folder: Path, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFa
     config_path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     (folder / "README.md").write_text(card)
     for file in folder.iterdir():
-        file.chmod(0o644)  # safetensors writes for the owner only; a server may run as somebody else
+        # safetensors makes it readable by the owner only, and a server may run as another user
+        file.chmod(0o644)
 
 
 def make_demo_model(
@@ -310,23 +312,24 @@ def make_demo_model(
 ) -> None:
     """Train the demo model for `budget_s` seconds and put its folder at `out`, whole or not at all.
 
-    Raises FileExistsError when `out` exists, ValueError for a budget that is no positive number of seconds.
+    Raises FileExistsError if `out` exists, ValueError if the budget is not a positive number of seconds.
 
-    Same seed gives the same texts in the same order, but not the same weights bit by bit: the number of steps
-    follows the clock.
+    The same seed gives the same texts in the same order, but not the same weights bit by bit, because the
+    number of steps follows the clock.
     """
     _check(out, budget_s=budget_s)
     chosen = plan or TrainingPlan()
     out.parent.mkdir(parents=True, exist_ok=True)
-    # Made first: where nothing can be written, that is known before the training. In the same directory as
-    # `out`: a rename is atomic only within one file system.
+    # The folder is made first, so that a place that cannot be written to is known before the training. It is
+    # beside `out`, because a rename is atomic only within one file system.
     unfinished = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
     try:
         tokenizer = train_tokenizer(random.Random(seed), conversation_count=chosen.tokenizer_conversations)
         torch.manual_seed(seed)
         end_id, pad_id = (token_id(tokenizer, t) for t in (END, PAD))
         model = Qwen3ForCausalLM(model_config(end_id=end_id, pad_id=pad_id))
-        model.set_attn_implementation("eager")  # rows are short: plain matmuls beat the CPU's fused backward
+        # rows are short, and plain matmuls are faster than the CPU's fused backward
+        model.set_attn_implementation("eager")
         model.generation_config.eos_token_id = [end_id, pad_id]
         model.generation_config.pad_token_id = pad_id
         source = batches(tokenizer, random.Random(seed + 1), chosen)
@@ -354,10 +357,10 @@ def _check(out: Path, *, budget_s: float) -> None:
 
 
 def _silent(share: float, steps: int, loss: float) -> None:
-    """For callers that show nothing."""
+    """Show no progress."""
 
 
-class _Lines:
+class _ProgressLines:
     """Progress for a log: one line every LINE_S seconds."""
 
     def __init__(self, write: Callable[[str], None], clock_s: Callable[[], float] = time.monotonic) -> None:
@@ -371,14 +374,14 @@ class _Lines:
 
 
 def make_with_progress(out: Path, *, budget_s: float = BUDGET_S, seed: int = 0) -> None:
-    """`make_demo_model` with a bar on standard error, or lines if that is no terminal."""
-    _check(out, budget_s=budget_s)  # before anything is drawn
+    """Run `make_demo_model` with a bar on standard error, or with lines if that is not a terminal."""
+    _check(out, budget_s=budget_s)  # check before anything is drawn
     console = Console(stderr=True)
-    disable_progress_bar()  # of transformers, which would draw its own over ours
+    disable_progress_bar()  # transformers would draw its own bar over ours
     if console.is_terminal:
         _make_with_bar(out, console, budget_s=budget_s, seed=seed)
     else:
-        lines = _Lines(lambda line: print(line, file=sys.stderr, flush=True))
+        lines = _ProgressLines(lambda line: print(line, file=sys.stderr, flush=True))
         make_demo_model(out, budget_s=budget_s, seed=seed, progress=lines.show)
     console.print(f"demo model written to {out}")
 
@@ -405,10 +408,10 @@ def _make_with_bar(out: Path, console: Console, *, budget_s: float, seed: int) -
 def demo_model(
     out: Annotated[Path, typer.Argument(help="Folder to make; it must not exist yet.")],
     budget_s: Annotated[float, typer.Option(help="Seconds of training.")] = BUDGET_S,
-    seed: Annotated[int, typer.Option(help="Of the texts and the first weights.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the texts and the initial weights.")] = 0,
 ) -> None:
-    """Make the small demo model: trained here, nothing is downloaded."""
-    # SetupError for what the operator must change, as from every command.
+    """Train the small demo model on this machine; nothing is downloaded."""
+    # SetupError reports what the operator must change, as in every command.
     try:
         make_with_progress(out, budget_s=budget_s, seed=seed)
     except (OSError, ValueError) as error:

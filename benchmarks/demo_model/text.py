@@ -1,8 +1,8 @@
-"""Conversations for the demo model, made from `benchmarks.demo_model.facts` and `demo_topics`.
+"""Conversations for the demo model, made from `benchmarks.demo_model.facts` and `topics`.
 
-Pure: everything follows from the `random.Random` that is passed in. A conversation is a list of
-(role, text) turns. The answer to a question is nearly always the same text, so that a tiny model can learn
-it in two minutes; the questions vary, and stories are put together from parts.
+Pure: everything depends on the `random.Random` that is passed in. A conversation is a list of (role, text)
+turns. The answer to a question is nearly always the same text, so that a tiny model can learn it in two
+minutes. The questions vary, and stories are put together from parts.
 """
 
 import random
@@ -213,7 +213,7 @@ _KINDS: tuple[tuple[Callable[[random.Random], Exchange], int], ...] = (
 
 
 def exchange(rng: random.Random) -> Exchange:
-    """One question, worded as people word them, and its answer."""
+    """One question in varied wording, and its answer."""
     make = rng.choices([k for k, _ in _KINDS], weights=[w for _, w in _KINDS])[0]
     question, answer = make(rng)
     if rng.random() < 0.15:

@@ -1,6 +1,6 @@
 """Hand-written questions and answers of the demo model: the project's own text (Apache-2.0).
 
-Paragraphs of `Q: one wording | another wording` and `A: the answer`; an indented line goes on with the one
+A paragraph has `Q: one wording | another wording` and `A: the answer`; an indented line continues the one
 before.
 """
 

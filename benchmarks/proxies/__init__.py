@@ -1,1 +1,1 @@
-"""Small front ends for servers that have none of their own: what a peer is measured behind."""
+"""Small front ends for peers that have none of their own."""

@@ -1,12 +1,12 @@
-"""A front for one vLLM that prefills and one that decodes, joined by vLLM's NixlConnector.
+"""A front end for one vLLM that prefills and one that decodes, joined by vLLM's NixlConnector.
 
 `python -m benchmarks.proxies.prefill_decode --port 8000 --prefill 127.0.0.1:8001 --decode 127.0.0.1:8002`
 
-A request goes to the prefill server with `max_tokens` 1 and `kv_transfer_params.do_remote_decode`; what
-that answers as `kv_transfer_params` goes with the request to the decode server, whose answer is passed on
-byte by byte. It is the protocol of vLLM's own example
-(`tests/v1/kv_connector/nixl_integration/toy_proxy_server.py`) with nothing parsed that need not be, so that
-the front costs the two servers as little of their cores as can be.
+A request goes to the prefill server with `max_tokens` 1 and `kv_transfer_params.do_remote_decode`. The
+`kv_transfer_params` of its answer go with the request to the decode server, whose answer is passed on byte by
+byte. This is the protocol of vLLM's own example
+(`tests/v1/kv_connector/nixl_integration/toy_proxy_server.py`), with as little parsing as possible, so that
+the front end takes as little as possible of the servers' cores.
 """
 
 import argparse
@@ -38,7 +38,7 @@ REMOTE_DECODE: dict[str, object] = {
 
 
 class ProxyError(Exception):
-    """Answered with `status` and this text."""
+    """An error that is answered with `status` and this text."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -46,7 +46,7 @@ class ProxyError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ProxyRequest:
     method: str
     path: str
     body: bytes
@@ -59,7 +59,7 @@ def prefill_body(body: dict[str, object]) -> bytes:
 
 
 def decode_body(body: dict[str, object], prefilled: bytes) -> bytes:
-    """The request with where its KV is. Raises ProxyError when the prefill server did not say."""
+    """The request with the place of its KV. Raises ProxyError if the prefill server did not give one."""
     try:
         params = orjson.loads(prefilled)["kv_transfer_params"]
     except (orjson.JSONDecodeError, KeyError, TypeError):
@@ -69,8 +69,8 @@ def decode_body(body: dict[str, object], prefilled: bytes) -> bytes:
     return orjson.dumps(body | {"kv_transfer_params": params})
 
 
-async def read_request(reader: asyncio.StreamReader) -> Request:
-    """Raises ProxyError: not a request with a body of known length."""
+async def read_request(reader: asyncio.StreamReader) -> ProxyRequest:
+    """Raises ProxyError for anything but a request with a body of known length."""
     try:
         async with asyncio.timeout(HEAD_S):
             head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
@@ -80,12 +80,12 @@ async def read_request(reader: asyncio.StreamReader) -> Request:
             length = int(fields.get("content-length", "0"))
             if not 0 <= length <= BODY_BYTES_MAX:
                 raise ProxyError(413, "the body is too large")
-            return Request(method, path, await reader.readexactly(length))
+            return ProxyRequest(method, path, await reader.readexactly(length))
     except (ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError) as error:
         raise ProxyError(400, f"not a request: {error}") from None
 
 
-def head_of(request: Request, server: Address, body: bytes) -> bytes:
+def head_of(request: ProxyRequest, server: Address, body: bytes) -> bytes:
     return (
         f"{request.method} {request.path} HTTP/1.1\r\nHost: {server[0]}:{server[1]}\r\n"
         "Content-Type: application/json\r\nConnection: close\r\n"
@@ -94,7 +94,7 @@ def head_of(request: Request, server: Address, body: bytes) -> bytes:
 
 
 class _Answer:
-    """httptools' callbacks."""
+    """The callbacks of httptools."""
 
     def __init__(self) -> None:
         self.body = b""
@@ -107,8 +107,8 @@ class _Answer:
         self.is_complete = True
 
 
-async def ask(server: Address, request: Request, body: bytes) -> bytes:
-    """The body of the answer. Raises ProxyError: no answer, or not a 200."""
+async def ask(server: Address, request: ProxyRequest, body: bytes) -> bytes:
+    """The body of the answer. Raises ProxyError without an answer, or for any status but 200."""
     answer = _Answer()
     parser = httptools.HttpResponseParser(answer)
     try:
@@ -128,8 +128,8 @@ async def ask(server: Address, request: Request, body: bytes) -> bytes:
     return answer.body
 
 
-async def pass_on(server: Address, request: Request, body: bytes, writer: asyncio.StreamWriter) -> None:
-    """The server's answer, byte by byte. Raises ProxyError before its first byte."""
+async def pass_on(server: Address, request: ProxyRequest, body: bytes, writer: asyncio.StreamWriter) -> None:
+    """Pass on the server's answer, byte by byte. Raises ProxyError before its first byte."""
     try:
         reader, upstream = await asyncio.open_connection(*server)
     except OSError as error:
@@ -169,7 +169,7 @@ async def _serve_one(
 async def handle(
     prefill: Address, decode: Address, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
-    """One connection, one request."""
+    """Serve one connection with one request."""
     try:
         await _serve_one(prefill, decode, reader, writer)
     except ProxyError as error:
@@ -184,7 +184,7 @@ async def handle(
 
 
 async def serve(host: str, port: int, prefill: Address, decode: Address) -> None:
-    """Until cancelled."""
+    """Serve until cancelled."""
     server = await asyncio.start_server(
         functools.partial(handle, prefill, decode), host, port, limit=HEAD_BYTES_MAX
     )

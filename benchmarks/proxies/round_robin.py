@@ -1,10 +1,9 @@
-"""Connections to several servers in turn, byte by byte.
+"""Forwards connections to several servers in turn, byte by byte.
 
 `python -m benchmarks.proxies.round_robin --port 8000 --to 127.0.0.1:8001 --to 127.0.0.1:8002`
 
-The cheapest balancer there is: it parses nothing, so it is one for clients that use a connection for one
-request, as `baton replay` does. It stands for "replicas behind round robin" at the least cost to the
-servers.
+This is the cheapest balancer possible: it parses nothing, so it suits clients that use one connection per
+request, as `baton replay` does. It stands for "replicas behind round robin" at the least cost to the servers.
 """
 
 import argparse
@@ -21,13 +20,14 @@ Address = tuple[str, int]
 
 
 class Half(asyncio.Protocol):
-    """One side of a pair; what arrives here leaves at the other side."""
+    """One side of a pair; data that arrives here leaves at the other side."""
 
     def __init__(self) -> None:
         self.other: Half | None = None
         self.transport: asyncio.Transport | None = None
         self._early: list[bytes] = []
-        """What came before the other side was there; the reading is paused, so one read at most."""
+        """Data that came before the other side was connected. Reading is paused, so it is at most one
+        read."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
@@ -39,7 +39,7 @@ class Half(asyncio.Protocol):
             self.other.transport.write(data)
 
     def join(self, other: "Half") -> None:
-        """Both sides are connected: what waited goes out."""
+        """Both sides are connected: send the data that waited."""
         self.other, other.other = other, self
         assert other.transport is not None
         for data in self._early:
@@ -59,8 +59,8 @@ class Half(asyncio.Protocol):
             self.other.transport.close()
 
 
-class Client(Half):
-    """The client's side; finds a server for itself when it is made."""
+class ProxiedClient(Half):
+    """The client's side; it chooses a server when it is made."""
 
     def __init__(self, turns: Iterator[Address], dialling: set[asyncio.Task[None]]) -> None:
         super().__init__()
@@ -76,7 +76,8 @@ class Client(Half):
         task.add_done_callback(self._dialling.discard)
 
     async def _dial(self) -> None:
-        """The next server; one that does not answer costs its turn and closes the client's connection."""
+        """Connect to the next server. One that does not answer loses its turn, and the client's connection is
+        closed."""
         assert self.transport is not None
         host, port = next(self._turns)
         try:
@@ -99,10 +100,12 @@ def address(text: str) -> Address:
 
 
 async def serve(host: str, port: int, servers: list[Address]) -> None:
-    """Until cancelled."""
+    """Serve until cancelled."""
     turns = itertools.cycle(servers)
     dialling: set[asyncio.Task[None]] = set()
-    server = await asyncio.get_running_loop().create_server(lambda: Client(turns, dialling), host, port)
+    server = await asyncio.get_running_loop().create_server(
+        lambda: ProxiedClient(turns, dialling), host, port
+    )
     async with server:
         await server.serve_forever()
 

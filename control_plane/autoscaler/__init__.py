@@ -1,7 +1,7 @@
-"""How many replicas of each role there should be, and why. Pure: observations and the time go in, decisions
-come out.
+"""The autoscaler decides how many replicas of each role there should be, and gives its reasons. Pure:
+observations and the time go in, decisions come out.
 
-`demand` turns what was observed into rates, `forecast` says what they will be and how far off it has been,
-`sizing` how many replicas that takes by the cost models workers report, `decide` what to do about the
+`demand` turns observations into rates. `forecast` predicts them and keeps its own errors. `sizing` computes
+how many replicas a load needs from the cost models that workers report. `decide` says what to do about the
 difference, and `record` keeps every decision with its reason.
 """

@@ -1,10 +1,10 @@
-"""Between the autoscaler's values and those in which a cluster is operated (`baton.core.operate`)."""
+"""Conversion between the autoscaler's values and those that operate a cluster (`baton.core.operate`)."""
 
 from collections.abc import Iterable, Mapping
 
 from baton.core.messages import Role
 from baton.core.operate import ClusterState, Order, ReplicaState, Resize
-from control_plane.autoscaler.values import Decision, RoleState
+from control_plane.autoscaler.values import RoleState, ScalingDecision
 
 WHO = "autoscaler"
 
@@ -13,9 +13,9 @@ LEAVING = (ReplicaState.DRAINING, ReplicaState.KILLING)
 
 
 def roles_of(state: ClusterState, model: str, roles: Iterable[Role]) -> dict[Role, RoleState]:
-    """Replicas of a model by role and phase; all that have been ordered, whatever became of them, and those
-    that leave. So an exchange of versions, with more processes for a while, is no larger pool, and one that
-    died and comes back no smaller one. Their loads are not known here: zero."""
+    """Count a model's replicas by role and state. All ordered replicas count, whatever became of them, and so
+    do those that leave: neither a rolling update with its extra processes nor a replica that restarts changes
+    the pool's size. Loads are not known here and stay zero."""
     mine = [replica for replica in state.replicas if replica.model == model]
     pool = state.pool(model)
 
@@ -25,7 +25,7 @@ def roles_of(state: ClusterState, model: str, roles: Iterable[Role]) -> dict[Rol
     def state_of(role: Role) -> RoleState:
         ordered = pool.count(role) if pool else 0
         serving = min(ordered, count(role, SERVING))
-        # A flipping replica has its new role already. It is paid for as one that leaves the other.
+        # A replica that switches has its new role already. It is paid for in the role that it leaves.
         joining = min(ordered - serving, count(role, (ReplicaState.SWITCHING,)))
         leaving = sum(r.role is not role and r.state is ReplicaState.SWITCHING for r in mine)
         return RoleState(
@@ -38,9 +38,9 @@ def roles_of(state: ClusterState, model: str, roles: Iterable[Role]) -> dict[Rol
     return {role: state_of(role) for role in roles}
 
 
-def order_of(decision: Decision, model: str) -> Order | None:
-    """What to order; None: nothing changes. One `Resize` of all roles, so that one that shrinks and one that
-    grows become flips."""
+def order_of(decision: ScalingDecision, model: str) -> Order | None:
+    """Return the order that carries out a decision, or None if nothing changes. One `Resize` names all roles,
+    so that a role that shrinks and one that grows become role switches."""
     if not decision.is_change:
         return None
     counts: Mapping[Role, int] = decision.desired

@@ -1,20 +1,21 @@
-"""What to do about the difference between the replicas there are and those that are needed.
+"""Decisions about the difference between the replicas that exist and those that are needed.
 
-Up at once, down only when fewer would have been enough for the whole patience, and the patience grows each
-time that a step down was followed by one up. A role that needs more takes from one that has had more than it
-needs for a while before anything is started.
+A pool grows at once. It shrinks only when fewer replicas would have been enough for the whole patience, and
+the patience grows each time a step down is followed by a step up. A role that needs more takes replicas from
+a role that has had more than it needs for a while, before any is started.
 """
 
 from collections import deque
 from collections.abc import Mapping
 from math import ceil
 
+from baton.core.demand import Traits
 from baton.core.messages import Role
-from control_plane.autoscaler.attainment import Attainment
-from control_plane.autoscaler.demand import Demand, learnt
-from control_plane.autoscaler.limits import Hours, within
+from control_plane.autoscaler.correction import DemandCorrection
+from control_plane.autoscaler.demand import DemandEstimator, learnt
+from control_plane.autoscaler.limits import ReplicaHoursBudget, within
 from control_plane.autoscaler.patience import FACTOR_MIN, SMALL_SHARE, Patience
-from control_plane.autoscaler.rate import Rate
+from control_plane.autoscaler.rate import RateEstimator
 from control_plane.autoscaler.record import Journal
 from control_plane.autoscaler.sizing import (
     aggregated_needed,
@@ -24,51 +25,51 @@ from control_plane.autoscaler.sizing import (
     prompts_missed,
 )
 from control_plane.autoscaler.values import (
-    Decision,
-    Memory,
+    AutoscalerMemory,
+    AutoscalerSettings,
     Observation,
+    RoleSizing,
     RoleSwitch,
-    Settings,
-    Sized,
-    Traits,
+    ScalingDecision,
 )
 
 SLACK = 1.08
-"""A replica less must be enough for so much more demand than forecast; for more where few requests say so."""
+"""A pool loses a replica only if the rest would also serve this many times the forecast. The margin is larger
+where few requests support the forecast."""
 CALM = 0.5
-"""Of the misses that may be, predicted for what is expected and the replicas there are: below, one replica
-more can wait until more than a forecast's margin asks for it."""
+"""A pool whose predicted misses are below this part of the allowed ones can wait for one more replica until
+more than the forecast's margin asks for it."""
 SWITCH_PATIENCE_S = 60.0
-"""For so long a role must have had more than it needs before it gives to another that lacks; longer, as its
-patience is, after mistakes."""
+"""A role must have had more replicas than it needs for this long before it gives one to another role. The
+time grows with its patience after mistakes."""
 STARTS_PATIENCE = 3.0
-"""Times as long as starts take: what takes longer does not start."""
+"""A start that takes longer than this many usual starts counts as failed."""
 LEARNT_MAX = 8
-"""Starts, drains and flips remembered."""
+"""Number of starts, drains and role switches whose times are remembered."""
 NOTHING_KNOWN = "none"
-"""In place of a forecast's name, while no worker has said what its steps cost."""
+"""Shown in place of a forecast's name while no worker has reported what its steps cost."""
 HOLD_SHARE = 0.8
-"""Of the time that routers hold requests: a cluster at zero must be back by then."""
+"""Part of the time that routers hold requests within which a cluster at zero must be back."""
 
 
 class Autoscaler:
-    """`decide` once per interval; `journal` has what it decided."""
+    """The decisions for one model. Call `decide` once per interval; `journal` keeps the decisions."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: AutoscalerSettings) -> None:
         self.settings = settings
         self.journal = Journal()
-        self._demand = Demand(settings)
+        self._demand = DemandEstimator(settings)
         missed_max = max(1e-3, 1 - settings.attain)
-        # Each objective may take half of what may be missed of both.
+        # TTFT and TPOT each get half of the misses that are allowed for both.
         self._missed_max = missed_max / 2 if len(settings.bounds) > 1 else missed_max
-        self._attainment = {role: Attainment(missed_max=self._missed_max) for role in settings.bounds}
+        self._attainment = {role: DemandCorrection(missed_max=self._missed_max) for role in settings.bounds}
         self._patience = {role: Patience(settings.patience_s) for role in settings.bounds}
-        self._hours = Hours(settings.replica_hours_per_day)
+        self._hours = ReplicaHoursBudget(settings.replica_hours_per_day)
         self._learnt = {name: deque[float](maxlen=LEARNT_MAX) for name in ("start", "drain", "switch")}
         self._busy_s: float | None = None
+        """Last instant at which there was something to do."""
         self._complete_s: float | None = None
-        """When nothing was being started, last; the beginning, if something is since then."""
-        """When there was last something to do."""
+        """Last instant at which nothing was being started, or the first instant of all."""
 
     @property
     def start_s(self) -> float:
@@ -84,29 +85,30 @@ class Autoscaler:
 
     @property
     def zero_refused(self) -> str:
-        """Why there is no scaling to zero though it is asked for; empty: there is."""
+        """Reason why the cluster does not scale to zero although that is configured. Empty: it does."""
         allowed_s = HOLD_SHARE * self.settings.hold_s
         if self.start_s > allowed_s:
             return (
                 f"starts take {self.start_s:.0f} s and routers hold requests for "
-                f"{self.settings.hold_s:.0f} s: for zero raise router.queue_wait_s to at least "
+                f"{self.settings.hold_s:.0f} s: to scale to zero, raise router.queue_wait_s to at least "
                 f"{ceil(self.start_s / HOLD_SHARE)} s"
             )
         return ""
 
-    def memory(self, at_s: float) -> Memory:
+    def memory(self, at_s: float) -> AutoscalerMemory:
         learnt = {name: tuple(values) for name, values in self._learnt.items()}
-        return Memory(
+        return AutoscalerMemory(
             start_s=learnt["start"],
             drain_s=learnt["drain"],
             switch_s=learnt["switch"],
             corrections={role: one.factor for role, one in self._attainment.items()},
             patience={role: one.factor for role, one in self._patience.items()},
-            spent=self._hours.told(at_s),
+            spent=self._hours.history(at_s),
         )
 
-    def recall(self, memory: Memory, at_s: float, *, away_s: float) -> None:
-        """Before the first decision. `away_s`: since the memory was written."""
+    def recall(self, memory: AutoscalerMemory, at_s: float, *, away_s: float) -> None:
+        """Restore what an earlier process learnt, before the first decision. `away_s` is the time since
+        `memory` was written."""
         for name, values in (
             ("start", memory.start_s),
             ("drain", memory.drain_s),
@@ -118,8 +120,9 @@ class Autoscaler:
             self._patience[role].factor = memory.patience.get(role, FACTOR_MIN)
         self._hours.restore([(ago_s + away_s, hours) for ago_s, hours in memory.spent], at_s)
 
-    def decide(self, seen: Observation, traits: Mapping[Role, Traits]) -> Decision:
-        """`traits` of each role in use, as its workers told last; without them a role keeps what it has."""
+    def decide(self, seen: Observation, traits: Mapping[Role, Traits]) -> ScalingDecision:
+        """Decide for one interval. `traits` are those that the workers of each role reported last; a role
+        without them keeps its replicas."""
         self._learn(seen, traits)
         reasons: list[str] = []
         sized = {role: self._sized(role, seen, traits) for role in self.settings.bounds}
@@ -144,19 +147,19 @@ class Autoscaler:
     def _learn(self, seen: Observation, traits: Mapping[Role, Traits]) -> None:
         for name, values in (("start", seen.start_s), ("drain", seen.drain_s), ("switch", seen.switch_s)):
             self._learnt[name].extend(values)
-        # What is being started was asked for, and nobody can have used it yet; a start that fails for ever
-        # keeps nobody awake.
+        # Replicas that start were asked for and could not be used yet, so the cluster does not count as idle.
+        # A start that fails for ever does not keep the cluster awake.
         starts = any(state.starting or state.joining for state in seen.roles.values())
         if not starts or self._complete_s is None:
             self._complete_s = seen.at_s
         is_young = starts and seen.at_s - self._complete_s <= STARTS_PATIENCE * self.start_s
         if not seen.is_idle or is_young or self._busy_s is None:
             self._busy_s = seen.at_s
-        self._hours.spent(seen.at_s, seen.interval_s, sum(seen.of(r).paid for r in self.settings.bounds))
+        self._hours.add(seen.at_s, seen.interval_s, sum(seen.of(r).paid for r in self.settings.bounds))
         prompts_by = traits.get(Role.PREFILL) or traits.get(Role.AGGREGATED)
         if prompts_by is not None:
             self._demand.observe(seen, prompts_by)
-            self._demand.made(seen, traits.get(Role.DECODE) or prompts_by)
+            self._demand.observe_running(seen, traits.get(Role.DECODE) or prompts_by)
             self._judge(seen, prompts_by, traits)
 
     def _judge(self, seen: Observation, prompts_by: Traits, traits: Mapping[Role, Traits]) -> None:
@@ -185,7 +188,8 @@ class Autoscaler:
             )
 
     def _strain(self, role: Role, serving: int, kind: Traits, demand: float) -> float:
-        """See `Attainment.observe`. Of decode: 1 where the objective is just met, and falling fast."""
+        """Predicted misses as `DemandCorrection.observe` wants them. For decode it is 1 where the objective
+        is just met, and falls fast below."""
         ask, asked = self._demand, demand * self._attainment[role].factor
         if role.prefills:
             return prompts_missed(ask.prompts(kind), work=asked, servers=serving) / self._missed_max
@@ -194,25 +198,26 @@ class Autoscaler:
     def _steps(self, seconds: float) -> int:
         return max(1, ceil(seconds / self.settings.interval_s))
 
-    def _sized(self, role: Role, seen: Observation, traits: Mapping[Role, Traits]) -> Sized:
+    def _sized(self, role: Role, seen: Observation, traits: Mapping[Role, Traits]) -> RoleSizing:
         kind = traits.get(role)
         if kind is None:
             needed = max(seen.of(role).have, 1 if seen.queued else 0)
-            return Sized(0.0, 0.0, 0.0, NOTHING_KNOWN, 1.0, needed, needed)
+            return RoleSizing(0.0, 0.0, 0.0, NOTHING_KNOWN, 1.0, needed, needed)
         signal = self._signal(role)
-        # For the moment at which a start helps. Of what will be over by then only a surge counts: sizing for
-        # the mean of now as well would follow chance, and keep what it asks for as long as the patience.
+        # The forecast is for the moment at which a replica started now would help. Only a surge counts of the
+        # load that will be over by then: sizing for the present mean as well would follow chance, and its
+        # replicas would stay for the whole patience.
         far = signal.predict(self._steps(self.start_s))
         upper = max(far.upper, signal.surge, signal.jumped) if signal.is_ready else signal.least
         if role is Role.DECODE:
-            upper = max(upper, self._demand.made_per_s)
+            upper = max(upper, self._demand.running_tokens_per_s)
         factor = self._attainment[role].factor
         needed = max(self._needed(role, seen, kind, upper * factor), self._for_a_jump(role, seen, kind))
         slack = self._needed(role, seen, kind, max(SLACK, 1 + signal.doubt) * upper * factor)
         floor = self._patience[role].floor(
             max(needed, slack), seen.at_s, mistake_s=self.start_s + self.drain_s
         )
-        return Sized(signal.mean, upper, far.error, far.model, factor, needed, floor)
+        return RoleSizing(signal.mean, upper, far.error, far.model, factor, needed, floor)
 
     def _needed(self, role: Role, seen: Observation, kind: Traits, demand: float) -> int:
         ask = self._demand
@@ -222,16 +227,19 @@ class Autoscaler:
         work = demand + ask.backlog_rate(servers=seen.of(role).serving, start_s=self.start_s)
         if role is Role.PREFILL:
             return prefill_needed(ask.prompts(kind), work=work, missed_max=self._missed_max)
-        # Tokens follow prompts, with the same margin.
+        # Output tokens grow with the prompts, by the same margin.
         mean = ask.prefill.mean
         tokens = ask.decode.mean * (demand / mean if mean else 1.0)
         return aggregated_needed(
             ask.prompts(kind), ask.decoding(tokens), kind, work=work, missed_max=self._missed_max
         )
 
-    def _is_calm(self, role: Role, seen: Observation, sized: Sized, traits: Mapping[Role, Traits]) -> bool:
-        """The margin on a forecast asks for little more, and what is expected will be served well: at the
-        border between n and n + 1 replicas chance would cross it again and again."""
+    def _is_calm(
+        self, role: Role, seen: Observation, sized: RoleSizing, traits: Mapping[Role, Traits]
+    ) -> bool:
+        """Return True if only the forecast's margin asks for little more, and the expected load will be
+        served well. At the border between n and n + 1 replicas, chance would otherwise cross it again and
+        again."""
         kind, have, signal = traits.get(role), seen.of(role).have, self._signal(role)
         little = max(1, int(SMALL_SHARE * have))
         if kind is None or not 0 < have < sized.needed <= have + little:
@@ -240,15 +248,16 @@ class Autoscaler:
             return False
         expected = signal.predict(self._steps(self.start_s)).value
         if role is Role.DECODE:
-            expected = max(expected, self._demand.made_per_s)
+            expected = max(expected, self._demand.running_tokens_per_s)
         return self._attainment[role].is_good and self._strain(role, have, kind, expected) < CALM
 
-    def _signal(self, role: Role) -> Rate:
+    def _signal(self, role: Role) -> RateEstimator:
         return self._demand.decode if role is Role.DECODE else self._demand.prefill
 
     def _for_a_jump(self, role: Role, seen: Observation, kind: Traits) -> int:
-        """Replicas that serve `headroom` times what is usual until a start helps. A queue of prompts may grow
-        meanwhile, as long as the objective lasts; sequences that decode slow each other down at once."""
+        """Replicas that can serve `headroom` times the usual load until newly started ones help. A queue of
+        prompts may grow meanwhile for as long as the objective allows; sequences that decode slow each other
+        down at once."""
         signal = self._signal(role)
         if self.settings.headroom <= 1 or not signal.is_ready:
             return 0
@@ -258,7 +267,7 @@ class Autoscaler:
         alone_s = self.start_s + self.settings.interval_s
         return ceil(jump * alone_s / (alone_s + self._demand.ttft_s))
 
-    def _wanted(self, role: Role, have: int, sized: Sized, reasons: list[str]) -> int:
+    def _wanted(self, role: Role, have: int, sized: RoleSizing, reasons: list[str]) -> int:
         unit = "tokens/s" if role is Role.DECODE else "s of prompts per s"
         if sized.needed > have and sized.model != NOTHING_KNOWN:
             back = "" if have else "back from zero; "
@@ -269,7 +278,7 @@ class Autoscaler:
             )
             return sized.needed
         if sized.floor is not None and sized.floor < have:
-            # Half at once at most: what is drained cannot be called back.
+            # At most half of the pool goes at once, since a drain cannot be undone.
             wanted = max(sized.floor, have // 2)
             patience_s = self._patience[role].waited_s
             reasons.append(
@@ -280,7 +289,7 @@ class Autoscaler:
         return have
 
     def _asleep(self, seen: Observation, wanted: dict[Role, int], reasons: list[str]) -> dict[Role, int]:
-        """To zero after long idleness, and at least one of each role otherwise."""
+        """Scale to zero after long idleness, and keep at least one replica of each role otherwise."""
         after_s = self.settings.zero_after_s
         may = after_s > 0 and all(b.least == 0 for b in self.settings.bounds.values())
         assert self._busy_s is not None
@@ -301,7 +310,7 @@ class Autoscaler:
                 wanted[role] = 1
         return wanted
 
-    # --- bounds, budgets, flips -------------------------------------------------------------------
+    # --- bounds, budgets, role switches -----------------------------------------------------------
 
     def _within(
         self, at_s: float, wanted: dict[Role, int], needed: dict[Role, int], reasons: list[str]
@@ -318,7 +327,7 @@ class Autoscaler:
         wanted: dict[Role, int],
         reasons: list[str],
     ) -> tuple[RoleSwitch, ...]:
-        """Replicas that change their role; `wanted` follows."""
+        """Choose replicas that switch their role, and reduce `wanted` accordingly."""
         if set(have) != {Role.PREFILL, Role.DECODE} or self.switch_s >= self.start_s:
             return ()
         for source, target in ((Role.PREFILL, Role.DECODE), (Role.DECODE, Role.PREFILL)):
@@ -332,7 +341,7 @@ class Autoscaler:
                 wanted[source] = min(wanted[source], have[source] - count)
                 reasons.append(
                     f"{count} of {source} to {target}: {source} can do with {keep} of {have[source]}, and a "
-                    f"flip takes {self.switch_s:.0f} s, a start {self.start_s:.0f} s"
+                    f"role switch takes {self.switch_s:.0f} s, a start {self.start_s:.0f} s"
                 )
                 return (RoleSwitch(source, target, count),)
         return ()
@@ -343,14 +352,14 @@ class Autoscaler:
         have: dict[Role, int],
         wanted: dict[Role, int],
         switches: tuple[RoleSwitch, ...],
-        sized: Mapping[Role, Sized],
+        sized: Mapping[Role, RoleSizing],
         reasons: list[str],
-    ) -> Decision:
+    ) -> ScalingDecision:
         after = dict(have)
         for switch_role in switches:
             after[switch_role.source] -= switch_role.count
             after[switch_role.target] += switch_role.count
-        return Decision(
+        return ScalingDecision(
             at_s=seen.at_s,
             desired=wanted,
             switches=switches,

@@ -1,48 +1,52 @@
-"""From what was observed to what is asked of each role, now and when a replica started now would serve."""
+"""The demand on each role, estimated from observations: now, and when a replica started now would serve."""
 
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import exp
 
-from control_plane.autoscaler.rate import Rate
-from control_plane.autoscaler.sizing import Decoding, Prompt
-from control_plane.autoscaler.values import ClassLoad, Observation, Settings, Traits
+from baton.core.demand import ClassLoad, Traits
+from control_plane.autoscaler.rate import RateEstimator
+from control_plane.autoscaler.sizing import DecodeLoad, PromptGroup
+from control_plane.autoscaler.values import AutoscalerSettings, Observation
 
 MIX_WINDOWS = 4.0
-"""Over how many windows lengths and cached shares are averaged."""
+"""Number of windows over which prompt lengths and cached parts are averaged."""
 ENDED_S = 900.0
-"""Over how long lengths of answers are averaged. When more requests come than before, the first of them to
-end are those with short answers: over a short while answers seem to become shorter just then."""
+"""Time over which answer lengths are averaged. When more requests come than before, the first of them to end
+are those with short answers, so a short average would see answers become shorter just then."""
 LONGER_SIGMAS = 2.0
-"""Of the mean over the shorter while: answers that became longer count at once."""
+"""Standard deviations above the usual length at which the mean over the shorter time counts at once: answers
+became longer."""
 ANSWERS_VARY = 1.0
-"""Standard deviation of their lengths, as a share of the mean."""
+"""Standard deviation of answer lengths, as a part of their mean."""
 OUTPUT_TOKENS = 200.0
-"""Of an answer, while none has ended."""
+"""Assumed length of an answer while none has ended."""
 CONTEXT_TOKENS = 1000.0
 BACKLOG_S = 30.0
-"""In how long prompts that wait beyond the objective are to be computed, at the least; else in as long as a
-start takes: what is started for them comes only then, and stays for the patience."""
+"""Prompts that wait for longer than the objective are to be computed within this time, or within the time of
+a start if that is longer: replicas started for them come only then, and stay for the patience."""
 ENDED_MIN = 10.0
-"""Answers that must have ended before their mean length is believed: the first to end are short ones."""
+"""Number of answers that must have ended before their mean length is believed, since the first to end are
+short."""
 RUNNING_MORE = 1.1
-"""Tokens that are made count when they are so much more than those that arrivals let expect."""
+"""The rate at which running sequences produce tokens counts when it exceeds the rate expected from arrivals
+by this factor."""
 
 
 @dataclass(slots=True)
 class _Mix:
-    """Sums over one class that fade."""
+    """Exponentially fading sums over one service class."""
 
     bins: dict[int, tuple[float, float]]
-    """Requests and prompt tokens by bin."""
+    """Requests and prompt tokens by length bin."""
     started_tokens: float = 0.0
     cached_tokens: float = 0.0
     ended: float = 0.0
     output_tokens: float = 0.0
     context_tokens: float = 0.0
     ended_long: float = 0.0
-    """The same over `ENDED_S`."""
+    """Answers that ended, fading over `ENDED_S`."""
     output_tokens_long: float = 0.0
 
     def take(self, load: ClassLoad, keep: float, keep_long: float) -> None:
@@ -73,37 +77,40 @@ class _Mix:
         return lately if is_longer else usual
 
 
-class Demand:
-    """What each phase is asked for. `observe` once per interval."""
+class DemandEstimator:
+    """The estimated demand on each phase. Call `observe` once per interval."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: AutoscalerSettings) -> None:
         self._settings = settings
         self._mixes: dict[str, _Mix] = {}
-        self.prefill, self.decode = Rate(settings), Rate(settings)
+        self.prefill, self.decode = RateEstimator(settings), RateEstimator(settings)
         self._backlog_s = 0.0
         self._knows_lengths = False
-        self._made: deque[float] = deque(maxlen=max(1, round(settings.window_s / settings.interval_s)))
-        """Tokens per second, of intervals."""
+        self._running_rates: deque[float] = deque(
+            maxlen=max(1, round(settings.window_s / settings.interval_s))
+        )
+        """Tokens per second of the latest intervals."""
 
-    def made(self, seen: Observation, traits: Traits) -> None:
-        """How fast what runs makes tokens, by what steps cost. Lengths of answers are known when they end:
-        ones that became longer show here first."""
+    def observe_running(self, seen: Observation, traits: Traits) -> None:
+        """Estimate how fast running sequences produce tokens, from the cost of their steps. The length of an
+        answer is known only when it ends, so answers that became longer show here first."""
         rate = 0.0
         for role, state in seen.roles.items():
             workers = state.serving + state.draining
             if role.decodes and state.decoding and workers:
                 batch, context = state.decoding / workers, state.context_tokens / workers
                 rate += state.decoding / traits.costs.step_s(decodes=batch, context_tokens=context)
-        self._made.append(rate)
+        self._running_rates.append(rate)
 
     @property
-    def made_per_s(self) -> float:
-        """0: no more than what arrives lets expect."""
-        mean = sum(self._made) / len(self._made) if self._made else 0.0
+    def running_tokens_per_s(self) -> float:
+        """Token rate of the running sequences if it clearly exceeds the rate expected from arrivals, else
+        0."""
+        mean = sum(self._running_rates) / len(self._running_rates) if self._running_rates else 0.0
         return mean if mean > RUNNING_MORE * self.decode.mean else 0.0
 
     def observe(self, seen: Observation, traits: Traits) -> None:
-        """`traits` of the workers that compute prompts."""
+        """Count one interval. `traits` are those of the workers that compute prompts."""
         keep = exp(-seen.interval_s / (MIX_WINDOWS * self._settings.window_s))
         keep_long = exp(-seen.interval_s / ENDED_S)
         for name in {*self._mixes, *seen.classes}:
@@ -126,7 +133,7 @@ class Demand:
         self._backlog_s = self._waiting_s(seen, traits)
 
     def _waiting_s(self, seen: Observation, traits: Traits) -> float:
-        """Seconds of one worker to compute what waits, at workers and at routers."""
+        """Seconds that one worker would need for the prompts that wait at workers and at routers."""
         prompts = self.prompts(traits)
         tokens = sum(mix[1] for one in self._mixes.values() for mix in one.bins.values())
         seconds = sum(p.weight * p.service_s for p in prompts)
@@ -135,42 +142,44 @@ class Demand:
         )
         return waiting * seconds / tokens if tokens else waiting * traits.costs.prompt_token_s
 
-    def prompts(self, traits: Traits) -> list[Prompt]:
-        """Of all classes, by length, weighted by how many came lately."""
+    def prompts(self, traits: Traits) -> list[PromptGroup]:
+        """Return the prompts of all classes, grouped by length and weighted by how many came lately."""
         objectives = self._settings.objectives
-        found: list[Prompt] = []
+        found: list[PromptGroup] = []
         for name, mix in self._mixes.items():
             objective = objectives.get(name) or objectives.get("")
             ttft_s = objective.ttft_s if objective else 0.0
             for n, tokens in mix.bins.values():
-                found.append(Prompt(n, _service_s(tokens / n, mix.cached_share, traits), ttft_s))
+                found.append(PromptGroup(n, _service_s(tokens / n, mix.cached_share, traits), ttft_s))
         return found
 
     def hopeless_share(self, traits: Traits) -> float:
-        """Of the requests: their prompts take longer than their objective on an idle cluster."""
+        """Return the part of requests whose prompts take longer than their objective even on an idle
+        cluster."""
         prompts = self.prompts(traits)
         weight = sum(p.weight for p in prompts)
         late = sum(p.weight for p in prompts if 0 < p.ttft_s <= p.service_s)
         return late / weight if weight else 0.0
 
-    def decoding(self, tokens_per_s: float) -> Decoding:
-        """So many tokens of sequences as they were lately, under the strictest objective in use."""
+    def decoding(self, tokens_per_s: float) -> DecodeLoad:
+        """Return a decode load of this token rate, with sequences as they were lately and the strictest
+        objective in use."""
         mixes = [(name, mix) for name, mix in self._mixes.items() if mix.bins or mix.ended > 1e-3]
         tokens = sum(mix.output_tokens for _, mix in mixes)
         context = sum(mix.context_tokens for _, mix in mixes) / tokens if tokens else CONTEXT_TOKENS
         objectives = self._settings.objectives
         used = [objectives.get(name) or objectives.get("") for name, _ in mixes]
         strict = min((one.tpot_s for one in used if one and one.tpot_s), default=0.0)
-        return Decoding(tokens_per_s, context, strict)
+        return DecodeLoad(tokens_per_s, context, strict)
 
     @property
     def ttft_s(self) -> float:
-        """The strictest objective; 0: none."""
+        """The strictest TTFT objective; 0 if there is none."""
         return min((o.ttft_s for o in self._settings.objectives.values() if o.ttft_s), default=0.0)
 
     def backlog_rate(self, *, servers: int, start_s: float) -> float:
-        """Seconds of prompts per second, on top of what arrives, to be rid of what waits for longer than the
-        objective."""
+        """Return the seconds of prompt work per second, on top of arrivals, that clear the prompts which wait
+        for longer than the objective."""
         within_s = servers * (self.ttft_s or 1.0)
         return max(0.0, self._backlog_s - within_s) / max(BACKLOG_S, start_s)
 
@@ -181,7 +190,7 @@ def _service_s(prompt_tokens: float, cached_share: float, traits: Traits) -> flo
     return traits.costs.prompt_s(start, end, chunk_tokens=traits.chunk_tokens)
 
 
-def _variation(prompts: list[Prompt]) -> float:
+def _variation(prompts: list[PromptGroup]) -> float:
     weight = sum(p.weight for p in prompts)
     mean_s = sum(p.weight * p.service_s for p in prompts) / weight if weight else 0.0
     if not mean_s:
@@ -190,5 +199,6 @@ def _variation(prompts: list[Prompt]) -> float:
 
 
 def learnt(default: float, seen: Iterable[float]) -> float:
-    """The longest of the last few, or the default: to be early costs less than to be late."""
+    """Return the longest of the last few observations, or the default: acting early costs less than acting
+    late."""
     return max(seen, default=default)

@@ -1,8 +1,8 @@
-"""What a rate will be some steps from now, and how wrong such forecasts have been.
+"""Forecasts of a rate some steps ahead, and how wrong they have been.
 
 Four models run side by side: a slow mean, the present level, Holt's linear trend with damping (Gardner and
-McKenzie, 1985), and the same time one season ago times how this season compares. At each horizon the one
-whose forecasts were nearest lately is believed, and its own errors there say how much to add.
+McKenzie, 1985), and the value one season ago scaled by how this season compares. At each horizon the model
+with the smallest recent errors is used, and its own errors set the margin.
 """
 
 from collections import deque
@@ -10,36 +10,38 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 HORIZONS: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
-"""Steps ahead at which forecasts are kept and compared with what came."""
+"""Numbers of steps ahead at which forecasts are kept and compared with what came."""
 ERRORS_KEPT = 60
 ERRORS_MIN = 8
-"""Fewer errors than that are no ground for a choice, nor for a quantile."""
+"""Fewer errors than this support neither a choice of model nor a quantile."""
 TREND_MAX = 1.25
-"""Times the level. What rises faster than that within a start is a jump, which does not go on."""
+"""Largest forecast of the trend model, times the level. A rate that rises faster within one start is a jump,
+which does not go on."""
 MARGIN_MAX = 0.3
-"""Of the value: a load that jumped made every forecast wrong by the jump, once, and no margin helps then."""
+"""Largest margin, as a part of the forecast. A jump of the load makes every forecast wrong once, and no
+margin helps against that."""
 UNKNOWN_ERROR = 0.1
-"""Of the value, while errors are unknown."""
+"""Assumed error, as a part of the value, while errors are unknown."""
 LEVEL_WEIGHT, TREND_WEIGHT, DAMPING = 0.4, 0.15, 0.9
 SLOW_WEIGHT = 0.06
 SWITCH_SHARE = 0.9
-"""A model takes over when its errors are less than that share of those of the model in use."""
+"""A model takes over when its errors are below this part of those of the model in use."""
 MODELS = ("mean", "level", "trend", "season")
 
 
-class Forecast(NamedTuple):
-    """In the unit of the values."""
+class RateForecast(NamedTuple):
+    """A forecast in the unit of the values."""
 
     value: float
     upper: float
-    """`value`, and the quantile of what such forecasts fell short by lately; at least `value`."""
+    """`value` plus the quantile by which such forecasts fell short lately. It is never below `value`."""
     error: float
     """Mean absolute error of such forecasts lately."""
     model: str
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """By linear interpolation; of at least one value."""
+    """Return a quantile of at least one value by linear interpolation."""
     ordered = sorted(values)
     place = share * (len(ordered) - 1)
     low = int(place)
@@ -48,24 +50,25 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 class Forecaster:
-    """Of one value per step."""
+    """Forecasts of one series with one value per step."""
 
     def __init__(self, *, caution: float, season_steps: int = 0) -> None:
-        """`caution`: the quantile that `Forecast.upper` stands for. `season_steps` 0: no season."""
+        """`caution` is the quantile of errors that `RateForecast.upper` covers. `season_steps` 0 means that
+        there is no season."""
         self._caution, self._season_steps = caution, season_steps
         self._count = self._since = 0
         self._slow = self._level = self._trend = 0.0
         self._past: deque[float] = deque(maxlen=max(1, season_steps + max(HORIZONS)))
         self._pending: deque[tuple[int, int, tuple[float, ...]]] = deque()
-        """(step at which it is due, horizon, forecasts of the models)."""
+        """Forecasts not yet resolved: (step at which it is due, horizon, forecasts of the models)."""
         self._errors = {
             horizon: tuple(deque[float](maxlen=ERRORS_KEPT) for _ in MODELS) for horizon in HORIZONS
         }
         self._chosen = dict.fromkeys(HORIZONS, 0)
 
     def restart(self) -> None:
-        """The values jump with the next one. What was forecast across the jump is forgotten: it says nothing
-        of forecasts, and errors of those before are errors still."""
+        """Note that the values jump with the next one. Forecasts made across the jump are dropped, because
+        their errors say nothing about the models; errors counted before stay."""
         self._pending.clear()
         self._since = self._count
         self._trend = 0.0
@@ -88,27 +91,28 @@ class Forecaster:
             self._pending.append((self._count + horizon, horizon, self._models(horizon)))
             self._choose(horizon)
 
-    def predict(self, steps: int) -> Forecast:
-        """`steps` from now; as far as the nearest horizon that is no shorter, or the longest."""
+    def predict(self, steps: int) -> RateForecast:
+        """Return the forecast for `steps` from now, at the nearest horizon that is not shorter, or at the
+        longest."""
         horizon = next((h for h in HORIZONS if h >= steps), HORIZONS[-1])
         number = self._chosen[horizon]
         value = self._models(horizon)[number]
         errors = self._errors[horizon][number]
         if len(errors) < ERRORS_MIN:
             margin = UNKNOWN_ERROR * value
-            return Forecast(value, value + margin, margin, MODELS[number])
+            return RateForecast(value, value + margin, margin, MODELS[number])
         short = min(MARGIN_MAX * value, max(0.0, quantile(errors, self._caution)))
         mean = sum(abs(error) for error in errors) / len(errors)
-        return Forecast(value, value + short, mean, MODELS[number])
+        return RateForecast(value, value + short, mean, MODELS[number])
 
     def _resolve(self, value: float) -> None:
         kept: deque[tuple[int, int, tuple[float, ...]]] = deque()
-        for due, horizon, guesses in self._pending:
+        for due, horizon, predictions in self._pending:
             if due > self._count:
-                kept.append((due, horizon, guesses))
+                kept.append((due, horizon, predictions))
                 continue
-            for errors, guess in zip(self._errors[horizon], guesses, strict=False):
-                errors.append(value - guess)
+            for errors, predicted in zip(self._errors[horizon], predictions, strict=False):
+                errors.append(value - predicted)
         self._pending = kept
 
     def _choose(self, horizon: int) -> None:
@@ -129,7 +133,8 @@ class Forecaster:
         return own if season is None else (*own, season)
 
     def _seasonal(self, steps: int) -> float | None:
-        """What came one season before then, by how much more or less it is now than a season before now."""
+        """Return the value one season before the predicted step, scaled by how the present level compares
+        with one season ago."""
         ago, then = self._season_steps, self._season_steps - steps
         if not ago or then < 1 or len(self._past) <= ago:
             return None

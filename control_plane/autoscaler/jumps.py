@@ -1,9 +1,9 @@
-"""Where a rate changed: not what may come, but what has come already and is no chance.
+"""Detection of changes in a rate that have happened already and are not chance.
 
-Each time the counts seen lately are cut in two at every place, and two rates are compared with one by the
+At each interval the recent counts are cut in two at every place, and two rates are compared with one by the
 generalised likelihood ratio of Poisson counts (Lorden 1971; Basseville and Nikiforov, "Detection of abrupt
-changes", 1993, 2.4.3). A mean over a window learns of a jump as slowly as the window is long; this learns of
-one that trebles ten requests in two intervals, and says which of them belong to the new rate.
+changes", 1993, 2.4.3). A mean over a window notices a jump as slowly as the window is long. This test notices
+a rate that trebles after ten requests in two intervals, and says which intervals belong to the new rate.
 """
 
 from collections import deque
@@ -11,27 +11,30 @@ from itertools import pairwise
 from math import log
 
 THRESHOLD = 7.0
-"""Of the logarithm of the likelihood ratio: by chance about once in ten hours of intervals of 15 s."""
+"""Logarithm of the likelihood ratio that counts as a jump. Chance alone exceeds it about once in ten hours of
+15 s intervals."""
 COUNT_MIN = 5.0
-"""On one side at least. Two requests after an idle hour are no rate."""
+"""Number of requests that at least one side of the cut must have. Two requests after an idle hour are no
+rate."""
 AFTER_MAX = 12
-"""A rate that changed longer ago is the window's matter."""
+"""Largest number of intervals since a jump. The mean over the window follows an older change by itself."""
 BEFORE_MIN = 4
-"""Intervals that say what was usual."""
+"""Smallest number of intervals before a jump, which define the usual rate."""
 BEFORE_MAX = 40
 SPREAD_STEPS = 120
 
 
 class Jumps:
-    """Of one stream of counts."""
+    """The jump detector of one stream of counts."""
 
     def __init__(self) -> None:
         self._counts: deque[int] = deque(maxlen=AFTER_MAX + BEFORE_MAX)
-        """Since the last jump."""
+        """Counts since the last jump."""
         self._all: deque[int] = deque(maxlen=SPREAD_STEPS)
 
     def observe(self, count: int) -> int:
-        """How many of the latest intervals are at a new rate; 0: no change is sure."""
+        """Add one count and return how many of the latest intervals are at a new rate; 0 if no change is
+        sure."""
         self._counts.append(count)
         self._all.append(count)
         best, steps = 0.0, 0
@@ -50,8 +53,8 @@ class Jumps:
 
     @property
     def spread(self) -> float:
-        """Variance by mean, from one interval to the next, so that a jump counts once; at least 1. Arrivals
-        in bursts have more, and then it takes more to be sure."""
+        """Variance over mean from one interval to the next, so that a jump counts once; at least 1. Arrivals
+        in bursts have more of it, and then more evidence is needed."""
         if len(self._all) < BEFORE_MIN:
             return 1.0
         mean = sum(self._all) / len(self._all)
@@ -60,7 +63,7 @@ class Jumps:
 
 
 def _likelihood_ratio(after: float, after_steps: int, before: float, before_steps: int) -> float:
-    """Logarithm: of two rates, against one for all."""
+    """Return the logarithm of the likelihood of two rates over that of a single one."""
     together = (after + before) / (after_steps + before_steps)
     return sum(
         count * log(count / steps / together)

@@ -1,4 +1,4 @@
-"""Bounds and budgets."""
+"""Bounds on replicas, and the budget of replica hours."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -11,15 +11,15 @@ BUCKET_S = 900.0
 FREE_SHARE = 0.5
 
 
-class Hours:
-    """A budget of replica hours over any 24 hours; 0: none."""
+class ReplicaHoursBudget:
+    """A budget of replica hours over any 24 hours; 0 means no budget."""
 
     def __init__(self, per_day: float) -> None:
         self._per_day = per_day
         self._buckets: deque[tuple[float, float]] = deque()
-        """(start of a quarter of an hour, hours spent in it)."""
+        """Quarters of an hour: (start, hours spent in it)."""
 
-    def spent(self, at_s: float, interval_s: float, replicas: int) -> None:
+    def add(self, at_s: float, interval_s: float, replicas: int) -> None:
         if not self._per_day:
             return
         hours = replicas * interval_s / 3600
@@ -35,16 +35,17 @@ class Hours:
     def used(self) -> float:
         return sum(hours for _, hours in self._buckets)
 
-    def told(self, at_s: float) -> tuple[tuple[float, float], ...]:
-        """(seconds ago, hours), oldest first."""
+    def history(self, at_s: float) -> tuple[tuple[float, float], ...]:
+        """Return the hours spent as (seconds ago, hours), oldest first."""
         return tuple((at_s - start_s, hours) for start_s, hours in self._buckets)
 
     def restore(self, spent: Sequence[tuple[float, float]], at_s: float) -> None:
         self._buckets = deque((at_s - ago_s, hours) for ago_s, hours in spent if ago_s < DAY_S)
 
     def allowed(self, at_s: float) -> int | None:
-        """Replicas at once; None: as many as one likes. While more than `FREE_SHARE` of the budget is left it
-        does not bind; then what is left is spread over the time until hours spent begin to be a day old."""
+        """Return how many replicas may run at once, or None for any number. The budget does not bind while
+        more than `FREE_SHARE` of it is left. After that, the rest is spread over the time until the oldest
+        spent hours are a day old."""
         left = self._per_day - self.used
         if not self._per_day or left >= FREE_SHARE * self._per_day:
             return None
@@ -60,20 +61,21 @@ def within(
     total_max: int,
     reasons: list[str],
 ) -> dict[Role, int]:
-    """Between each role's bounds, and in all at most `total_max` (0: any) or the sum of the least. What is
-    short is short for all roles alike: the pool that has less than its share would hold up the other."""
+    """Keep each role within its bounds, and all together within `total_max` (0: any) or the sum of the
+    minima. A shortage hits all roles alike, since the pool with less than its part would hold up the
+    other."""
     held: dict[Role, int] = {}
     for role, count in wanted.items():
         bound = bounds[role]
         held[role] = min(bound.most, max(bound.least, count))
         if held[role] < count:
-            reasons.append(f"{role}: held at its most, {bound.most}, of {count}")
+            reasons.append(f"{role}: limited to its maximum of {bound.most}, {count} wanted")
         elif held[role] > count:
-            reasons.append(f"{role}: held at its least, {bound.least}")
+            reasons.append(f"{role}: kept at its minimum of {bound.least}")
     total = sum(held.values())
     if not total_max or total <= total_max:
         return held
-    reasons.append(f"{total} wanted, and the budget allows {total_max} in all")
+    reasons.append(f"all roles: limited to {total_max} by the budget, {total} wanted")
     return _shared(held, needed, bounds, total_max)
 
 
@@ -85,7 +87,7 @@ def _shared(
         able = [role for role in held if given[role] < held[role]]
         if not able:
             break
-        # One more for whoever has least of what it needs.
+        # The role that has the smallest part of what it needs gets one more.
         poorest = min(able, key=lambda role: (given[role] / max(1, needed[role]), role))
         given[poorest] += 1
     return given

@@ -1,6 +1,6 @@
-"""The autoscaler in a live cluster: from what routers report and the control plane knows, to orders. Pure.
+"""The autoscaler of a live cluster: reports of routers and the cluster's state in, orders out. Pure.
 
-`control_plane.scaling` gives it a clock and carries its orders out; nothing here waits or reads one.
+`control_plane.scaling` gives it a clock and carries its orders out; nothing here waits or reads a clock.
 """
 
 from collections import deque
@@ -23,42 +23,48 @@ from baton.core.operate import (
     Resize,
     RoleOutlook,
 )
-from control_plane.autoscaler.advised import Advised
+from control_plane.autoscaler.advice import AdviceFilter
 from control_plane.autoscaler.cluster import order_of, roles_of
 from control_plane.autoscaler.decide import Autoscaler
-from control_plane.autoscaler.values import Decision, Memory, Observation, RoleState, Settings
+from control_plane.autoscaler.values import (
+    AutoscalerMemory,
+    AutoscalerSettings,
+    Observation,
+    RoleState,
+    ScalingDecision,
+)
 
 SILENT_S = 10.0
-"""A router that watches and has reported nothing for so long is not known to be idle."""
+"""A router that watches and has not reported for this long is not known to be idle."""
 KEPT_MAX = 64
-"""Starts, drains and flips that ended while nothing could be decided."""
+"""Number of starts, drains and role switches remembered while nothing could be decided."""
 UNITS = {Role.PREFILL: "s of prompts per s", Role.DECODE: "tokens/s", Role.AGGREGATED: "s of prompts per s"}
 
 
 class RouterLoads:
-    """Totals of each router, and what came since they were last looked at."""
+    """The totals of each router, and what came since they were last taken."""
 
     def __init__(self, *, now_s: float) -> None:
         self._taken_s = now_s
         self._latest: dict[RouterId, DemandReport] = {}
-        self._heard_s: dict[RouterId, float] = {}
+        self._reported_s: dict[RouterId, float] = {}
         self._before: dict[RouterId, Mapping[str, ClassLoad]] = {}
 
-    def heard(self, report: DemandReport, *, now_s: float) -> None:
+    def on_report(self, report: DemandReport, *, now_s: float) -> None:
         router_id = report.router_id
         if router_id not in self._before:
-            # What an older router counted before we looked belongs to no interval of ours.
+            # Requests that an older router counted before this process began belong to none of its intervals.
             is_new = report.up_s <= now_s - self._taken_s
             self._before[router_id] = {} if is_new else report.classes
-        self._latest[router_id], self._heard_s[router_id] = report, now_s
+        self._latest[router_id], self._reported_s[router_id] = report, now_s
 
     def silent(self, routers: Collection[RouterId], *, now_s: float) -> list[RouterId]:
-        """Of these, those that have said nothing lately."""
-        return sorted(r for r in routers if now_s - self._heard_s.get(r, float("-inf")) > SILENT_S)
+        """Return those of `routers` that have reported nothing lately."""
+        return sorted(r for r in routers if now_s - self._reported_s.get(r, float("-inf")) > SILENT_S)
 
     def take(self, routers: Collection[RouterId], *, now_s: float) -> dict[str, ClassLoad]:
-        """What came since the last time. Routers that are not among `routers` are gone, and counted once
-        more."""
+        """Return what came since the last call. A router missing from `routers` is gone; it is counted one
+        last time."""
         self._taken_s = now_s
         parts: dict[str, list[ClassLoad]] = {}
         for router_id, report in list(self._latest.items()):
@@ -67,17 +73,17 @@ class RouterLoads:
                 parts.setdefault(name, []).append(difference(load, before.get(name, ClassLoad())))
             self._before[router_id] = report.classes
             if router_id not in routers:
-                del self._latest[router_id], self._heard_s[router_id], self._before[router_id]
+                del self._latest[router_id], self._reported_s[router_id], self._before[router_id]
         return {name: total(loads) for name, loads in parts.items()}
 
     @property
     def queued(self) -> tuple[int, int]:
-        """Sequences without a place, and the tokens of their prompts."""
+        """Number of sequences that no worker has taken, and the tokens of their prompts."""
         reports = self._latest.values()
         return sum(r.queued for r in reports), sum(r.queued_prompt_tokens for r in reports)
 
     def workers(self) -> dict[WorkerId, WorkerLoad]:
-        """Each as the router says that heard it last."""
+        """Return the load of each worker, from the router that has the newest report of it."""
         found: dict[WorkerId, WorkerLoad] = {}
         for report in self._latest.values():
             for load in report.workers:
@@ -87,16 +93,17 @@ class RouterLoads:
         return found
 
 
-class StateWatch:
-    """How long starts, drains and flips took, from replicas seen again and again."""
+class TransitionTimes:
+    """Measured times of starts, drains and role switches, from repeated views of the replicas."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[ReplicaStatus, float]] = {}
-        """By name: as it was, and since when."""
+        """Replicas by name: their last status, and since when they have it."""
         self.start_s, self.drain_s, self.switch_s = (deque[float](maxlen=KEPT_MAX) for _ in range(3))
 
-    def saw(self, replicas: Iterable[ReplicaStatus], *, life: str, now_s: float) -> None:
-        """`life`: of the control plane. Workers of an earlier one seem to start when they are found."""
+    def observe(self, replicas: Iterable[ReplicaStatus], *, life: str, now_s: float) -> None:
+        """Compare replicas with the previous view. `life` is that of the control plane: workers of an earlier
+        life only seem to start when they are found."""
         present = {r.name: (r, now_s - r.for_s) for r in replicas}
         for name, (was, since_s) in self._known.items():
             now, changed_s = present.get(name, (None, now_s))
@@ -113,7 +120,7 @@ class StateWatch:
         self._known = present
 
     def take(self) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
-        """Starts, drains and flips that ended since the last time."""
+        """Return the times of starts, drains and role switches that ended since the last call."""
         taken = tuple(self.start_s), tuple(self.drain_s), tuple(self.switch_s)
         for one in (self.start_s, self.drain_s, self.switch_s):
             one.clear()
@@ -121,7 +128,8 @@ class StateWatch:
 
 
 def typical(all_traits: Iterable[Traits]) -> Traits | None:
-    """Workers of one role are taken to be alike: the middle of each figure. None: nobody said."""
+    """Return the median of each figure, since workers of one role are taken to be alike. None: no worker
+    reported any."""
     listed = list(all_traits)
     if not listed:
         return None
@@ -135,30 +143,32 @@ def typical(all_traits: Iterable[Traits]) -> Traits | None:
 
 
 class LiveAutoscaler:
-    """Of one model. `heard` and `saw` as things happen, `decide` once per interval."""
+    """The autoscaler of one model. Call `on_report` and `on_state` as things happen, and `decide` once per
+    interval."""
 
-    def __init__(self, settings: Settings, *, model: str, now_s: float) -> None:
+    def __init__(self, settings: AutoscalerSettings, *, model: str, now_s: float) -> None:
         self.settings, self.model = settings, model
         self.scaler = Autoscaler(settings)
         self._loads = RouterLoads(now_s=now_s)
-        self._phases = StateWatch()
+        self._transitions = TransitionTimes()
         self._traits: dict[Role, Traits] = {}
         self._decided_s = now_s
         self._last: tuple[Mapping[Role, int], Mapping[Role, int]] | None = None
-        self._advised = Advised(settings.patience_s)
-        """What was ordered or advised last, and what was desired before."""
-        self._decision: Decision | None = None
-        self._blind = "nothing was looked at yet"
+        """Counts ordered last, and those desired before that order."""
+        self._advised = AdviceFilter(settings.patience_s)
+        self._decision: ScalingDecision | None = None
+        self._blind = "no interval has ended yet"
 
-    def heard(self, report: DemandReport, *, now_s: float) -> None:
-        self._loads.heard(report, now_s=now_s)
+    def on_report(self, report: DemandReport, *, now_s: float) -> None:
+        self._loads.on_report(report, now_s=now_s)
 
-    def saw(self, state: ClusterState, *, now_s: float) -> None:
+    def on_state(self, state: ClusterState, *, now_s: float) -> None:
         mine = [r for r in state.replicas if r.model == self.model]
-        self._phases.saw(mine, life=state.life, now_s=now_s)
+        self._transitions.observe(mine, life=state.life, now_s=now_s)
 
     def limit(self, workers_max: int) -> None:
-        """Of all its roles together, from now on: less than its own where other models have the rest."""
+        """Limit all roles together from now on. The limit is below the configured one where other models use
+        the rest."""
         if workers_max != self.scaler.settings.workers_max:
             self.scaler.settings = msgspec.structs.replace(self.scaler.settings, workers_max=workers_max)
 
@@ -169,8 +179,8 @@ class LiveAutoscaler:
     # --- deciding ---------------------------------------------------------------------------------
 
     def decide(self, state: ClusterState, *, now_s: float) -> Order | None:
-        """What to order or advise now; None: nothing that was not said already. While a router is silent
-        nothing is decided: it may have any load."""
+        """Return the order or the advice of this interval, or None if there is nothing new. Nothing is
+        decided while a router is silent, since it may have any load."""
         routers = [router.router_id for router in state.routers]
         self._blind = self._blindness(state, routers, now_s)
         if self._blind:
@@ -197,7 +207,7 @@ class LiveAutoscaler:
         if state.pool(self.model) is None:
             return f"there is no model {self.model}"
         if not routers:
-            return "no router is there"
+            return "there is no router"
         if silent := self._loads.silent(routers, now_s=now_s):
             return f"no report from {', '.join(silent[:5])}"
         return ""
@@ -208,7 +218,7 @@ class LiveAutoscaler:
         self._decided_s = now_s
         workers = self._loads.workers()
         queued, queued_tokens = self._loads.queued
-        start_s, drain_s, switch_s = self._phases.take()
+        start_s, drain_s, switch_s = self._transitions.take()
         self._learn_traits(workers.values())
         counted = roles_of(state, self.model, self.settings.bounds)
         return Observation(
@@ -224,21 +234,21 @@ class LiveAutoscaler:
         )
 
     def _learn_traits(self, workers: Iterable[WorkerLoad]) -> None:
-        told = [(load.role, load.traits) for load in workers if load.traits is not None]
+        reported = [(load.role, load.traits) for load in workers if load.traits is not None]
         for role in self.settings.bounds:
-            mine = typical(traits for at, traits in told if at is role)
-            # A worker of another role would have the same weights and the same device.
-            anybody = typical(traits for _, traits in told) if role not in self._traits else None
+            mine = typical(traits for at, traits in reported if at is role)
+            # Workers of another role have the same weights and the same device, so their figures apply.
+            anybody = typical(traits for _, traits in reported) if role not in self._traits else None
             if (found := mine or anybody) is not None:
                 self._traits[role] = found
 
-    # --- what outlives the process, and what is shown ---------------------------------------------------
+    # --- state that outlives the process or is shown ------------------------------------------------
 
-    def memory(self, *, now_s: float) -> Memory:
+    def memory(self, *, now_s: float) -> AutoscalerMemory:
         return msgspec.structs.replace(self.scaler.memory(now_s), traits=dict(self._traits))
 
-    def recall(self, memory: Memory, *, now_s: float, away_s: float) -> None:
-        """`away_s`: since it was written."""
+    def recall(self, memory: AutoscalerMemory, *, now_s: float, away_s: float) -> None:
+        """Restore what an earlier process learnt. `away_s` is the time since it was written."""
         self._traits = {role: t for role, t in memory.traits.items() if role in self.settings.bounds}
         self.scaler.recall(memory, now_s, away_s=away_s)
 

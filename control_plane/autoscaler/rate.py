@@ -1,31 +1,32 @@
-"""One rate over time: its mean over a window, its forecast, and jumps."""
+"""The estimate of one rate over time: its mean over a window, its forecast, and its jumps."""
 
 from collections import deque
 from math import sqrt
 from statistics import median
 
-from control_plane.autoscaler.forecast import Forecast, Forecaster
+from control_plane.autoscaler.forecast import Forecaster, RateForecast
 from control_plane.autoscaler.jumps import Jumps
-from control_plane.autoscaler.values import Settings
+from control_plane.autoscaler.values import AutoscalerSettings
 
 SURGE_SIGMAS = 3.0
 SURGE_STEPS = (1, 3)
-"""Intervals whose mean lies further above the window's than chance explains count at once, less so much."""
+"""Numbers of latest intervals whose mean may count as a surge at once: it must exceed the mean of the window
+by more than chance explains, and counts less that amount."""
 JUMP_SIGMAS = 1.0
-"""Standard deviations above the mean of what came since a jump, that there are workers for until a whole
-window was seen: too few are missed for as long as a start takes."""
+"""Standard deviations above the mean since a jump for which there are workers until a whole window has been
+observed. Too few workers would be missed for as long as a start takes."""
 
 USUAL_S = 3600.0
-"""What was so for most of this time is usual, and a spike is not."""
+"""A rate that held for most of this time is usual, and a spike is not."""
 BASIS_STEPS = 32
-"""Intervals that the forecast's slow mean rests on."""
+"""Number of intervals that the forecast's slow mean rests on."""
 
 
-class Rate:
-    """Of work that requests bring. `observe` once per interval."""
+class RateEstimator:
+    """The estimated rate of work that requests bring. Call `observe` once per interval."""
 
-    def __init__(self, settings: Settings) -> None:
-        # What varies faster than this window is the queueing model's, or a jump.
+    def __init__(self, settings: AutoscalerSettings) -> None:
+        # The queueing model or a jump accounts for whatever varies faster than this window.
         steps = max(1, round(settings.window_s / settings.interval_s))
         self._recent: deque[tuple[float, int]] = deque(maxlen=steps)
         """(value, requests) of intervals at the present rate."""
@@ -35,14 +36,15 @@ class Rate:
         self.surge = 0.0
         self._variation = 1.0
         self._basis: deque[int] = deque(maxlen=BASIS_STEPS)
-        """Requests of intervals since a jump."""
+        """Requests per interval since a jump."""
         self._means: deque[float] = deque(maxlen=max(1, round(USUAL_S / settings.interval_s)))
         self._has_jumped = False
         self.is_ready = False
-        """A whole window was seen once, or a jump. Before, chance looks like load."""
+        """True once a whole window or a jump has been observed. Before that, chance looks like load."""
 
     def observe(self, value: float, *, requests: int, variation: float) -> None:
-        """`variation`: squared coefficient of variation of what one request brings."""
+        """Add one interval. `variation` is the squared coefficient of variation of the work of one
+        request."""
         self._variation = variation
         usual = self.mean if self._recent else value
         self._recent.append((value, requests))
@@ -56,8 +58,9 @@ class Rate:
         self._means.append(self.mean)
 
     def _begin_anew(self, steps: int) -> None:
-        """So many of the latest intervals are at another rate. Of requests: one prompt may be the work of a
-        hundred others, and is no jump."""
+        """Keep only this many of the latest intervals, which are at another rate. The number of requests
+        decides this and not their work, since one prompt may be the work of a hundred others and is no
+        jump."""
         kept = list(self._recent)[-steps:]
         self._recent.clear()
         self._recent.extend(kept)
@@ -67,10 +70,10 @@ class Rate:
         self._forecaster.restart()
 
     def _sure(self, steps: int, usual: float, variation: float) -> float:
-        """What the latest steps are at the least; 0: no more than usual."""
+        """Return the least rate that the latest steps support, or 0 if it is not above the usual one."""
         latest = [self._recent[-1 - n] for n in range(min(steps, len(self._recent)))]
         value = sum(v for v, _ in latest) / len(latest)
-        # Of a Poisson number of requests, each of random size; as many as are usual, and one at the least.
+        # The deviation is that of a Poisson number of requests of random size at the usual rate.
         requests = max(1, sum(n for _, n in latest))
         chance = sqrt(max(usual, value / requests) * value * (1 + variation) / requests)
         sure = value - SURGE_SIGMAS * chance
@@ -86,27 +89,28 @@ class Rate:
 
     @property
     def deviation(self) -> float:
-        """Standard deviation of the mean, as a share of it."""
+        """Standard deviation of the mean, as a part of it."""
         return sqrt((1 + self._variation) / self._requests)
 
     @property
     def doubt(self) -> float:
-        """The same of the mean of all that is remembered of this rate: what a forecast rests on at best."""
+        """Standard deviation of the mean over all that is remembered of this rate, as a part of it. A
+        forecast is never more certain."""
         return sqrt((1 + self._variation) / max(1, sum(self._basis)))
 
     @property
     def least(self) -> float:
-        """What the mean is at the least, one standard deviation below it."""
+        """The mean less one standard deviation."""
         return max(0.0, self.mean * (1 - self.deviation))
 
     @property
     def jumped(self) -> float:
-        """Since a jump that is no older than the window: what it may have jumped to; else 0."""
+        """The rate that the load may have jumped to, while the jump is younger than the window; else 0."""
         return self.mean * (1 + JUMP_SIGMAS * self.deviation) if self._has_jumped else 0.0
 
     @property
     def usual(self) -> float:
         return median(self._means) if self._means else 0.0
 
-    def predict(self, steps: int) -> Forecast:
+    def predict(self, steps: int) -> RateForecast:
         return self._forecaster.predict(steps)

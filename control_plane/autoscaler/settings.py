@@ -1,35 +1,36 @@
-"""From settings to what the autoscaler works with."""
+"""Conversion of the configuration to the autoscaler's settings."""
 
 from collections.abc import Iterable, Mapping
 
 from baton.config import AutoscaleConfig
 from baton.config.router import SloConfig
 from baton.core.messages import Role
-from control_plane.autoscaler.values import Bounds, Objective, Settings
+from control_plane.autoscaler.values import AutoscalerSettings, Bounds, LatencyObjective
 
 
-def objectives_of(slo: SloConfig) -> dict[str, Objective]:
-    """By class; "" stands for requests that choose none."""
-    named = {name: Objective(one.ttft_s, one.tpot_s) for name, one in slo.classes.items()}
-    return {"": named.get(slo.default, Objective()), **named}
+def objectives_of(slo: SloConfig) -> dict[str, LatencyObjective]:
+    """Return the objectives by class; "" stands for requests that choose none."""
+    named = {name: LatencyObjective(one.ttft_s, one.tpot_s) for name, one in slo.classes.items()}
+    return {"": named.get(slo.default, LatencyObjective()), **named}
 
 
 def settings_of(
     config: AutoscaleConfig,
     *,
     roles: Iterable[Role],
-    objectives: Mapping[str, Objective],
+    objectives: Mapping[str, LatencyObjective],
     hold_s: float,
     is_advice: bool = False,
-) -> Settings:
-    """`roles` in use: prefill and decode, or both. `hold_s`: `router.queue_wait_s`."""
+) -> AutoscalerSettings:
+    """Return the settings for `roles` in use: prefill and decode, or aggregated. `hold_s` is
+    `router.queue_wait_s`."""
     bounds = {
         Role.PREFILL: Bounds(config.prefill_min, config.prefill_max),
         Role.DECODE: Bounds(config.decode_min, config.decode_max),
         Role.AGGREGATED: Bounds(config.aggregated_min, config.aggregated_max),
     }
     used = set(roles)
-    return Settings(
+    return AutoscalerSettings(
         bounds={role: bounds[role] for role in Role if role in used},
         objectives=objectives,
         attain=config.attain,

@@ -1,41 +1,43 @@
-"""How many replicas a load takes, from what steps cost. Queueing approximations, checked against the fleet
-simulator (tests/unit/simulator/test_autoscale.py), which know nothing of one router's placement.
+"""The number of replicas that a load needs, computed from the cost of steps. These are queueing
+approximations that know nothing of one router's placement; tests/unit/simulator/test_autoscale.py checks them
+against the fleet simulator.
 
-Prefill is a queue of prompts with n servers: waiting by Erlang's C formula, its mean scaled for service times
-that differ (Lee and Longton 1959; Allen and Cunneen), its tail exponential. Decode is a batch that shares a
-step: by Little's law as many sequences run as tokens arrive times the step that they make.
+Prefill is a queue of prompts with n servers: waiting follows Erlang's C formula, its mean is scaled for
+service times that differ (Lee and Longton 1959; Allen and Cunneen), and its tail is exponential. Decode is a
+batch whose sequences share a step: by Little's law, the number of running sequences is the token rate times
+the length of the step that they cause.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import exp, inf, sqrt
 
-from control_plane.autoscaler.values import Traits
+from baton.core.demand import Traits
 
 UTILISATION_MAX = 0.85
-"""Of a pool whose requests have no objective that would say how long they may wait."""
+"""Highest utilisation of a pool whose requests have no objective that limits their wait."""
 SPREAD = 1.3
-"""Standard deviations of the number of sequences at a replica that must still meet the objective."""
+"""Standard deviations of the number of sequences at a replica for which the objective must still hold."""
 POOL_SHARE = 0.95
-"""Of a KV pool that may be full: the scheduler keeps some blocks free."""
+"""Part of a KV pool that may be full, since the scheduler keeps some blocks free."""
 REPLICAS_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class PromptGroup:
     """Requests that are alike."""
 
     weight: float
-    """Requests per second, or in any unit that all have."""
+    """Requests per second, or any unit that all groups have in common."""
     service_s: float
-    """Computing what is not cached of one."""
+    """Time to compute the uncached part of one request's prompt."""
     ttft_s: float
-    """0: no objective."""
+    """TTFT objective. 0: none."""
 
 
 def erlang_c(servers: int, load: float) -> float:
-    """Probability that somebody who comes must wait. `load` in servers' worth of work; 1 when it is all
-    of them."""
+    """Return the probability that a request must wait. `load` is in units of servers; the result is 1 when it
+    reaches their number."""
     if load >= servers:
         return 1.0
     if load <= 0:
@@ -46,9 +48,9 @@ def erlang_c(servers: int, load: float) -> float:
     return servers * blocked / (servers - load * (1 - blocked))
 
 
-def prompts_missed(prompts: Sequence[Prompt], *, work: float, servers: int) -> float:
-    """Share of the requests that could meet their TTFT objective on an idle cluster and will not on `servers`
-    replicas under `work` seconds of prompts per second."""
+def prompts_missed(prompts: Sequence[PromptGroup], *, work: float, servers: int) -> float:
+    """Return the part of requests that could meet their TTFT objective on an idle cluster but will not on
+    `servers` replicas under `work` seconds of prompts per second."""
     weight = sum(p.weight for p in prompts)
     if not weight or work <= 0:
         return 0.0
@@ -58,7 +60,7 @@ def prompts_missed(prompts: Sequence[Prompt], *, work: float, servers: int) -> f
     square = sum(p.weight * p.service_s**2 for p in prompts) / weight
     variation = max(0.0, square / mean_s**2 - 1) if mean_s else 0.0
     waits = erlang_c(servers, work)
-    # Mean wait of those that wait: that of M/M/n, scaled by (1 + C²)/2.
+    # The mean wait of requests that wait is that of M/M/n, scaled by (1 + C²)/2.
     wait_s = mean_s * (1 + variation) / 2 / (servers - work)
     able = [p for p in prompts if not p.ttft_s or p.service_s < p.ttft_s]
     judged = sum(p.weight for p in able if p.ttft_s)
@@ -68,8 +70,8 @@ def prompts_missed(prompts: Sequence[Prompt], *, work: float, servers: int) -> f
     return missed / judged
 
 
-def prefill_needed(prompts: Sequence[Prompt], *, work: float, missed_max: float) -> int:
-    """Fewest replicas; 0 for no work, at most `REPLICAS_MAX`."""
+def prefill_needed(prompts: Sequence[PromptGroup], *, work: float, missed_max: float) -> int:
+    """Return the fewest replicas that suffice: 0 for no work, at most `REPLICAS_MAX`."""
     if work <= 0:
         return 0
     return _fewest(
@@ -78,19 +80,19 @@ def prefill_needed(prompts: Sequence[Prompt], *, work: float, missed_max: float)
 
 
 @dataclass(frozen=True, slots=True)
-class Decoding:
-    """What a decode pool is asked for."""
+class DecodeLoad:
+    """The load on a decode pool."""
 
     tokens_per_s: float
     context_tokens: float
-    """Mean positions of a sequence that decodes."""
+    """Mean number of positions of a decoding sequence."""
     tpot_s: float
-    """0: no objective."""
+    """TPOT objective. 0: none."""
 
 
-def batch_of(load: Decoding, traits: Traits, *, replicas: float, slowed: float = 1.0) -> float:
-    """Sequences in the batch of each of `replicas`; infinite when tokens come faster than steps can be.
-    `slowed`: how many times longer steps take for the prompts among them."""
+def batch_of(load: DecodeLoad, traits: Traits, *, replicas: float, slowed: float = 1.0) -> float:
+    """Return the number of sequences in the batch of each of `replicas`; infinite when tokens are asked for
+    faster than steps can produce them. `slowed` is the factor by which prompts lengthen steps."""
     each = traits.costs.decode_s + traits.costs.context_token_s * load.context_tokens
     rate = load.tokens_per_s / replicas * slowed
     if rate * each >= 1:
@@ -98,11 +100,12 @@ def batch_of(load: Decoding, traits: Traits, *, replicas: float, slowed: float =
     return rate * traits.costs.base_s / (1 - rate * each)
 
 
-def holds(load: Decoding, traits: Traits, *, batch: float, replicas: int, slowed: float = 1.0) -> bool:
-    """Whether a replica with `batch` sequences in the mean meets objective, batch and pool."""
+def holds(load: DecodeLoad, traits: Traits, *, batch: float, replicas: int, slowed: float = 1.0) -> bool:
+    """Return whether a replica with a mean of `batch` sequences keeps to the objective, the largest batch and
+    the KV pool."""
     if batch == inf:
         return False
-    # All sequences of the pool vary as a Poisson number does, and placement spreads them.
+    # The number of sequences in the pool varies as a Poisson number does, and placement spreads them.
     crowd = batch + SPREAD * sqrt(batch / replicas)
     if crowd > traits.batch_max or crowd * load.context_tokens > POOL_SHARE * traits.pool_tokens:
         return batch <= 1 and load.context_tokens <= traits.pool_tokens
@@ -110,14 +113,14 @@ def holds(load: Decoding, traits: Traits, *, batch: float, replicas: int, slowed
     return not load.tpot_s or step_s <= load.tpot_s
 
 
-def decode_needed(load: Decoding, traits: Traits) -> int:
-    """Fewest replicas; 0 for no tokens. Where no number meets the objective, as many as keep the pool and
-    `UTILISATION_MAX`."""
+def decode_needed(load: DecodeLoad, traits: Traits) -> int:
+    """Return the fewest replicas that suffice; 0 for no tokens. Where no number meets the objective, return
+    as many as keep to the KV pool and `UTILISATION_MAX`."""
     if load.tokens_per_s <= 0:
         return 0
     able = load
     if traits.costs.step_s(decodes=1, context_tokens=load.context_tokens) > load.tpot_s:
-        able = Decoding(load.tokens_per_s, load.context_tokens, 0.0)
+        able = DecodeLoad(load.tokens_per_s, load.context_tokens, 0.0)
     each = traits.costs.decode_s + traits.costs.context_token_s * load.context_tokens
 
     def suffices(replicas: int) -> bool:
@@ -128,8 +131,9 @@ def decode_needed(load: Decoding, traits: Traits) -> int:
     return _fewest(suffices, least=1)
 
 
-def largest_batch(load: Decoding, traits: Traits) -> float:
-    """Sequences that one replica decodes within objective, batch and pool; at least 1."""
+def largest_batch(load: DecodeLoad, traits: Traits) -> float:
+    """Return the number of sequences that one replica decodes within objective, largest batch and KV pool; at
+    least 1."""
     costs = traits.costs
     each = costs.decode_s + costs.context_token_s * load.context_tokens
     by_time = (load.tpot_s - costs.base_s) / each if load.tpot_s and each else inf
@@ -137,8 +141,8 @@ def largest_batch(load: Decoding, traits: Traits) -> float:
     return max(1.0, min(by_time, by_room, float(traits.batch_max)))
 
 
-def decode_strain(load: Decoding, traits: Traits, *, replicas: int) -> float:
-    """How near a crowded batch comes to what it must not exceed: 1 there, half of it at 5 % less."""
+def decode_strain(load: DecodeLoad, traits: Traits, *, replicas: int) -> float:
+    """Return how near a crowded batch comes to its limits: 1 at the limit, half of that at 5 % less."""
     batch = batch_of(load, traits, replicas=replicas)
     if batch == inf:
         return inf
@@ -153,9 +157,10 @@ def decode_strain(load: Decoding, traits: Traits, *, replicas: int) -> float:
 
 
 def aggregated_needed(
-    prompts: Sequence[Prompt], load: Decoding, traits: Traits, *, work: float, missed_max: float
+    prompts: Sequence[PromptGroup], load: DecodeLoad, traits: Traits, *, work: float, missed_max: float
 ) -> int:
-    """Fewest replicas that take either phase: prompts make steps longer, decodes take time from prompts."""
+    """Return the fewest replicas that suffice if each takes both phases: prompts make steps longer, and
+    decodes take time from prompts."""
     each = traits.costs.decode_s + traits.costs.context_token_s * load.context_tokens
 
     def suffices(replicas: int) -> bool:
@@ -166,7 +171,7 @@ def aggregated_needed(
         batch = batch_of(load, traits, replicas=replicas, slowed=slowed)
         if not holds(load, traits, batch=batch, replicas=replicas, slowed=slowed):
             return False
-        longer = [Prompt(p.weight, p.service_s / (1 - decoding), p.ttft_s) for p in prompts]
+        longer = [PromptGroup(p.weight, p.service_s / (1 - decoding), p.ttft_s) for p in prompts]
         missed = prompts_missed(longer, work=work / (1 - decoding), servers=replicas)
         return missed <= missed_max
 
@@ -176,7 +181,8 @@ def aggregated_needed(
 
 
 def _fewest(suffices: Callable[[int], bool], *, least: int) -> int:
-    """More replicas never do worse, so doubling and halving finds it."""
+    """Return the smallest number that suffices. More replicas never do worse, so doubling and halving finds
+    it."""
     if suffices(least):
         return least
     low, high = least, 2 * least

@@ -1,52 +1,36 @@
-"""What the autoscaler is told, and what it says."""
+"""Inputs and outputs of the autoscaler."""
 
 from collections.abc import Mapping
 
 import msgspec
 
-from baton.core.demand import Bin, ClassLoad, Traits, bin_of
+from baton.core.demand import ClassLoad, Traits
 from baton.core.messages import Role
-
-__all__ = (
-    "Bin",
-    "Bounds",
-    "ClassLoad",
-    "Decision",
-    "Memory",
-    "Objective",
-    "Observation",
-    "RoleState",
-    "RoleSwitch",
-    "Settings",
-    "Sized",
-    "Traits",
-    "bin_of",
-)
 
 
 class RoleState(msgspec.Struct, frozen=True):
-    """The replicas of one role by phase, and what those that serve have to do."""
+    """The replicas of one role by state, and the work of those that serve."""
 
     serving: int = 0
     starting: int = 0
     joining: int = 0
-    """That serve or drain in another role and are about to take this one."""
+    """Replicas that serve or drain in another role and are about to take this one."""
     draining: int = 0
-    """That will end, or leave for another role."""
+    """Replicas that will end, or leave for another role."""
     waiting_prompt_tokens: int = 0
-    """Accepted and not computed."""
+    """Prompt tokens accepted and not computed."""
     decoding: int = 0
     """Sequences in decode batches or on their way there."""
     context_tokens: int = 0
-    """Positions that these hold."""
+    """Positions that the decoding sequences hold."""
     busy_share: float = 0.0
-    """Of the interval, in which they computed."""
+    """Part of the interval in which they computed."""
     held_share: float = 0.0
-    """Of their KV blocks."""
+    """Part of their KV blocks that is held."""
 
     @property
     def have(self) -> int:
-        """That serve, or will without another decision."""
+        """Replicas that serve, or will without another decision."""
         return self.serving + self.starting + self.joining
 
     @property
@@ -62,10 +46,10 @@ class Observation(msgspec.Struct, frozen=True):
     classes: Mapping[str, ClassLoad]
     roles: Mapping[Role, RoleState]
     queued: int = 0
-    """Sequences without a place, at all routers."""
+    """Sequences at routers that no worker has taken."""
     queued_prompt_tokens: int = 0
     start_s: tuple[float, ...] = ()
-    """How long starts took that ended in this interval; so for drains and flips."""
+    """Times of the starts that ended in this interval; `drain_s` and `switch_s` likewise."""
     drain_s: tuple[float, ...] = ()
     switch_s: tuple[float, ...] = ()
 
@@ -82,27 +66,27 @@ class Observation(msgspec.Struct, frozen=True):
         return not (busy or self.queued or self.arrived)
 
 
-class Objective(msgspec.Struct, frozen=True):
-    """Seconds; 0: none."""
+class LatencyObjective(msgspec.Struct, frozen=True):
+    """Objectives in seconds; 0 means none."""
 
     ttft_s: float = 0.0
     tpot_s: float = 0.0
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """Replicas of one role."""
+    """The smallest and largest number of replicas of one role."""
 
     least: int
     most: int
 
 
-class Settings(msgspec.Struct, frozen=True):
-    """Of one model's pools. Filled from `config.AutoscaleConfig`, whose fields say more."""
+class AutoscalerSettings(msgspec.Struct, frozen=True):
+    """The settings for one model's pools, filled from `config.AutoscaleConfig`, whose fields say more."""
 
     bounds: Mapping[Role, Bounds]
-    """Roles that are in use: prefill and decode, or both."""
-    objectives: Mapping[str, Objective]
-    """By class; "" is of requests without one."""
+    """Bounds of the roles in use: prefill and decode, or aggregated."""
+    objectives: Mapping[str, LatencyObjective]
+    """Objectives by class; "" stands for requests without one."""
     attain: float = 0.95
     interval_s: float = 15.0
     workers_max: int = 0
@@ -112,18 +96,18 @@ class Settings(msgspec.Struct, frozen=True):
     patience_s: float = 300.0
     zero_after_s: float = 0.0
     hold_s: float = 30.0
-    """How long routers hold a request while there is no worker."""
+    """Time that routers hold a request while there is no worker."""
     season_s: float = 0.0
     window_s: float = 120.0
     start_s: float = 60.0
-    """Until starts were seen; so for the other two."""
+    """Assumed time of a start until one was observed; `drain_s` and `switch_s` likewise."""
     drain_s: float = 20.0
     switch_s: float = 20.0
     is_advice: bool = False
 
 
-class Memory(msgspec.Struct, frozen=True):
-    """What it learnt over hours, for its next life. What it learns in minutes is learnt again."""
+class AutoscalerMemory(msgspec.Struct, frozen=True):
+    """Values learnt over hours, kept for the next process. Values learnt within minutes are learnt again."""
 
     saved_at_s: float = 0.0
     """Unix time."""
@@ -132,42 +116,43 @@ class Memory(msgspec.Struct, frozen=True):
     switch_s: tuple[float, ...] = ()
     corrections: Mapping[Role, float] = {}
     patience: Mapping[Role, float] = {}
-    """Factors."""
+    """Factors on the patience."""
     spent: tuple[tuple[float, float], ...] = ()
     """Replica hours: (seconds ago, hours)."""
     traits: Mapping[Role, Traits] = {}
 
 
 class RoleSwitch(msgspec.Struct, frozen=True):
-    """So many serving workers change their role."""
+    """A number of serving workers that switch their role."""
 
     source: Role
     target: Role
     count: int
 
 
-class Sized(msgspec.Struct, frozen=True):
-    """What one role needs, and of what that is made."""
+class RoleSizing(msgspec.Struct, frozen=True):
+    """The number of replicas that one role needs, and the figures behind it."""
 
     demand: float
     """Prefill: seconds of prompt work per second. Decode: output tokens per second."""
     forecast: float
-    """The same when a replica started now would serve, at its upper end."""
+    """Upper end of the forecast demand when a replica started now would serve."""
     error: float
     """Mean absolute error of such forecasts lately, in the same unit."""
     model: str
-    """Which forecast was taken."""
+    """Name of the forecast model in use."""
     correction: float
     """Factor on the forecast, learnt from attainment."""
     needed: int
-    """Replicas at the upper end of the forecast."""
+    """Replicas needed at the upper end of the forecast."""
     floor: int | None
-    """Most that was needed within the patience: fewer there shall not be. None: not watched for so long."""
+    """Most replicas needed within the patience, below which the pool does not shrink. None: not observed for
+    that long."""
 
 
-class Decision(msgspec.Struct, frozen=True):
-    """What there should be. `desired` counts replicas that serve or start, flips done; on top is what
-    drains."""
+class ScalingDecision(msgspec.Struct, frozen=True):
+    """The replicas that there should be. `desired` counts replicas that serve or start, after all role
+    switches; replicas that drain come on top."""
 
     at_s: float
     desired: Mapping[Role, int]
@@ -175,7 +160,7 @@ class Decision(msgspec.Struct, frozen=True):
     starts: Mapping[Role, int]
     stops: Mapping[Role, int]
     reasons: tuple[str, ...]
-    sized: Mapping[Role, Sized]
+    sized: Mapping[Role, RoleSizing]
     is_advice: bool
 
     @property

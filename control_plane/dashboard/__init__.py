@@ -1,1 +1,1 @@
-"""What operators look at, in a process of its own beside the control plane."""
+"""The dashboard for operators, in a process of its own beside the control plane."""

@@ -1,4 +1,5 @@
-"""Orders from the dashboard: each is asked about before it is given, and may be tried without doing it."""
+"""Orders from the dashboard. Each is confirmed in a dialog before it is given, and may be tried as a dry
+run."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,15 +24,15 @@ from baton.core.operate import (
 from baton.wire.link import LinkBroken
 from control_plane.dashboard.shell import Shell, button
 from control_plane.dashboard.text import h
-from control_plane.losses import loss_of
+from control_plane.order_impact import impact_of
 
-WHY_MAX = 200
+REASON_MAX = 200
 COUNT_MAX = 1024
 GOOD = (Outcome.ACCEPTED, Outcome.DONE, Outcome.ADVISED)
 
 
-class Ask:
-    """One question, in a dialog. Escape, or Cancel, and nothing happens."""
+class OrderDialog:
+    """A dialog that confirms one order. Escape or Cancel leaves everything unchanged."""
 
     def __init__(self, shell: Shell, title: str, text: str, *, verb: str, is_harsh: bool = False) -> None:
         self._shell = shell
@@ -39,9 +40,11 @@ class Ask:
         with ui.dialog() as self._dialog, ui.element("div").classes("ask").props("role=document"):
             ui.html(f"<h2>{h(title)}</h2><p>{h(text)}</p>", sanitize=False)
             self.fields = ui.element("div")
-            self._why = ui.input("Why (kept in the log)").props(f"outlined dense maxlength={WHY_MAX}")
-            self.dry = ui.checkbox("Dry run: say what would happen, change nothing")
-            self._loss = ui.html("", sanitize=False)
+            self._reason = ui.input("Reason (kept in the log)").props(
+                f"outlined dense maxlength={REASON_MAX}"
+            )
+            self.dry = ui.checkbox("Dry run: show what would happen, change nothing")
+            self._impact = ui.html("", sanitize=False)
             self._answer = ui.html("", sanitize=False)
             with ui.element("div").classes("end"):
                 self._cancel = button("Cancel", self._dialog.close)
@@ -49,42 +52,44 @@ class Ask:
         self._dialog.on("hide", self._dialog.delete)
         if not shell.may_operate:
             self._confirm.props["disabled"] = True
-            self._answer.set_content('<div class="answer">Your token may look, not operate.</div>')
+            self._answer.set_content(
+                '<div class="answer">Your token allows viewing only; sign in with one of scope operate.</div>'
+            )
 
-    def open(self, action: Callable[[], Action], *choices: ValueElement[Any]) -> "Ask":
-        """`action`: what is ordered, once it is confirmed; what it would cost is said, and said anew whenever
-        one of the `choices` changes."""
+    def open(self, action: Callable[[], Action], *choices: ValueElement[Any]) -> "OrderDialog":
+        """Open the dialog. `action` returns the action to order once it is confirmed. Its impact is shown,
+        and updated whenever one of the `choices` changes."""
         self._action = action
         for choice in choices:
-            choice.on_value_change(self._say_loss)
-        self._say_loss()
+            choice.on_value_change(self._show_impact)
+        self._show_impact()
         self._dialog.open()
         return self
 
-    def _say_loss(self) -> None:
+    def _show_impact(self) -> None:
         state = self._shell.dash.collector.state
         assert self._action is not None
-        loss = loss_of(self._action(), state) if state is not None else None
-        self._loss.set_content(
-            "" if loss is None else f'<div class="answer bad" role="alert">{h(loss.text)}</div>'
+        impact = impact_of(self._action(), state) if state is not None else None
+        self._impact.set_content(
+            "" if impact is None else f'<div class="answer bad" role="alert">{h(impact.text)}</div>'
         )
 
     async def send(self) -> None:
-        """It is confirmed."""
+        """Give the confirmed order."""
         assert self._action is not None
         if not self._shell.may_operate:
-            self._show("Your token may look, not operate.", is_good=False)
+            self._show("Your token allows viewing only; sign in with one of scope operate.", is_good=False)
             return
-        who, reason = f"dashboard {self._shell.session.name}", str(self._why.value or "")[:WHY_MAX]
+        who, reason = f"dashboard {self._shell.session.name}", str(self._reason.value or "")[:REASON_MAX]
         order = Order(self._action(), who, reason, is_advice=bool(self.dry.value))
         try:
             decision = await self._shell.dash.collector.order(order)
         except LinkBroken as error:
-            self._show(f"The control plane did not take it: {error}", is_good=False)
+            self._show(f"The order did not reach the control plane; try again: {error}", is_good=False)
             return
-        self._tell(decision)
+        self._show_decision(decision)
 
-    def _tell(self, decision: Decision) -> None:
+    def _show_decision(self, decision: Decision) -> None:
         self._show(
             f"#{decision.number} {decision.outcome}: {decision.text}", is_good=decision.outcome in GOOD
         )
@@ -97,28 +102,31 @@ class Ask:
         self._answer.set_content(f'<div class="answer {kind}" role="status">{h(text)}</div>')
 
 
-def ask_drain(shell: Shell, replica: ReplicaStatus) -> Ask:
-    text = "It gets nothing new, finishes or hands over what it has, and ends."
-    ask = Ask(shell, f"Drain {replica.name}?", text, verb="Drain", is_harsh=True)
+def ask_drain(shell: Shell, replica: ReplicaStatus) -> OrderDialog:
+    text = "The worker gets no new requests, finishes or hands over those it has, and ends."
+    ask = OrderDialog(shell, f"Drain {replica.name}?", text, verb="Drain", is_harsh=True)
     with ask.fields:
-        replaced = ui.checkbox("Start another in its place", value=True)
+        replaced = ui.checkbox("Start a replacement", value=True)
     return ask.open(lambda: Drain(replica.name, is_replaced=bool(replaced.value)), replaced)
 
 
-def ask_switch(shell: Shell, replica: ReplicaStatus) -> Ask:
+def ask_switch(shell: Shell, replica: ReplicaStatus) -> OrderDialog:
     others = [role.value for role in Role if role is not replica.role]
-    text = f"It finishes what it has, then takes another role than {replica.role}. Its weights stay loaded."
-    ask = Ask(shell, f"Change the role of {replica.name}?", text, verb="SwitchRole")
+    text = (
+        f"The worker finishes its requests, then leaves the {replica.role} role for a new one. "
+        "Its weights stay loaded."
+    )
+    ask = OrderDialog(shell, f"Switch the role of {replica.name}?", text, verb="Switch role")
     with ask.fields:
         role = ui.select(others, value=others[0], label="New role").props("outlined dense")
     return ask.open(lambda: SwitchRole(replica.name, Role(str(role.value))), role)
 
 
-def ask_scale(shell: Shell, state: ClusterState, role: Role = Role.DECODE) -> Ask:
-    """`role`: chosen at first."""
+def ask_scale(shell: Shell, state: ClusterState, role: Role = Role.DECODE) -> OrderDialog:
+    """Open the dialog for the size of a pool. `role` is selected at first."""
     models = [pool.model for pool in state.pools]
     roles = [role.value for role in Role]
-    ask = Ask(shell, "Scale a pool?", "How many workers of a role there shall be.", verb="Scale")
+    ask = OrderDialog(shell, "Scale a pool?", "Set the number of workers of a role.", verb="Scale")
     with ask.fields, ui.element("div").style("display: flex; flex-direction: column; gap: 12px"):
         model = ui.select(models, value=models[0] if models else None, label="Model").props("outlined dense")
         chosen = ui.select(roles, value=role.value, label="Role").props("outlined dense")
@@ -141,11 +149,15 @@ def ask_scale(shell: Shell, state: ClusterState, role: Role = Role.DECODE) -> As
     return ask.open(action, model, chosen, count)
 
 
-def ask_node(shell: Shell, node: NodeState) -> Ask:
+def ask_node(shell: Shell, node: NodeState) -> OrderDialog:
     name = node.host or node.node[:12]
     if node.is_drained:
-        ask = Ask(shell, f"Use node {name} again?", "Workers may be placed there again.", verb="Use again")
+        ask = OrderDialog(
+            shell, f"Use node {name} again?", "Workers may be placed on the node again.", verb="Use again"
+        )
     else:
-        text = "All its workers are drained and started elsewhere; nothing is placed there any more."
-        ask = Ask(shell, f"Drain node {name}?", text, verb="Drain node", is_harsh=True)
+        text = (
+            "All workers of the node are drained and started elsewhere; no worker is placed on it any more."
+        )
+        ask = OrderDialog(shell, f"Drain node {name}?", text, verb="Drain node", is_harsh=True)
     return ask.open(lambda: DrainNode(node.node, is_undone=node.is_drained))

@@ -1,6 +1,7 @@
-"""In front of everything the dashboard serves: who is not signed in gets the login page and nothing else.
+"""Authentication middleware in front of everything that the dashboard serves. A browser that is not signed in
+gets the login page and nothing else.
 
-Plain ASGI, so that pages, files and WebSockets go through the same door.
+It is plain ASGI, so that pages, files and WebSockets all pass through it.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ from importlib.resources import files
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from control_plane.dashboard.sessions import IDLE_S, Session, Sessions
+from control_plane.dashboard.sessions import IDLE_S, Session, SessionStore
 from control_plane.dashboard.sign_in import sign_in_page
 
 log = logging.getLogger(__name__)
@@ -23,7 +24,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
 SESSION_KEY = "baton.session"
-"""In the scope of what is let through."""
+"""Key of the session in the ASGI scope of an authenticated request."""
 
 LIVE_PATH = "/health/live"
 FORM_BYTES_MAX = 4096
@@ -47,13 +48,13 @@ _APP = (
     b"img-src 'self' data:; font-src 'self' data:; connect-src 'self'; object-src 'none'; "
     b"frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
 )
-"""NiceGUI's page has its elements and their code inline. What matters holds: nothing is loaded from
-elsewhere, and nothing is sent there."""
+"""Content security policy of pages. NiceGUI's page has its elements and their code inline. What matters
+holds: nothing is loaded from elsewhere, and nothing is sent there."""
 
 
 class Authentication:
-    def __init__(self, app: Any, sessions: Sessions, *, is_tls: bool, hint: str = "") -> None:
-        """`hint`: said on the login page, of where a token is to be had."""
+    def __init__(self, app: Any, sessions: SessionStore, *, is_tls: bool, hint: str = "") -> None:
+        """`hint` is shown on the login page and says where a token can be found."""
         self.app = app
         self._sessions, self._is_tls, self._hint = sessions, is_tls, hint
         self._cookie = "__Host-baton" if is_tls else "baton_session"
@@ -82,7 +83,9 @@ class Authentication:
         elif (session := self._session(scope)) is None:
             await self._turn_away(scope, send)
         elif method not in ("GET", "HEAD") and not _is_same_origin(scope):
-            await _respond(send, 403, b"this request comes from another site\n", b"text/plain")
+            await _respond(
+                send, 403, b"this request comes from another site; open the dashboard itself\n", b"text/plain"
+            )
         elif path == "/login":
             await _redirect(send, "/")
         else:
@@ -99,7 +102,7 @@ class Authentication:
         await self.app(scope, receive, send)
 
     async def _turn_away(self, scope: Scope, send: Send) -> None:
-        """A person's browser is shown where to sign in; anything else is told."""
+        """Show the login page to a browser, and answer 401 to anything else."""
         wants_page = b"text/html" in _header(scope, b"accept")
         if scope["path"] == "/login":
             await self._page(send, 200, "")
@@ -110,26 +113,34 @@ class Authentication:
 
     async def _sign_in(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not _is_same_origin(scope):
-            await _respond(send, 403, b"this request comes from another site\n", b"text/plain")
+            await _respond(
+                send, 403, b"this request comes from another site; open the dashboard itself\n", b"text/plain"
+            )
             return
         try:
             async with asyncio.timeout(FORM_S):
                 form = await _body(receive)
         except TimeoutError:
-            await _respond(send, 408, b"the form did not arrive\n", b"text/plain")
+            await _respond(send, 408, b"the form did not arrive in time; try again\n", b"text/plain")
             return
         if form is None:
-            await _respond(send, 413, b"too large\n", b"text/plain")
+            await _respond(send, 413, b"the form is too large\n", b"text/plain")
             return
         token = parse_qs(form.decode(errors="replace")).get("token", [""])[0].strip()
         secret = self._sessions.sign_in(token)
-        if secret is None and self._sessions.is_pestered:
-            await self._page(send, 429, "No such token, and too many wrong ones lately: wait a minute.")
+        if secret is None and self._sessions.has_many_failures:
+            await self._page(
+                send,
+                429,
+                "This token is not known, and many wrong ones were tried lately: try again in a minute.",
+            )
             return
         if secret is None:
             who = (scope.get("client") or ("somebody",))[0]
-            log.warning("a wrong token was shown at the dashboard by %s", who)
-            await self._page(send, 403, "No such token. It may have been revoked.")
+            log.warning("dashboard refused a wrong token from %s", who)
+            await self._page(
+                send, 403, "This token is not known; it may have been revoked. Ask for a new one."
+            )
             return
         await _redirect(send, "/", cookie=self._set_cookie(secret, age_s=int(IDLE_S)))
 
@@ -160,7 +171,8 @@ def _header(scope: Scope, name: bytes) -> bytes:
 
 
 def _is_same_origin(scope: Scope) -> bool:
-    """Browsers say where a request comes from, whenever it could do harm. Programs need not."""
+    """Return whether a request comes from our own pages. Browsers say where a request comes from whenever it
+    could do harm. Programs need not."""
     if _header(scope, b"sec-fetch-site") not in (b"", b"same-origin", b"none"):
         return False
     origin = _header(scope, b"origin").decode("latin-1")
@@ -168,7 +180,7 @@ def _is_same_origin(scope: Scope) -> bool:
 
 
 async def _body(receive: Receive) -> bytes | None:
-    """None: too large."""
+    """Return the body of a form, or None if it is too large."""
     parts: list[bytes] = []
     while True:
         message = await receive()

@@ -1,7 +1,7 @@
-"""Charts as ECharts' options. Pure.
+"""Charts as options of ECharts. Pure.
 
-Colours are CSS variables of dashboard.css, so that a chart changes from light to dark with the page, and are
-told apart by the colour-blind (Okabe and Ito, "Color Universal Design", 2008).
+Colours are CSS variables of dashboard.css, so that a chart changes from light to dark with the page.
+Colour-blind readers can tell them apart (Okabe and Ito, "Color Universal Design", 2008).
 """
 
 import math
@@ -18,26 +18,26 @@ Options = dict[str, Any]
 AXIS_MARGIN_PX = {"left": 8, "right": 20, "top": 12, "bottom": 4}
 
 
-class Line(msgspec.Struct, frozen=True):
+class ChartLine(msgspec.Struct, frozen=True):
     name: str
     values: Series
     color: str
-    """Of dashboard.css, without the dashes."""
+    """Name of a colour in dashboard.css, without the dashes."""
     is_area: bool = False
     stack: str = ""
     dash: str = "solid"
     is_step: bool = False
 
 
-class Objective(msgspec.Struct, frozen=True):
-    """A line across."""
+class ObjectiveLine(msgspec.Struct, frozen=True):
+    """A horizontal line at an objective."""
 
     name: str
     value: float
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """A moment, on the time axis."""
+    """An instant marked on the time axis."""
 
     at_s: float
     text: str
@@ -45,7 +45,7 @@ class Mark(msgspec.Struct, frozen=True):
 
 
 TICKS_MAX = 8
-"""Of a logarithmic axis; with more, only those of powers of ten."""
+"""Most ticks of a logarithmic axis; with more, only powers of ten are labelled."""
 
 FORMATS = {
     "seconds": (
@@ -61,19 +61,20 @@ FORMATS = {
         "while (v >= 1000 && i < 4) { v /= 1000; i += 1; } return +v.toPrecision(3) + ' ' + u[i] + '/s'; }"
     ),
 }
-"""JavaScript, by the unit."""
+"""Number formats in JavaScript, by unit."""
 
 
 def timeline(
     times: Sequence[float],
-    lines: Sequence[Line],
+    lines: Sequence[ChartLine],
     *,
     unit: str,
-    objectives: Sequence[Objective] = (),
+    objectives: Sequence[ObjectiveLine] = (),
     marks: Sequence[Mark] = (),
     most: float | None = None,
 ) -> Options:
-    """Lines over time. `most`: the axis ends there; None: where the data ends, objectives included."""
+    """Return a chart of lines over time. `most` ends the axis; None ends it where the data ends, objectives
+    included."""
     series = [_series(times, line) for line in lines]
     if objectives and series:
         series[0]["markLine"] = _objectives(objectives)
@@ -112,7 +113,8 @@ def timeline(
 
 
 def _make_log(axis: Options, values: Sequence[float]) -> None:
-    """Latencies of all percentiles and classes at once differ by orders of magnitude."""
+    """Make the axis logarithmic, since latencies of all percentiles and classes differ by orders of
+    magnitude."""
     found = [value for value in values if value > 0] or [0.01, 1.0]
     low, high = _rounded(min(found) * 0.9, up=False), _rounded(max(found) * 1.1, up=True)
     if high / low < 8:
@@ -131,7 +133,7 @@ def _make_log(axis: Options, values: Sequence[float]) -> None:
 
 
 def _rounded(value: float, *, up: bool) -> float:
-    """To 1, 2 or 5 times a power of ten."""
+    """Round to 1, 2 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(value))
     steps = [1.0, 2.0, 5.0, 10.0]
     found = (
@@ -176,7 +178,7 @@ def _tooltip(unit: str) -> Options:
     }
 
 
-def _series(times: Sequence[float], line: Line) -> Options:
+def _series(times: Sequence[float], line: ChartLine) -> Options:
     color = f"var(--{line.color})"
     series: Options = {
         "type": "line",
@@ -199,11 +201,11 @@ def _series(times: Sequence[float], line: Line) -> Options:
     return series
 
 
-def _objectives(objectives: Sequence[Objective]) -> Options:
+def _objectives(objectives: Sequence[ObjectiveLine]) -> Options:
     return {
         "silent": True,
         "symbol": "none",
-        "precision": 9,  # of where the line is; its default of 2 draws 25 ms as 30
+        "precision": 9,  # digits of the line's position; the default of 2 draws 25 ms as 30 ms
         "lineStyle": {"color": "var(--objective)", "type": "dashed", "width": 1.5},
         "label": {
             "position": "insideEndTop",
@@ -218,7 +220,7 @@ def _objectives(objectives: Sequence[Objective]) -> Options:
 
 
 def _marks(times: Sequence[float], marks: Sequence[Mark]) -> Options:
-    """A series of its own: its lines and signs are of decisions, not of numbers."""
+    """Return a series of its own for decisions, which are no numbers."""
     shown = sorted((mark for mark in marks if times[0] <= mark.at_s <= times[-1]), key=lambda mark: mark.at_s)
     labels = mark_labels(shown, apart_s=(times[-1] - times[0]) * LABEL_SHARE)
     return {
@@ -250,12 +252,12 @@ def _marks(times: Sequence[float], marks: Sequence[Mark]) -> Options:
 
 
 LABEL_SHARE = 0.09
-"""Of a chart's width: labels nearer to one another would overlap."""
+"""Part of a chart's width within which two labels would overlap."""
 
 
 def mark_labels(marks: Sequence[Mark], *, apart_s: float) -> list[str]:
-    """What is written above each, oldest first: marks that are too close share one label, `#3–5`, above the
-    first of them."""
+    """Return the label above each mark, oldest first. Marks that are too close share one label, `#3–5`, above
+    the first of them."""
     labels: list[str] = []
     heads: list[int] = []
     for index, mark in enumerate(marks):

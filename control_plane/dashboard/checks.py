@@ -1,4 +1,4 @@
-"""Is it really on? What is switched on is seen to work, or it is said that it is not. Pure.
+"""Checks that each feature which is switched on is seen to work. Pure.
 
 Counters are the proof: a feature that never moved a byte is not in use, whatever the configuration says.
 """
@@ -14,11 +14,12 @@ from baton.core.operate import ClusterState, ReplicaState
 from baton.core.policies import PLACEMENT_POLICIES
 from baton.telemetry import catalogue as c
 from control_plane.dashboard.derive import gained, level, share_of
-from control_plane.dashboard.samples import Frame, by_label
+from control_plane.dashboard.samples import MetricsFrame, by_label
 from control_plane.dashboard.text import number, plural, share, size
 
 Verdict = Literal["on", "idle", "off", "bad"]
-"""on: seen to work. idle: switched on, with nothing to do yet. off: by configuration. bad: it should work."""
+"""Result of a check. on: seen to work. idle: switched on, with nothing to do yet. off: by configuration. bad:
+it should work and does not."""
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -27,8 +28,8 @@ class Check(msgspec.Struct, frozen=True):
     text: str
 
 
-def checks(config: Config, state: ClusterState | None, past: Frame | None) -> list[Check]:
-    """`past`: all that is remembered, in one; None: nothing was seen yet."""
+def checks(config: Config, state: ClusterState | None, past: MetricsFrame | None) -> list[Check]:
+    """Return all checks. `past` is everything remembered, in one frame; None: nothing was collected yet."""
     if state is None or past is None:
         return []
     return [
@@ -45,7 +46,7 @@ def checks(config: Config, state: ClusterState | None, past: Frame | None) -> li
     ]
 
 
-def _remote_prefill(config: Config, state: ClusterState, past: Frame) -> Iterator[Check]:
+def _remote_prefill(config: Config, state: ClusterState, past: MetricsFrame) -> Iterator[Check]:
     name = "Remote prefill"
     if not config.router.disaggregate:
         yield Check(name, "off", "router.disaggregate is off: both phases run on one worker")
@@ -71,7 +72,7 @@ def _remote_prefill(config: Config, state: ClusterState, past: Frame) -> Iterato
             yield Check(name, "idle", "no request yet")
 
 
-def _transport(config: Config, past: Frame) -> Check:
+def _transport(config: Config, past: MetricsFrame) -> Check:
     name = "KV transport"
     moved = {b: v for b, v in by_label(past.gained.get(c.TRANSFER_BYTES.name), "backend").items() if v}
     lost = sum(
@@ -82,7 +83,7 @@ def _transport(config: Config, past: Frame) -> Check:
         return Check(name, "idle", "no KV has moved yet")
     text = ", ".join(f"{size(value)} by {backend}" for backend, value in sorted(moved.items()))
     if lost > 0.05 * reads:
-        return Check(name, "bad", f"{share(share_of(lost, reads))} of reads did not end well; {text}")
+        return Check(name, "bad", f"{share(share_of(lost, reads))} of reads failed; {text}")
     if set(moved) == {"tcp"} and config.transfer.backends[0] != "tcp":
         return Check(
             name, "bad", f"all KV moves over plain TCP, not by {config.transfer.backends[0]}: {text}"
@@ -90,7 +91,7 @@ def _transport(config: Config, past: Frame) -> Check:
     return Check(name, "on", text)
 
 
-def _caches(past: Frame) -> Iterator[Check]:
+def _caches(past: MetricsFrame) -> Iterator[Check]:
     hits, all_tokens = gained(past, c.CACHED_TOKENS.name), gained(past, c.PROMPT_TOKENS.name)
     if hits:
         text = f"{share(share_of(hits, all_tokens))} of prompt tokens were not computed again"
@@ -100,18 +101,18 @@ def _caches(past: Frame) -> Iterator[Check]:
         yield Check("Prefix cache", "idle", reason)
 
 
-def _events(past: Frame) -> Check:
+def _events(past: MetricsFrame) -> Check:
     name = "Cache events"
     stale = [w for w, value in by_label(past.levels.get(c.STALE.name), "worker").items() if value > 0.5]
     if stale:
-        return Check(name, "bad", f"routers hear nothing from {', '.join(sorted(stale))}")
+        return Check(name, "bad", f"routers get no events from {', '.join(sorted(stale))}")
     blocks = level(past, c.INDEXED_BLOCKS.name) or 0.0
     if blocks:
         return Check(name, "on", f"routers know {number(blocks)} cached blocks")
     return Check(name, "idle", "routers know no cached block yet")
 
 
-def _store(config: Config, past: Frame) -> Iterator[Check]:
+def _store(config: Config, past: MetricsFrame) -> Iterator[Check]:
     if not config.store.host_bytes:
         yield Check("KV store", "off", "store.host_bytes is 0: what leaves the KV pools is computed again")
         return
@@ -120,7 +121,7 @@ def _store(config: Config, past: Frame) -> Iterator[Check]:
     used = {t: v for t, v in by_label(past.gained.get(c.LOADED_BLOCKS.name), "tier").items() if v}
     written = gained(past, c.WRITTEN_BLOCKS.name)
     if apart:
-        yield Check("KV store", "bad", f"not reached by {', '.join(apart)}")
+        yield Check("KV store", "bad", f"workers that do not reach it: {', '.join(apart)}")
     elif used:
         text = ", ".join(f"{number(value)} blocks from {tier}" for tier, value in sorted(used.items()))
         yield Check("KV store", "on", f"{number(written)} blocks written; used: {text}")
@@ -137,7 +138,7 @@ def _store(config: Config, past: Frame) -> Iterator[Check]:
             yield Check("SSD tier", "on" if wrote else "idle", f"{size(wrote)} written")
 
 
-def _predictor(config: Config, past: Frame) -> Check:
+def _predictor(config: Config, past: MetricsFrame) -> Check:
     name = "Placement by prediction"
     if not PLACEMENT_POLICIES[config.router.policy].predicts:
         return Check(name, "off", f"router.policy is {config.router.policy}")
@@ -150,45 +151,49 @@ def _predictor(config: Config, past: Frame) -> Check:
     return Check(name, "on", f"first tokens are {share(sum(ttft) / len(ttft))} off on average")
 
 
-def _objectives(config: Config, past: Frame) -> Check:
+def _objectives(config: Config, past: MetricsFrame) -> Check:
     name = "Objectives"
     if not config.slo.classes:
         return Check(name, "off", "slo.classes names none: every completed request counts as met")
     counted = by_label(past.gained.get(c.SLO_REQUESTS.name), "slo_class")
     used = sorted(name for name in counted if name in config.slo.classes)
     if used:
-        return Check(name, "on", f"requests of {', '.join(used)} are held to theirs")
+        return Check(name, "on", f"requests of {', '.join(used)} are judged by their objectives")
     if counted.get("none"):
         return Check(name, "bad", "classes are configured, but requests choose none and slo.default is empty")
     return Check(name, "idle", "no request yet")
 
 
-def _speculation(config: Config, past: Frame) -> Check:
+def _speculation(config: Config, past: MetricsFrame) -> Check:
     name = "Speculation"
     if config.engine.speculation == "off":
         return Check(name, "off", "engine.speculation is off")
     drafted, right = gained(past, c.DRAFTED_TOKENS.name), gained(past, c.ACCEPTED_TOKENS.name)
     if not drafted:
-        return Check(name, "idle", "no guess yet, or it turned itself off: guesses were wrong")
-    return Check(name, "on", f"{share(share_of(right, drafted))} of {number(drafted)} guesses were right")
+        return Check(name, "idle", "no draft tokens yet, or too few were accepted and it turned itself off")
+    return Check(
+        name, "on", f"{share(share_of(right, drafted))} of {number(drafted)} draft tokens were accepted"
+    )
 
 
-def _routers(state: ClusterState, past: Frame) -> Iterator[Check]:
+def _routers(state: ClusterState, past: MetricsFrame) -> Iterator[Check]:
     count = len(state.routers)
     if count < 2:
         return
     followed = level(past, c.PEERS.name) or 0.0
     wanted = count * (count - 1)
     if followed < wanted - 0.5:
-        text = f"{plural(count, 'router')}, and not all know of each other's load"
+        text = f"{plural(count, 'router')}, and not all know each other's load"
         yield Check("Routers share load", "bad", text)
     else:
-        yield Check("Routers share load", "on", f"{plural(count, 'router')} know of each other's load")
+        yield Check("Routers share load", "on", f"{plural(count, 'router')} know each other's load")
 
 
 def _encryption(config: Config) -> Check:
     if config.tls.is_on:
-        return Check("Mutual TLS", "on", f"between all parts of {config.tls.domain}")
+        return Check("Mutual TLS", "on", f"between all processes of {config.tls.domain}")
     return Check(
-        "Mutual TLS", "off", "gRPC between parts is plain: for one machine, or a network of your own"
+        "Mutual TLS",
+        "off",
+        "gRPC between processes is plain: use it on one machine or a trusted network only",
     )

@@ -1,7 +1,6 @@
-"""The dashboard's eyes: follows the control plane, looks at every process's metrics, remembers what it saw.
+"""The collector follows the control plane, scrapes the metrics of every process, and keeps their history.
 
-Nothing here is on the way of a request, and nothing waits for it: a process that does not answer is shown as
-such.
+No request depends on it and nothing waits for it. A process that does not answer is shown as such.
 """
 
 import asyncio
@@ -28,50 +27,54 @@ from baton.wire.routers import recent_requests_of
 from baton.wire.services import WorkerStatusReply
 from control_plane.dashboard.experts import ExpertHistory
 from control_plane.dashboard.history import History
-from control_plane.dashboard.samples import TEXT_BYTES_MAX, Labels, Reader, Table, frame_of
+from control_plane.dashboard.samples import TEXT_BYTES_MAX, Labels, MetricsReader, Table, frame_of
 from kv_store.directory.connect import connect
 from kv_store.directory.interface import Directory, DirectoryLost
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 2.0
-"""One look at one process, at most."""
+SCRAPE_S = 2.0
+"""Longest time of one scrape of one process."""
 
-LOOKS_AT_ONCE = 32
+SCRAPES_AT_ONCE = 32
 RETRY_S = 1.0
 STORES_EVERY_S = 10.0
 LATE_S = 3.0
-"""The control plane speaks once a second; silence for longer is said."""
+"""Silence of the control plane, which reports once a second, after which the dashboard says so."""
 
 PROCESSES_PER_S = 64
-"""With more of them, looks are rarer: a large cluster must not make its dashboard busy."""
+"""Most processes scraped per second. A larger cluster is scraped more rarely, so that it does not make its
+dashboard busy."""
 
 RECENT_REQUESTS_MAX = 300
 
 Kind = Literal["router", "worker", "store node"]
 
 
-class Target(msgspec.Struct, frozen=True):
+class ScrapeTarget(msgspec.Struct, frozen=True):
+    """A process whose metrics are scraped."""
+
     kind: Kind
     name: str
-    """Of one life of a process."""
+    """Name of one life of a process."""
     address: str
     """host:port of its metrics."""
 
 
-class Seen(msgspec.Struct):
-    """What is known of a target."""
+class TargetState(msgspec.Struct):
+    """The last scrape of a target."""
 
-    target: Target
+    target: ScrapeTarget
     is_new: bool
-    """It came while we looked: its counters began at zero."""
+    """It started while the dashboard ran, so its counters began at zero."""
     table: Table | None = None
     trouble: str = ""
-    """Of the last look; empty: it answered."""
+    """Error of the last scrape; empty: it answered."""
 
 
-class Collector:
-    """`run` until cancelled. Everything else may be read at any time, in the same loop."""
+class ClusterCollector:
+    """The collector of one cluster. `run` ends when it is cancelled. All else may be read at any time in the
+    same loop."""
 
     def __init__(
         self,
@@ -86,36 +89,36 @@ class Collector:
         self.experts = ExpertHistory()
         self.state: ClusterState | None = None
         self.trouble = "not connected yet"
-        """With the control plane; empty: it answers."""
-        self.seen: dict[str, Seen] = {}
+        """Error of the connection to the control plane; empty: it answers."""
+        self.seen: dict[str, TargetState] = {}
         self.ticked = asyncio.Event()
-        """Set, and replaced, whenever there is something new."""
+        """Event that is set, and replaced, whenever there is new data."""
         self._unix_s, self._now_s = unix_s, now_s
         self._control = OperateClient(control_address)
         self._control_address = control_address
-        self._heard_s = now_s()
+        self._updated_s = now_s()
         self._stores: tuple[StoreMember, ...] = ()
-        self._reader = Reader(metric.name for metric in c.CATALOGUE)
-        self._looked_s: float | None = None
+        self._reader = MetricsReader(metric.name for metric in c.CATALOGUE)
+        self._scraped_s: float | None = None
         self._is_first = True
         scheme = "https" if config.router.tls_cert else "http"
         self._schemes: dict[Kind, str] = {"router": scheme, "worker": "http", "store node": "http"}
 
     @property
     def silent_s(self) -> float:
-        """Since the control plane was heard last."""
-        return self._now_s() - self._heard_s
+        """Seconds since the last report of the control plane."""
+        return self._now_s() - self._updated_s
 
     @property
     def is_lost(self) -> bool:
-        """What is shown of the control plane is of the past."""
+        """The shown state of the control plane is out of date."""
         return bool(self.trouble) or self.silent_s > LATE_S
 
     async def run(self) -> None:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._follow())
-                group.create_task(self._look())
+                group.create_task(self._scrape_regularly())
                 if self.config.store.host_bytes:
                     group.create_task(self._follow_stores())
         finally:
@@ -128,12 +131,12 @@ class Collector:
             try:
                 async with contextlib.aclosing(self._control.changes()) as changes:
                     async for state in changes:
-                        self._heard_s, self.trouble = self._now_s(), ""
+                        self._updated_s, self.trouble = self._now_s(), ""
                         self.state = state
             except LinkBroken as error:
                 self.trouble = str(error)
             else:
-                self.trouble = "the control plane hung up"
+                self.trouble = "the control plane closed the connection"
             await asyncio.sleep(RETRY_S)
 
     async def _follow_stores(self) -> None:
@@ -144,51 +147,51 @@ class Collector:
                 await asyncio.sleep(STORES_EVERY_S)
 
     async def order(self, order: Order) -> Decision:
-        """Raises LinkBroken."""
+        """Give an order. Raises LinkBroken."""
         return await self._control.order(order)
 
     # --- metrics ----------------------------------------------------------------------------------
 
-    async def _look(self) -> None:
-        limits = httpx.Limits(max_connections=LOOKS_AT_ONCE)
-        async with httpx.AsyncClient(trust_env=False, verify=False, timeout=LOOK_S, limits=limits) as http:
+    async def _scrape_regularly(self) -> None:
+        limits = httpx.Limits(max_connections=SCRAPES_AT_ONCE)
+        async with httpx.AsyncClient(trust_env=False, verify=False, timeout=SCRAPE_S, limits=limits) as http:
             while True:
                 began_s = self._now_s()
-                await self._look_once(http)
+                await self._scrape_all(http)
                 every_s = max(self.config.dashboard.sample_s, len(self.seen) / PROCESSES_PER_S)
                 await asyncio.sleep(max(0.05, every_s - (self._now_s() - began_s)))
 
-    async def _look_once(self, http: httpx.AsyncClient) -> None:
+    async def _scrape_all(self, http: httpx.AsyncClient) -> None:
         self._follow_targets(_targets(self.state, self._stores))
         asked = list(self.seen.values())
-        tables = await asyncio.gather(*(self._ask(http, seen) for seen in asked))
+        tables = await asyncio.gather(*(self._scrape(http, seen) for seen in asked))
         now_s = self._now_s()
-        span_s, self._looked_s = now_s - (self._looked_s or now_s), now_s
-        looks: list[tuple[Table | None, Table]] = []
+        span_s, self._scraped_s = now_s - (self._scraped_s or now_s), now_s
+        scrapes: list[tuple[Table | None, Table]] = []
         for seen, table in zip(asked, tables, strict=True):
             if table is not None:
-                looks.append(({} if seen.table is None and seen.is_new else seen.table, table))
+                scrapes.append(({} if seen.table is None and seen.is_new else seen.table, table))
                 seen.table = table
-        self.experts.add(self._unix_s(), looks)
+        self.experts.add(self._unix_s(), scrapes)
         if span_s > 0:
-            self.history.add(frame_of(self._unix_s(), span_s, looks, replica_levels(self.state)))
+            self.history.add(frame_of(self._unix_s(), span_s, scrapes, replica_levels(self.state)))
         ticked, self.ticked = self.ticked, asyncio.Event()
         ticked.set()
 
-    def _follow_targets(self, targets: Iterable[Target]) -> None:
+    def _follow_targets(self, targets: Iterable[ScrapeTarget]) -> None:
         wanted = {f"{target.kind} {target.name}": target for target in targets}
         for key in self.seen.keys() - wanted.keys():
             del self.seen[key]
         for key, target in wanted.items():
             if key not in self.seen:
-                self.seen[key] = Seen(target, is_new=not self._is_first)
+                self.seen[key] = TargetState(target, is_new=not self._is_first)
         if wanted:
             self._is_first = False
 
-    async def _ask(self, http: httpx.AsyncClient, seen: Seen) -> Table | None:
+    async def _scrape(self, http: httpx.AsyncClient, seen: TargetState) -> Table | None:
         target = seen.target
         try:
-            async with asyncio.timeout(LOOK_S):
+            async with asyncio.timeout(SCRAPE_S):
                 text = await _text(http, f"{self._schemes[target.kind]}://{target.address}/metrics")
         except (httpx.HTTPError, TimeoutError, ValueError) as error:
             seen.trouble = str(error) or type(error).__name__
@@ -196,18 +199,18 @@ class Collector:
         seen.trouble = ""
         return self._reader.read(text)
 
-    # --- when somebody asks -----------------------------------------------------------------------
+    # --- requests of pages -----------------------------------------------------------------------
 
     async def recent_requests(self, request_id: str = "") -> tuple[list[RecentRequest], list[str]]:
-        """Newest first, and which routers did not answer."""
+        """Return the recent requests, newest first, and an error for each router that did not answer."""
         routers = self.state.routers if self.state is not None else ()
         wanted = RecentRequestsQuery(request_id, RECENT_REQUESTS_MAX)
-        told = await asyncio.gather(
+        answers = await asyncio.gather(
             *(recent_requests_of(router.address, wanted) for router in routers), return_exceptions=True
         )
         recent_requests: list[RecentRequest] = []
         troubles: list[str] = []
-        for router, answer in zip(routers, told, strict=True):
+        for router, answer in zip(routers, answers, strict=True):
             if isinstance(answer, LinkBroken):
                 troubles.append(f"{router.router_id}: {answer}")
             elif isinstance(answer, BaseException):
@@ -218,16 +221,17 @@ class Collector:
         return recent_requests[:RECENT_REQUESTS_MAX], troubles
 
     async def worker(self, address: str) -> WorkerStatusReply | None:
-        """None: it does not answer."""
+        """Return a worker's status, or None if it does not answer."""
         try:
-            async with asyncio.timeout(LOOK_S):
+            async with asyncio.timeout(SCRAPE_S):
                 return await worker_status(address)
         except (LinkBroken, TimeoutError):
             return None
 
 
 async def _text(http: httpx.AsyncClient, url: str) -> str:
-    """Raises ValueError for a page that no process of ours says."""
+    """Return the text of a metrics page. Raises ValueError for one that is larger than any of our processes
+    writes."""
     parts: list[bytes] = []
     size = 0
     async with http.stream("GET", url) as answer:
@@ -240,21 +244,21 @@ async def _text(http: httpx.AsyncClient, url: str) -> str:
     return b"".join(parts).decode()
 
 
-def _targets(state: ClusterState | None, stores: Iterable[StoreMember]) -> list[Target]:
-    targets: list[Target] = []
+def _targets(state: ClusterState | None, stores: Iterable[StoreMember]) -> list[ScrapeTarget]:
+    targets: list[ScrapeTarget] = []
     if state is not None:
-        targets += [Target("router", r.router_id, r.metrics_address) for r in state.routers]
+        targets += [ScrapeTarget("router", r.router_id, r.metrics_address) for r in state.routers]
         targets += [
-            Target("worker", replica.worker_id, replica.metrics_address)
+            ScrapeTarget("worker", replica.worker_id, replica.metrics_address)
             for replica in state.replicas
             if replica.worker_id and replica.metrics_address
         ]
-    targets += [Target("store node", s.node.node_id, s.metrics_address) for s in stores]
+    targets += [ScrapeTarget("store node", s.node.node_id, s.metrics_address) for s in stores]
     return [target for target in targets if target.address]
 
 
 def replica_levels(state: ClusterState | None) -> dict[str, dict[Labels, float]]:
-    """How many there are of each role and phase, as the control plane counts them itself."""
+    """Return the number of replicas by role and state, as the control plane counts them."""
     if state is None:
         return {}
     counts: dict[Labels, float] = {}

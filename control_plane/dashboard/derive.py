@@ -1,7 +1,7 @@
-"""From frames to what people ask: rates, percentiles, shares. Pure.
+"""Figures derived from frames of metrics: rates, percentiles, shares. Pure.
 
-Units: seconds, bytes, requests and tokens; rates per second; shares from 0 to 1. None: nothing is known,
-which is not the same as zero.
+Units are seconds, bytes, requests and tokens; rates are per second, and shares go from 0 to 1. None means
+that nothing is known, which is not the same as zero.
 """
 
 import math
@@ -10,40 +10,40 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from baton.telemetry import catalogue as c
-from control_plane.dashboard.samples import Frame, Labels, by_label, total
+from control_plane.dashboard.samples import Labels, MetricsFrame, by_label, total
 
 Series = list[float | None]
 
 SMOOTH_S = 30.0
-"""Percentiles of a point are of so long before it: those of single seconds are of a few requests."""
+"""Time before a point whose requests its percentiles cover, since a single second has few requests."""
 
 PARTS = (
     *("route", "tokenize", "queue", "retries", "wait", "load", "prefill", "first_hop"),
     *("transfer", "first_decode"),
 )
-"""Of the time to first token, in order, and the two after it; see `baton_ttft_part_seconds`."""
+"""Parts of the time to first token, in order, and the two that follow it; see `baton_ttft_part_seconds`."""
 
 REFUSED = ("refused_queue", "refused_slo", "refused_capacity", "refused_quota")
 MISSED = ("missed_ttft", "missed_tpot", "missed_both")
 BROKEN = ("failed", "deadline")
 
 
-def gained(frame: Frame | None, name: str, **labels: str) -> float:
+def gained(frame: MetricsFrame | None, name: str, **labels: str) -> float:
     return 0.0 if frame is None else total(frame.gained.get(name), **labels)
 
 
-def level(frame: Frame | None, name: str, **labels: str) -> float | None:
+def level(frame: MetricsFrame | None, name: str, **labels: str) -> float | None:
     if frame is None or name not in frame.levels:
         return None
     return total(frame.levels[name], **labels)
 
 
-def rate(frame: Frame | None, name: str, **labels: str) -> float | None:
+def rate(frame: MetricsFrame | None, name: str, **labels: str) -> float | None:
     return None if frame is None else total(frame.gained.get(name), **labels) / frame.span_s
 
 
 class Outcomes(msgspec.Struct, frozen=True):
-    """Of offered requests in some time."""
+    """Outcomes of the requests that arrived in some time."""
 
     met: float = 0.0
     missed: float = 0.0
@@ -56,7 +56,7 @@ class Outcomes(msgspec.Struct, frozen=True):
 
     @property
     def attained(self) -> float | None:
-        """Goodput over all that was offered."""
+        """Goodput as a share of all requests that arrived."""
         return self.met / self.offered if self.offered else None
 
     @property
@@ -68,7 +68,7 @@ class Outcomes(msgspec.Struct, frozen=True):
 
 
 def outcomes(values: Mapping[Labels, float] | None) -> Outcomes:
-    """Of what `baton_slo_requests_total` gained."""
+    """Sum the increases of `baton_slo_requests_total` by outcome."""
     sums = by_label(values, "outcome")
     return Outcomes(
         sums.get("met", 0.0),
@@ -78,22 +78,22 @@ def outcomes(values: Mapping[Labels, float] | None) -> Outcomes:
     )
 
 
-def outcome_rates(frame: Frame | None) -> Outcomes | None:
-    """Requests per second."""
+def outcome_rates(frame: MetricsFrame | None) -> Outcomes | None:
+    """Return the outcomes in requests per second."""
     if frame is None:
         return None
     return outcomes(frame.gained.get(c.SLO_REQUESTS.name)).scaled(1 / frame.span_s)
 
 
-class Attainment(msgspec.Struct, frozen=True):
+class AttainmentRow(msgspec.Struct, frozen=True):
     slo_class: str
     tenant: str
     counts: Outcomes
     model: str = ""
 
 
-def attainment(frame: Frame | None) -> list[Attainment]:
-    """By model, class and tenant, those with most requests first."""
+def attainment(frame: MetricsFrame | None) -> list[AttainmentRow]:
+    """Return the outcomes by model, class and tenant, those with most requests first."""
     if frame is None:
         return []
     groups: dict[tuple[str, str, str], dict[Labels, float]] = {}
@@ -102,7 +102,7 @@ def attainment(frame: Frame | None) -> list[Attainment]:
         key = (of.get("slo_class", ""), of.get("tenant", ""), of.get("model", ""))
         groups.setdefault(key, {})[labels] = value
     rows = [
-        Attainment(slo_class, tenant, outcomes(values), model)
+        AttainmentRow(slo_class, tenant, outcomes(values), model)
         for (slo_class, tenant, model), values in groups.items()
     ]
     return sorted(
@@ -111,8 +111,8 @@ def attainment(frame: Frame | None) -> list[Attainment]:
     )
 
 
-def buckets_of(frame: Frame | None, name: str) -> dict[float, float]:
-    """What a histogram's buckets gained, cumulative, by upper bound."""
+def buckets_of(frame: MetricsFrame | None, name: str) -> dict[float, float]:
+    """Return the increases of a histogram's buckets, cumulative, by upper bound."""
     if frame is None:
         return {}
     return {_bound(le): count for le, count in by_label(frame.gained.get(f"{name}_bucket"), "le").items()}
@@ -123,7 +123,8 @@ def _bound(text: str) -> float:
 
 
 def quantile(buckets: Mapping[float, float], share: float) -> float | None:
-    """As Prometheus' histogram_quantile: linear within a bucket. None: no observation."""
+    """Return a quantile as Prometheus' histogram_quantile does, linear within a bucket. None: no
+    observation."""
     bounds = sorted(buckets)
     if not bounds or buckets[bounds[-1]] <= 0:
         return None
@@ -133,7 +134,7 @@ def quantile(buckets: Mapping[float, float], share: float) -> float | None:
         upto = buckets[bound]
         if upto >= wanted and upto > below:
             if math.isinf(bound):
-                return lower  # all that is known is that it is more
+                return lower  # the last bucket has no upper bound
             return lower + (bound - lower) * (wanted - below) / (upto - below)
         lower, below = bound, max(below, upto)
     return lower
@@ -145,9 +146,9 @@ def added(into: dict[float, float], buckets: Mapping[float, float], sign: float 
 
 
 def quantiles_over_time(
-    points: Sequence[Frame | None], name: str, shares: Sequence[float], *, smooth_s: float = SMOOTH_S
+    points: Sequence[MetricsFrame | None], name: str, shares: Sequence[float], *, smooth_s: float = SMOOTH_S
 ) -> list[Series]:
-    """One list per share. Each point is of the `smooth_s` before its end."""
+    """Return one list per share. Each point covers the `smooth_s` before its end."""
     step_s = next((p.span_s for p in points if p is not None), 1.0)
     width = max(1, round(smooth_s / max(step_s, 1e-9)))
     each = [buckets_of(point, name) for point in points]
@@ -162,8 +163,8 @@ def quantiles_over_time(
     return lines
 
 
-def part_means(frame: Frame | None) -> dict[str, float]:
-    """Seconds per request by part, of requests that told them. Empty: none did."""
+def part_means(frame: MetricsFrame | None) -> dict[str, float]:
+    """Return the seconds per request by part, over the requests that report parts. Empty: none does."""
     if frame is None:
         return {}
     sums = by_label(frame.gained.get(f"{c.TTFT_PART.name}_sum"), "part")

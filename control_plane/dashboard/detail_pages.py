@@ -1,4 +1,4 @@
-"""Pages of workers, requests and decisions, and of a single one."""
+"""Pages of workers, requests and decisions, and of a single worker or request."""
 
 from collections.abc import Sequence
 
@@ -9,16 +9,16 @@ from baton.core.operate import ClusterState, ReplicaStatus
 from baton.core.recent_requests import RecentRequest
 from control_plane.dashboard import expert_strips, markup, tables
 from control_plane.dashboard.actions import ask_drain, ask_node, ask_scale, ask_switch
-from control_plane.dashboard.samples import Frame
+from control_plane.dashboard.samples import MetricsFrame
 from control_plane.dashboard.shell import Card, Shell, button, draw
 from control_plane.dashboard.text import NOTHING, h, span
-from control_plane.dashboard.view import Dashboard
+from control_plane.dashboard.view import DashboardModel
 
 REQUESTS_EVERY = 2
-"""Ticks between two questions to the routers."""
+"""Number of ticks between two queries of the routers."""
 
 
-class Panel:
+class PagePanel:
     """A full-width frame with a heading, room for buttons, and content."""
 
     def __init__(self, title: str, note: str = "") -> None:
@@ -40,12 +40,12 @@ FLEET_CHARTS = {"running": "Running sequences", "steps": "Engine steps, p99", "b
 
 
 class WorkersPage:
-    def __init__(self, dash: Dashboard, request: Request) -> None:
+    def __init__(self, dash: DashboardModel, request: Request) -> None:
         self._dash = dash
         self._shell = shell = Shell(dash, request, tab="Workers", has_window=True)
         self._drawn: tuple[str, int] | None = None
         with shell.page:
-            panel = Panel("Workers")
+            panel = PagePanel("Workers")
             if shell.may_operate:
                 with panel.buttons:
                     button("Scale…", self._scale, kind="primary")
@@ -53,7 +53,7 @@ class WorkersPage:
             with ui.element("div").classes("charts3"):
                 self._cards = {name: Card(title) for name, title in FLEET_CHARTS.items()}
                 self._charts = {name: card.chart() for name, card in self._cards.items()}
-            self._nodes = Panel("Nodes").html()
+            self._nodes = PagePanel("Nodes").html()
         shell.on_tick(self._refresh)
         self._ask(request.query_params.get("node", ""))
 
@@ -86,28 +86,28 @@ class WorkersPage:
 
 
 class WorkerPage:
-    """One replica, over its lives."""
+    """The page of one replica across its lives."""
 
-    def __init__(self, dash: Dashboard, request: Request, name: str) -> None:
+    def __init__(self, dash: DashboardModel, request: Request, name: str) -> None:
         self._dash, self._name = dash, name
         self._shell = shell = Shell(dash, request, tab="Workers", has_window=True)
         self._drawn: tuple[str, int, str] | None = None
         self._asking = False
         replica = self._replica()
         with shell.page:
-            panel = Panel(f"Worker {name}")
+            panel = PagePanel(f"Worker {name}")
             if shell.may_operate and replica is not None:
                 with panel.buttons:
-                    button("Flip…", lambda: self._ask("switch"))
+                    button("Switch role…", lambda: self._ask("switch"))
                     button("Drain…", lambda: self._ask("drain"), kind="danger")
             self._facts = panel.html()
             with ui.element("div").classes("charts3"):
                 self._charts = self._cards()
-            experts = Panel("Experts", "tokens by expert, all layers, last 5 min")
+            experts = PagePanel("Experts", "tokens by expert, all layers, last 5 min")
             self._expert_panel, self._experts = experts.section, experts.html()
             self._expert_panel.set_visibility(False)
-            self._accounts = Panel(
-                "What it says of itself", "its own accounts, those that are not zero"
+            self._accounts = PagePanel(
+                "Status of the worker", "its own counters, without those that are zero"
             ).html()
         shell.on_tick(self._refresh)
         self._ask(request.query_params.get("ask", ""))
@@ -136,14 +136,14 @@ class WorkerPage:
         finally:
             self._asking = False
         if status is None:
-            self._shell.put(self._accounts, markup.empty("It does not answer."))
+            self._shell.put(self._accounts, markup.empty("The worker does not answer."))
         else:
             self._shell.put(self._accounts, tables.accounts(status.accounts, status.notes))
 
     def _refresh(self) -> None:
         replica, shell = self._replica(), self._shell
         if replica is None:
-            gone = "There is no such worker: it was scaled away, or its name is another."
+            gone = "There is no worker of this name; it may have been scaled away. See the list of workers."
             shell.put(self._facts, markup.empty(gone))
             return
         now = self._dash.collector.history.latest
@@ -166,7 +166,7 @@ class WorkerPage:
         self._shell.put(self._experts, "" if experts is None else expert_strips.worker_experts(experts))
 
 
-def worker_facts(r: ReplicaStatus, now: Frame | None) -> str:
+def worker_facts(r: ReplicaStatus, now: MetricsFrame | None) -> str:
     held = tables.held_share(now, r.worker_id)
     state = markup.tag(r.state, tables.STATE_TAGS.get(r.state, "warn"))
     items = [
@@ -179,7 +179,7 @@ def worker_facts(r: ReplicaStatus, now: Frame | None) -> str:
         ("metrics", f'<span class="mono">{h(r.metrics_address or NOTHING)}</span>'),
         ("KV blocks held", markup.share(held)),
         ("deaths in a row", str(r.deaths_in_a_row)),
-        ("last end", h(r.last_exit or NOTHING)),
+        ("last exit", h(r.last_exit or NOTHING)),
         ("reason", h(r.reason or NOTHING)),
     ]
     return tables.facts(items)
@@ -189,15 +189,13 @@ FILTERS = {"all": "All", "trouble": "In trouble", "running": "Running"}
 
 
 class RequestsPage:
-    def __init__(self, dash: Dashboard, request: Request) -> None:
+    def __init__(self, dash: DashboardModel, request: Request) -> None:
         self._dash = dash
         self._shell = shell = Shell(dash, request, tab="Requests")
         self._filter, self._ticks, self._recent_requests = "all", 0, list[RecentRequest]()
         self._asking = False
         with shell.page:
-            panel = Panel(
-                "Requests", "the latest of every router; there are no prompts and no answers in them"
-            )
+            panel = PagePanel("Requests", "the latest of every router, without prompts and answers")
             with panel.buttons:
                 self._find = ui.input(placeholder="Request id").props("outlined dense clearable")
                 self._find.on("keydown.enter", self._go)
@@ -254,17 +252,17 @@ def chosen(recent_requests: Sequence[RecentRequest], filter_key: str) -> list[Re
 
 
 class RequestPage:
-    """The story of one request."""
+    """The page of one request and its events."""
 
-    def __init__(self, dash: Dashboard, request: Request, request_id: str) -> None:
+    def __init__(self, dash: DashboardModel, request: Request, request_id: str) -> None:
         self._dash, self._request_id = dash, request_id
         self._shell = shell = Shell(dash, request, tab="Requests")
         self._is_over = self._asking = False
         with shell.page:
-            self._facts = Panel(f"Request {request_id}").html()
+            self._facts = PagePanel(f"Request {request_id}").html()
             with ui.element("div").classes("two"):
-                self._bars = Panel("Where the first token's time went").html()
-                self._moments = Panel("What happened").html()
+                self._bars = PagePanel("Latency breakdown").html()
+                self._moments = PagePanel("Events").html()
         shell.on_tick(self._refresh)
 
     def _refresh(self) -> None:
@@ -279,7 +277,10 @@ class RequestPage:
             self._asking = False
         shell = self._shell
         if not recent_requests:
-            said = "; ".join(troubles) or "No router remembers it: it is too long ago, or its router is gone."
+            said = (
+                "; ".join(troubles)
+                or "No router remembers this request: it is too old, or its router has ended."
+            )
             shell.put(self._facts, markup.empty(said))
             return
         record = recent_requests[0]
@@ -293,19 +294,19 @@ class RequestPage:
 
 
 class DecisionsPage:
-    def __init__(self, dash: Dashboard, request: Request) -> None:
+    def __init__(self, dash: DashboardModel, request: Request) -> None:
         self._dash = dash
         self._shell = shell = Shell(dash, request, tab="Decisions", has_window=True)
         with shell.page:
-            panel = Panel("Decisions", "of operators and of the autoscaler, the latest first")
+            panel = PagePanel("Decisions", "by operators and the autoscaler, the latest first")
             if shell.may_operate:
                 with panel.buttons:
                     button("Scale…", self._scale, kind="primary")
             self._table = panel.html()
             with ui.element("div").classes("two"):
-                self._pools = Panel("Wanted").html()
-                self._autoscaler = Panel("Autoscaler").html()
-            with Panel("Workers and decisions").body.classes("tall"):
+                self._pools = PagePanel("Desired workers").html()
+                self._autoscaler = PagePanel("Autoscaler").html()
+            with PagePanel("Workers and decisions").body.classes("tall"):
                 self._chart = ui.echart({}, renderer="svg").classes("chart")
         self._drawn: tuple[str, int] | None = None
         shell.on_tick(self._refresh)
@@ -324,13 +325,13 @@ class DecisionsPage:
         self._shell.put(self._table, markup.decisions(state.decisions if state else ()))
         self._shell.put(self._pools, pools(state))
         scaled = state.autoscale if state else ()
-        told = "".join(tables.autoscaler(one) for one in scaled) or tables.autoscaler(None)
-        self._shell.put(self._autoscaler, told)
+        shown = "".join(tables.autoscaler(one) for one in scaled) or tables.autoscaler(None)
+        self._shell.put(self._autoscaler, shown)
 
 
 def pools(state: ClusterState | None) -> str:
     if state is None:
-        return markup.empty("The control plane was not heard yet.")
+        return markup.empty("The control plane has not answered yet.")
     items = [
         (
             pool.model,

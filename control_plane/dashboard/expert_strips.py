@@ -1,4 +1,4 @@
-"""The load of experts as HTML: bars of all workers together, a strip of colours for each. Pure."""
+"""The load of experts as HTML: bars for all workers together, a strip of colours for each. Pure."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,36 +9,36 @@ from control_plane.dashboard.markup import empty
 from control_plane.dashboard.text import NOTHING, h, number, plural, share
 
 BOUNDS = (0.25, 0.5, 0.8, 1.25, 2.0, 4.0)
-"""Times an even share, between one colour and the next."""
+"""Borders between colours, in multiples of an even share."""
 
 KEYS = ("< ¼", "½", "", "even", "", "2", "> 4 × an even share")
-"""Of the colours, from idle to busy."""
+"""Legend of the colours, from idle to busy."""
 
 ROWS_MAX = 5
-"""Workers of a model, in the overview."""
+"""Most workers of a model in the overview."""
 
 BUSIEST = 3
 APART_MAX = 64
-"""With more experts there is no room between them."""
+"""Most experts that are drawn with gaps between them."""
 
 BALANCE = (
     "tokens per expert of a layer, the mean over the busiest's; mean over layers. 100 % is even, "
-    "{least} all to one of {count}"
+    "{least} means that all go to one of {count}"
 )
 
 
 def legend() -> list[tuple[str, str, str]]:
-    """For `markup.keys`."""
+    """Return the legend for `markup.keys`."""
     return [(name, f"e{number}", "area") for number, name in enumerate(KEYS)]
 
 
 def expert_balance(groups: Sequence[ExpertGroup]) -> str:
-    """Of each model the whole, and its workers."""
+    """Return the balance of each model as a whole and of its workers."""
     return "".join(_group(group, with_model=len(groups) > 1) for group in groups)
 
 
 def worker_experts(row: ExpertRow) -> str:
-    """Of one worker alone."""
+    """Return the load of the experts of one worker."""
     return _frame(len(row.tokens), [_row(row, _bars(row))])
 
 
@@ -71,10 +71,10 @@ def _row(row: ExpertRow, drawing: str) -> str:
 
 
 def _strip(row: ExpertRow) -> str:
-    """A cell for each expert, coloured by its load."""
+    """Draw a cell for each expert, coloured by its load."""
     cells = [bisect_right(BOUNDS, times) for times in row.shares]
     if not cells:
-        return empty("no token in five minutes")
+        return empty("No token was routed in the last five minutes.")
     width = _width(len(cells))
     paths: dict[int, str] = {}
     for color, begin, count in _runs(cells):
@@ -84,7 +84,7 @@ def _strip(row: ExpertRow) -> str:
 
 
 def _bars(row: ExpertRow) -> str:
-    """Heights are loads; a line across is an even share."""
+    """Draw a bar for each expert, and a line across at an even share."""
     shares = row.shares
     if not shares:
         return empty("No token was routed in the last five minutes.")
@@ -98,7 +98,7 @@ def _bars(row: ExpertRow) -> str:
 
 
 def _runs(cells: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """(value, first, count)"""
+    """Yield runs of equal values as (value, first, count)."""
     at = 0
     for value, same in groupby(cells):
         count = len(list(same))
@@ -107,7 +107,7 @@ def _runs(cells: Sequence[int]) -> Iterator[tuple[int, int, int]]:
 
 
 def _width(count: int) -> float:
-    """Of an expert that has the width 1 to itself."""
+    """Return the width of an expert's mark, within a cell of width 1."""
     return 0.94 if count <= APART_MAX else 1
 
 

@@ -1,6 +1,6 @@
-"""How tokens spread over the experts of a mixture: what is remembered of it, and what is shown. Pure.
+"""The distribution of tokens over the experts of a mixture: its short history, and the figures shown. Pure.
 
-Counts by worker and expert are many, and of hours ago nobody asks for them: they are kept apart from other
+Counts by worker and expert are many, and nobody asks for those of hours ago. They are kept apart from other
 metrics, for minutes.
 """
 
@@ -13,28 +13,28 @@ from baton.core.ids import replica_name
 from baton.core.operate import ClusterState
 from baton.telemetry import catalogue as c
 from control_plane.dashboard.derive import level
-from control_plane.dashboard.samples import Frame, Table, risen
+from control_plane.dashboard.samples import MetricsFrame, Table, risen
 
 STEP_S, STEP_COUNT = 10.0, 30
-"""What is shown is of the last five minutes."""
+"""The history covers the last five minutes in steps."""
 
 EXPERTS_MAX = 4096
-"""Of a model; what says more is no worker of ours."""
+"""Most experts of a model; a report of more is not from a worker of ours."""
 
 Tokens = tuple[float, ...]
-"""By expert."""
+"""Tokens by expert."""
 
 
 class ExpertHistory:
-    """Of every worker whose model has experts."""
+    """The token counts of every worker whose model has experts."""
 
     def __init__(self) -> None:
         self._steps: deque[tuple[int, dict[str, list[float]]]] = deque()
         self._sums: dict[str, list[float]] = {}
-        """Of all steps, by worker."""
+        """Sums over all steps, by worker."""
 
     def add(self, at_s: float, looks: Iterable[tuple[Table | None, Table]]) -> None:
-        """`looks`: as `frame_of` gets them."""
+        """Add one round of scrapes, in the form that `frame_of` gets."""
         index = int(at_s // STEP_S)
         if not self._steps or self._steps[-1][0] < index:
             self._steps.append((index, {}))
@@ -53,7 +53,7 @@ class ExpertHistory:
                         _add(into.setdefault(found.get("worker", ""), []), expert, rise)
 
     def tokens(self) -> dict[str, Tokens]:
-        """By worker; of one that computed nothing lately, zeros."""
+        """Return the tokens by worker; zeros for one that computed nothing lately."""
         return {worker: tuple(counts) for worker, counts in self._sums.items()}
 
     def _forget(self, step: dict[str, list[float]]) -> None:
@@ -71,22 +71,24 @@ def _add(into: list[float], expert: int, count: float) -> None:
 
 
 class ExpertRow(msgspec.Struct, frozen=True):
+    """The load of the experts of one worker, or of all workers."""
+
     name: str
     tokens: Tokens
     balance: float | None
-    """Mean over layers, see `baton_moe_expert_balance_ratio`; None: too few tokens lately."""
+    """Mean over layers, see `baton_moe_expert_balance_ratio`. None: too few tokens lately."""
     worst: float | None
-    """Of the layer with the least."""
+    """Balance of the least balanced layer."""
 
     @property
     def shares(self) -> Tokens:
-        """Of each expert, times an even share. Empty: no token."""
+        """Load of each expert in multiples of an even share. Empty: no token."""
         even = sum(self.tokens) / max(1, len(self.tokens))
         return tuple(count / even for count in self.tokens) if even else ()
 
     @property
     def busiest(self) -> list[tuple[int, float]]:
-        """(expert, times an even share), the busiest first."""
+        """(expert, multiple of an even share), the busiest first."""
         return sorted(enumerate(self.shares), key=lambda one: (-one[1], one[0]))
 
 
@@ -96,7 +98,7 @@ class ExpertGroup(msgspec.Struct, frozen=True):
     model: str
     total: ExpertRow
     workers: list[ExpertRow]
-    """The least balanced first."""
+    """Workers, the least balanced first."""
 
     @property
     def expert_count(self) -> int:
@@ -104,10 +106,10 @@ class ExpertGroup(msgspec.Struct, frozen=True):
 
 
 def expert_groups(
-    state: ClusterState | None, tokens: Mapping[str, Tokens], now: Frame | None
+    state: ClusterState | None, tokens: Mapping[str, Tokens], now: MetricsFrame | None
 ) -> list[ExpertGroup]:
-    """By model, of those with experts that are counted. `tokens`: `ExpertHistory.tokens`; `now`: the latest
-    frame."""
+    """Return a group for each model whose experts are counted. `tokens` is `ExpertHistory.tokens`, `now` the
+    latest frame."""
     rows: dict[str, list[ExpertRow]] = {}
     for replica in state.replicas if state is not None else ():
         name = replica_name(replica.worker_id) if replica.worker_id else ""
@@ -117,8 +119,8 @@ def expert_groups(
     return [_group(model, found) for model, found in sorted(rows.items())]
 
 
-def _balance(now: Frame | None, worker: str, layers: str) -> float | None:
-    """None also where another worker has one."""
+def _balance(now: MetricsFrame | None, worker: str, layers: str) -> float | None:
+    """Return the balance of one worker. None: this worker has none, even if another has."""
     if now is None or (("layers", layers), ("worker", worker)) not in now.levels.get(
         c.EXPERT_BALANCE.name, {}
     ):

@@ -1,11 +1,11 @@
-"""Parts of the overview as HTML. Pure; whatever comes from elsewhere goes through `h`."""
+"""Parts of the overview as HTML. Pure; all text from elsewhere passes through `h`."""
 
 from collections.abc import Iterable, Sequence
 
 from baton.core.operate import Decision, Outcome
 from control_plane.dashboard.checks import Check
-from control_plane.dashboard.derive import Attainment
-from control_plane.dashboard.overview import Bar, Now, Tier
+from control_plane.dashboard.derive import AttainmentRow
+from control_plane.dashboard.overview import Bar, TierUsage, TileValues
 from control_plane.dashboard.problems import Trouble
 from control_plane.dashboard.text import NOTHING, clock, h, number, rate, seconds, share, size
 from control_plane.desired import describe
@@ -57,8 +57,11 @@ def _held(value: float | None, objective: float | None) -> str:
     return "bad" if value > objective else "good"
 
 
-def tiles(now: Now, ttft_slo_s: float | None, tpot_slo_s: float | None, *, window: str, attain: float) -> str:
-    """`…_slo_s`: the strictest objective; None: there is none. `window`: "last 15 min"."""
+def tiles(
+    now: TileValues, ttft_slo_s: float | None, tpot_slo_s: float | None, *, window: str, attain: float
+) -> str:
+    """Return the tiles. `…_slo_s` is the strictest objective, None if there is none. `window` is a text like
+    "last 15 min"."""
     rates = now.rates
     refused = "of offered" if rates.refused_share is None else f"{share(rates.refused_share)} of offered"
     missing = now.wanted - now.serving
@@ -97,7 +100,7 @@ def troubles(found: Iterable[Trouble]) -> str:
     return "".join(f'<div class="trouble {t.level}" role="status">{h(t.text)}</div>' for t in found)
 
 
-def attainment(rows: Sequence[Attainment], attain: float) -> str:
+def attainment(rows: Sequence[AttainmentRow], attain: float) -> str:
     if not rows:
         return empty("No request in this time.")
     has_several = len({row.model for row in rows}) > 1
@@ -110,7 +113,7 @@ def attainment(rows: Sequence[Attainment], attain: float) -> str:
     return f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"
 
 
-def _attainment_row(row: Attainment, attain: float, *, with_model: bool) -> str:
+def _attainment_row(row: AttainmentRow, attain: float, *, with_model: bool) -> str:
     counts = row.counts
     attained = counts.attained or 0.0
     kind = "good" if attained >= attain else "bad"
@@ -125,15 +128,15 @@ def _attainment_row(row: Attainment, attain: float, *, with_model: bool) -> str:
 
 
 def latency_breakdown(bars: Sequence[Bar]) -> str:
-    """Both clocks of a request: until its first token, and from there to the second one."""
+    """Draw the parts of the time until the first token, and from there to the second one."""
     if not bars:
-        return empty("No request told where its time went.")
+        return empty("No request has reported its latency parts yet.")
     whole_s = max(bar.begins_s + bar.length_s for bar in bars) or 1.0
-    rows = "".join(_fall_row(bar, whole_s) for bar in bars)
+    rows = "".join(_bar_row(bar, whole_s) for bar in bars)
     return f'<div class="fall">{rows}</div>'
 
 
-def _fall_row(bar: Bar, whole_s: float) -> str:
+def _bar_row(bar: Bar, whole_s: float) -> str:
     left, width = 100 * bar.begins_s / whole_s, 100 * bar.length_s / whole_s
     color = PART_COLORS[bar.name]
     style = f"left:{min(left, 99.5):.2f}%;width:{width:.2f}%;background:var(--{color})"
@@ -144,15 +147,15 @@ def _fall_row(bar: Bar, whole_s: float) -> str:
     return f"<span{dim}>{name}</span>{track}<span class=n>{length}</span>"
 
 
-def tiers(found: Sequence[Tier]) -> str:
+def tiers(found: Sequence[TierUsage]) -> str:
     if not found:
-        return empty("No worker has told of its blocks.")
+        return empty("No worker has reported its blocks yet.")
     body = "".join(_tier_row(tier) for tier in found)
     head = "<tr><th>tier</th><th></th><th class=n>used</th><th class=n>of</th><th class=n>hits</th></tr>"
     return f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"
 
 
-def _tier_row(tier: Tier) -> str:
+def _tier_row(tier: TierUsage) -> str:
     part = 0.0
     if tier.used_bytes is not None and tier.limit_bytes:
         part = min(1.0, tier.used_bytes / tier.limit_bytes)
@@ -166,7 +169,7 @@ def _tier_row(tier: Tier) -> str:
 
 def checks(found: Sequence[Check]) -> str:
     if not found:
-        return empty("Nothing was seen yet.")
+        return empty("No metrics were collected yet.")
     order = {"bad": 0, "on": 1, "idle": 2, "off": 3}
     rows = sorted(found, key=lambda check: order[check.verdict])
     return "".join(
@@ -177,9 +180,9 @@ def checks(found: Sequence[Check]) -> str:
 
 
 def decision_log(decisions: Sequence[Decision], count: int) -> str:
-    """The latest, newest first, short."""
+    """Return the latest decisions, newest first, in short form."""
     if not decisions:
-        return empty("No decision yet: nobody ordered anything.")
+        return empty("No decision yet: there were no orders.")
     rows = "".join(_short_decision(d) for d in list(reversed(decisions))[:count])
     return f"<table class=log>{rows}</table>"
 
@@ -194,12 +197,12 @@ def _short_decision(d: Decision) -> str:
 
 
 def decisions(found: Sequence[Decision]) -> str:
-    """In full."""
+    """Return all decisions with all fields."""
     if not found:
-        return empty("No decision yet: nobody ordered anything, and the autoscaler has changed nothing.")
+        return empty("No decision yet: operators and autoscaler have given no orders.")
     head = (
         "<tr><th>#</th><th>when</th><th>who</th><th>what</th><th>outcome</th><th class=n>took</th>"
-        "<th>why</th><th>what happened</th></tr>"
+        "<th>reason</th><th>result</th></tr>"
     )
     rows = "".join(_decision_row(d) for d in reversed(found))
     return f"<table><thead>{head}</thead><tbody>{rows}</tbody></table>"
@@ -216,7 +219,7 @@ def _decision_row(d: Decision) -> str:
 
 
 def keys(items: Iterable[tuple[str, str, str]]) -> str:
-    """A legend: name, colour, and shape: area, line or objective."""
+    """Return a legend of (name, colour, shape), where the shape is area, line or objective."""
     fills = {"objective": ""}
     return "".join(
         f'<span class="key {shape}"><i style="{fills.get(shape, f"background:var(--{color})")}"></i>'

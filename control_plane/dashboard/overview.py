@@ -1,4 +1,4 @@
-"""What the overview shows, from what was seen. Pure: no browser, no clock."""
+"""The content of the overview page, from the history. Pure: no browser, no clock."""
 
 from collections.abc import Mapping, Sequence
 
@@ -23,7 +23,7 @@ from control_plane.dashboard.derive import (
     rate,
     share_of,
 )
-from control_plane.dashboard.samples import Frame, by_label, total
+from control_plane.dashboard.samples import MetricsFrame, by_label, total
 
 PERCENTILES = (0.5, 0.9, 0.99)
 PERCENTILE_COLORS = ("c-sky", "c-blue", "c-purple")
@@ -31,24 +31,25 @@ ROLE_COLORS = {Role.PREFILL: "c-blue", Role.DECODE: "c-green", Role.AGGREGATED: 
 OUTCOME_COLORS = {"met": "c-green", "missed": "c-yellow", "refused": "c-red", "failed": "c-ink"}
 MARKS_MAX = 30
 
-Points = Sequence[Frame | None]
+Points = Sequence[MetricsFrame | None]
 
 
-def objectives(config: Config, what: str) -> list[charts.Objective]:
-    """`what`: ttft_s or tpot_s. Of classes that have the same one, one line."""
+def objectives(config: Config, what: str) -> list[charts.ObjectiveLine]:
+    """Return the objective lines for `what`, which is ttft_s or tpot_s. Classes with the same objective share
+    one line."""
     names: dict[float, list[str]] = {}
     for name, slo in config.slo.classes.items():
         if value := getattr(slo, what):
             names.setdefault(value, []).append(name)
-    return [charts.Objective(", ".join(sorted(of)), value) for value, of in sorted(names.items())]
+    return [charts.ObjectiveLine(", ".join(sorted(of)), value) for value, of in sorted(names.items())]
 
 
 def load_chart(times: Sequence[float], points: Points) -> charts.Options:
     rates = [outcome_rates(point) for point in points]
 
-    def line(name: str, attribute: str) -> charts.Line:
+    def line(name: str, attribute: str) -> charts.ChartLine:
         values: Series = [None if r is None else getattr(r, attribute) for r in rates]
-        return charts.Line(name, values, OUTCOME_COLORS[name], stack="offered")
+        return charts.ChartLine(name, values, OUTCOME_COLORS[name], stack="offered")
 
     lines = [
         line("met", "met"),
@@ -60,11 +61,11 @@ def load_chart(times: Sequence[float], points: Points) -> charts.Options:
 
 
 def latency_chart(
-    times: Sequence[float], points: Points, metric: Metric, lines: Sequence[charts.Objective]
+    times: Sequence[float], points: Points, metric: Metric, lines: Sequence[charts.ObjectiveLine]
 ) -> charts.Options:
     found = quantiles_over_time(points, metric.name, PERCENTILES)
     drawn = [
-        charts.Line(f"p{share * 100:g}", values, color)
+        charts.ChartLine(f"p{share * 100:g}", values, color)
         for share, values, color in zip(PERCENTILES, found, PERCENTILE_COLORS, strict=True)
     ]
     return charts.timeline(times, drawn, unit="seconds", objectives=lines)
@@ -72,7 +73,7 @@ def latency_chart(
 
 def replica_chart(times: Sequence[float], points: Points, decisions: Sequence[Decision]) -> charts.Options:
     def serving(role: Role) -> Series:
-        # What is told is a mean over a step; there is no half a worker.
+        # Levels are means over a step, and the number of workers is whole.
         return [
             None
             if point is None or c.REPLICAS.name not in point.levels
@@ -81,7 +82,7 @@ def replica_chart(times: Sequence[float], points: Points, decisions: Sequence[De
         ]
 
     lines = [
-        charts.Line(role.value, values, color, is_step=True)
+        charts.ChartLine(role.value, values, color, is_step=True)
         for role, color in ROLE_COLORS.items()
         if any(values := serving(role))
     ]
@@ -99,9 +100,9 @@ def decision_color(who: str) -> str:
 
 def queue_chart(times: Sequence[float], points: Points) -> charts.Options:
     lines = [
-        charts.Line("at routers", [level(p, c.QUEUED.name) for p in points], "c-red"),
-        charts.Line("at workers", [level(p, c.WAITING.name) for p in points], "c-orange"),
-        charts.Line("running", [level(p, c.RUNNING.name) for p in points], "c-blue"),
+        charts.ChartLine("at routers", [level(p, c.QUEUED.name) for p in points], "c-red"),
+        charts.ChartLine("at workers", [level(p, c.WAITING.name) for p in points], "c-orange"),
+        charts.ChartLine("running", [level(p, c.RUNNING.name) for p in points], "c-blue"),
     ]
     return charts.timeline(times, lines, unit="count")
 
@@ -114,7 +115,7 @@ BACKEND_COLORS: dict[str, str] = dict(
 def transfer_chart(times: Sequence[float], points: Points) -> charts.Options:
     found = {b for p in points if p for b in by_label(p.gained.get(c.TRANSFER_BYTES.name), "backend")}
     lines = [
-        charts.Line(
+        charts.ChartLine(
             backend,
             [rate(p, c.TRANSFER_BYTES.name, backend=backend) for p in points],
             color,
@@ -125,15 +126,15 @@ def transfer_chart(times: Sequence[float], points: Points) -> charts.Options:
     ]
     stored = [rate(p, c.STORE_LOADED_BYTES.name) for p in points]
     if any(stored):
-        lines.append(charts.Line("from the store", stored, "c-sky"))
+        lines.append(charts.ChartLine("from the store", stored, "c-sky"))
     return charts.timeline(
-        times, lines or [charts.Line("none", [None] * len(times), "c-blue")], unit="bytes_rate"
+        times, lines or [charts.ChartLine("none", [None] * len(times), "c-blue")], unit="bytes_rate"
     )
 
 
 def hit_chart(times: Sequence[float], points: Points) -> charts.Options:
     lines = [
-        charts.Line(
+        charts.ChartLine(
             "prompt tokens from caches",
             [
                 share_of(gained(p, c.CACHED_TOKENS.name), gained(p, c.PROMPT_TOKENS.name)) if p else None
@@ -150,27 +151,27 @@ TOKEN_COLORS = {"prompt": "c-blue", "from caches": "c-green", "generated": "c-or
 
 
 def token_chart(times: Sequence[float], points: Points) -> charts.Options:
-    """Per second, of answered requests."""
+    """Return the chart of tokens per second, over answered requests."""
     metrics = (c.PROMPT_TOKENS, c.CACHED_TOKENS, c.GENERATED_TOKENS)
     lines = [
-        charts.Line(name, [rate(p, metric.name) for p in points], color)
+        charts.ChartLine(name, [rate(p, metric.name) for p in points], color)
         for (name, color), metric in zip(TOKEN_COLORS.items(), metrics, strict=True)
     ]
     return charts.timeline(times, lines, unit="rate")
 
 
 class Bar(msgspec.Struct, frozen=True):
-    """A part of the latency breakdown; seconds."""
+    """A part of the latency breakdown, in seconds."""
 
     name: str
     begins_s: float
     length_s: float
     is_after: bool
-    """After the first token."""
+    """True if the part follows the first token."""
 
 
-def latency_breakdown(past: Frame | None) -> list[Bar]:
-    """Of the mean request. Empty: none told."""
+def latency_breakdown(past: MetricsFrame | None) -> list[Bar]:
+    """Return the latency breakdown of the mean request. Empty: no request reported one."""
     bars: list[Bar] = []
     at_s = 0.0
     for part, length_s in part_means(past).items():
@@ -179,47 +180,49 @@ def latency_breakdown(past: Frame | None) -> list[Bar]:
     return bars
 
 
-class Tier(msgspec.Struct, frozen=True):
+class TierUsage(msgspec.Struct, frozen=True):
+    """The use of one tier of KV memory."""
+
     name: str
     used_bytes: float | None
     limit_bytes: float | None
     note: str
-    """What `used` is of."""
+    """Meaning of `used_bytes`."""
     hit_share: float | None
-    """Of the blocks or tokens that were asked for."""
+    """Share of the requested blocks or tokens that this tier had."""
 
 
-def _by_worker(frame: Frame, metric: Metric) -> dict[str, float]:
+def _by_worker(frame: MetricsFrame, metric: Metric) -> dict[str, float]:
     return by_label(frame.levels.get(metric.name), "worker")
 
 
 def _bytes(blocks: Mapping[str, float], block_bytes: Mapping[str, float]) -> float:
-    """Of all workers. Models differ in their blocks, and pools in how many they have."""
+    """Sum the bytes over all workers. Models differ in their blocks, and pools in their number."""
     return sum(count * block_bytes.get(worker, 0.0) for worker, count in blocks.items())
 
 
-def tiers(now: Frame | None, past: Frame | None) -> list[Tier]:
-    """`now`: the latest frame; `past`: the window."""
+def tiers(now: MetricsFrame | None, past: MetricsFrame | None) -> list[TierUsage]:
+    """Return the use of each tier. `now` is the latest frame, `past` the window."""
     if now is None:
         return []
-    found: list[Tier] = []
+    found: list[TierUsage] = []
     block_bytes = _by_worker(now, c.BLOCK_BYTES)
     held, free = (_bytes(_by_worker(now, m), block_bytes) for m in (c.HELD_BLOCKS, c.FREE_BLOCKS))
     if held + free > 0:
         hits = share_of(gained(past, c.PREFIX_HIT_TOKENS.name), gained(past, c.PROMPT_TOKENS.name))
-        found.append(Tier("KV pools", held, held + free, "held by sequences", hits))
+        found.append(TierUsage("KV pools", held, held + free, "held by sequences", hits))
     asked = gained(past, c.STORE_MISSES.name) + gained(past, c.STORE_HITS.name)
     for tier, name in (("host", "host memory"), ("ssd", "SSD")):
         limit = level(now, c.STORE_LIMIT_BYTES.name, tier=tier)
         if limit:
             used = level(now, c.STORE_BYTES.name, tier=tier)
             hits = share_of(gained(past, c.STORE_HITS.name, tier=tier), asked)
-            found.append(Tier(name, used, limit, "filled", hits))
+            found.append(TierUsage(name, used, limit, "filled", hits))
     return found
 
 
-class Now(msgspec.Struct, frozen=True):
-    """The tiles. Rates and percentiles are of the last minute, attainment of the window."""
+class TileValues(msgspec.Struct, frozen=True):
+    """The values of the tiles. Rates and percentiles cover the last minute, attainment the window."""
 
     rates: Outcomes
     attained: float | None
@@ -236,7 +239,7 @@ class Now(msgspec.Struct, frozen=True):
 
 
 def counts(state: ClusterState | None) -> tuple[int, int]:
-    """Replicas that serve, and that are wanted."""
+    """Return the number of replicas that serve, and of those that are wanted."""
     if state is None:
         return 0, 0
     serving = sum(r.state is ReplicaState.RUNNING for r in state.replicas)

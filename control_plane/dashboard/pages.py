@@ -1,4 +1,4 @@
-"""The pages. Each is built for one browser, and looks at what all share."""
+"""The pages. Each page object belongs to one browser and reads data that all pages share."""
 
 from importlib.resources import files
 from pathlib import Path
@@ -8,7 +8,7 @@ from nicegui import app as nicegui_app
 from nicegui import ui
 
 from control_plane.dashboard import expert_strips, markup, overview
-from control_plane.dashboard.collector import Collector
+from control_plane.dashboard.collector import ClusterCollector
 from control_plane.dashboard.detail_pages import (
     DecisionsPage,
     RequestPage,
@@ -16,9 +16,9 @@ from control_plane.dashboard.detail_pages import (
     WorkerPage,
     WorkersPage,
 )
-from control_plane.dashboard.sessions import Sessions
+from control_plane.dashboard.sessions import SessionStore
 from control_plane.dashboard.shell import Card, Shell, draw
-from control_plane.dashboard.view import Dashboard
+from control_plane.dashboard.view import DashboardModel
 
 ASSETS = "/assets"
 DECISIONS_SHOWN = 20
@@ -29,9 +29,9 @@ FAVICON = (
 )
 
 
-def mount(app: FastAPI, collector: Collector, sessions: Sessions) -> Dashboard:
-    """Once per process: NiceGUI has one application."""
-    dash = Dashboard(collector, sessions)
+def mount(app: FastAPI, collector: ClusterCollector, sessions: SessionStore) -> DashboardModel:
+    """Add the pages to the application, once per process, since NiceGUI has one application."""
+    dash = DashboardModel(collector, sessions)
     nicegui_app.add_static_files(ASSETS, Path(str(files("control_plane.dashboard").joinpath("assets"))))
     ui.add_head_html(f'<link rel="stylesheet" href="{ASSETS}/dashboard.css">', shared=True)
 
@@ -74,7 +74,7 @@ def mount(app: FastAPI, collector: Collector, sessions: Sessions) -> Dashboard:
 
 
 class OverviewPage:
-    def __init__(self, dash: Dashboard, request: Request) -> None:
+    def __init__(self, dash: DashboardModel, request: Request) -> None:
         self._dash = dash
         self._shell = shell = Shell(dash, request, tab="Overview", has_window=True)
         self._drawn: tuple[str, int] | None = None
@@ -96,7 +96,7 @@ class OverviewPage:
             "Time per output token", has_objectives=any(overview.objectives(config, "tpot_s"))
         )
         self._attainment = Card("SLO attainment", "by class and tenant", scrolls=True).html()
-        self._latency_breakdown = Card("Where the first token's time goes", "mean", scrolls=True).html()
+        self._latency_breakdown = Card("Latency breakdown", "mean", scrolls=True).html()
         self._build_replicas()
         queues = Card("Sequences")
         self._queues = queues.chart()
@@ -111,7 +111,7 @@ class OverviewPage:
         tokens = Card("Tokens")
         self._tokens = tokens.chart()
         _keys(tokens, [(name, color, "line") for name, color in overview.TOKEN_COLORS.items()])
-        self._checks = Card("Is it really on?", scrolls=True).html()
+        self._checks = Card("Features in use", scrolls=True).html()
         self._build_experts()
 
     def _latency(self, title: str, *, has_objectives: bool) -> ui.echart:

@@ -1,4 +1,4 @@
-"""What somebody should look at now, in words. Pure."""
+"""Problems that an operator should look at now, in words. Pure."""
 
 from collections.abc import Iterable, Iterator
 from typing import Literal
@@ -8,7 +8,7 @@ import msgspec
 from baton.core.operate import ClusterState, ReplicaState, ReplicaStatus
 from baton.telemetry import catalogue as c
 from control_plane.dashboard.derive import level
-from control_plane.dashboard.samples import Frame
+from control_plane.dashboard.samples import MetricsFrame
 from control_plane.dashboard.text import span
 
 SHOWN_MAX = 6
@@ -20,17 +20,22 @@ class Trouble(msgspec.Struct, frozen=True):
 
 
 def troubles(
-    state: ClusterState | None, now: Frame | None, *, control: str, silent_s: float, deaf: Iterable[str]
+    state: ClusterState | None,
+    now: MetricsFrame | None,
+    *,
+    control: str,
+    silent_s: float,
+    unreadable: Iterable[str],
 ) -> list[Trouble]:
-    """`control`: what is wrong with the control plane, empty: nothing; `silent_s`: since it was heard.
-    `deaf`: processes whose metrics cannot be read."""
+    """Return the problems. `control` is the error of the control plane, empty if there is none; `silent_s` is
+    the time since its last report. `unreadable` lists processes whose metrics cannot be read."""
     found: list[Trouble] = []
     if control:
         found.append(
             Trouble(
                 "bad",
-                f"The control plane does not answer (last heard {span(silent_s)} ago). Workers and "
-                "routers go on; what is shown of replicas is from then.",
+                f"The control plane does not answer (last report {span(silent_s)} ago). Workers and "
+                "routers go on; the replicas are shown as of then.",
             )
         )
     if state is not None and not control:
@@ -46,7 +51,9 @@ def troubles(
         found.append(Trouble("bad", "Degraded: no worker of the decode pool serves."))
     if level(now, c.PREDICTOR_FALLBACK.name):
         found.append(Trouble("warn", "Predictions are too far off: placement is by cached prefix."))
-    found += [Trouble("warn", f"No metrics from {name}.") for name in sorted(deaf)]
+    found += [
+        Trouble("warn", f"{name} does not answer to scrapes of its metrics.") for name in sorted(unreadable)
+    ]
     more = len(found) - SHOWN_MAX
     return found if more <= 0 else [*found[:SHOWN_MAX], Trouble("warn", f"… and {more} more.")]
 
@@ -56,13 +63,15 @@ def _replicas(replicas: Iterable[ReplicaStatus]) -> Iterator[Trouble]:
         age = span(r.for_s)
         match r.state:
             case ReplicaState.SUSPECT:
-                yield Trouble("bad", f"{r.name} missed heartbeats for {age}: it gets nothing new.")
+                yield Trouble("bad", f"{r.name} missed heartbeats for {age}: it gets no new requests.")
             case ReplicaState.WAITING:
                 reason = f": {r.last_exit}" if r.last_exit else ""
-                yield Trouble("bad", f"{r.name} has no process, for {age}{reason:.160}")
+                yield Trouble("bad", f"{r.name} has had no process for {age}{reason:.160}")
             case ReplicaState.KILLING:
                 yield Trouble("bad", f"{r.name} is being killed: {r.reason:.160}")
             case ReplicaState.STARTING if r.deaths_in_a_row or r.last_exit:
-                yield Trouble("warn", f"{r.name} is started again, for {age}; it ended: {r.last_exit:.160}")
+                yield Trouble(
+                    "warn", f"{r.name} has been restarting for {age}; last exit: {r.last_exit:.160}"
+                )
             case _:
                 pass

@@ -1,4 +1,4 @@
-"""The dashboard's process: one collector, the pages, the door before them."""
+"""The dashboard's process: one collector, the pages, and the authentication in front of them."""
 
 import asyncio
 import contextlib
@@ -20,31 +20,32 @@ from baton.core.tokens import Scope, TokenBook, TokenRecord, digest_of
 from baton.files.token_places import LiveTokens, new_token, token_at
 from baton.wire.address import host_port
 from control_plane.dashboard.authentication import Authentication
-from control_plane.dashboard.collector import Collector
+from control_plane.dashboard.collector import ClusterCollector
 from control_plane.dashboard.pages import mount
 from control_plane.dashboard.session_file import SessionFile
-from control_plane.dashboard.sessions import Sessions
+from control_plane.dashboard.sessions import SessionStore
 
 log = logging.getLogger(__name__)
 
 NICENESS = 5
-"""Whoever serves goes first."""
+"""Niceness of the dashboard, so that processes which serve requests go first."""
 
 CLOSE_S = 1.0
 CONNECTIONS_MAX = 512
-"""Browsers open a handful each."""
+"""Most connections; a browser opens a handful."""
 LOCAL_NAME = "operator"
-"""Whose the token is that was made for this start."""
+"""Holder of the token that was made for this start."""
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Not that a browser left before its page was there, which Starlette's middleware takes for a defect."""
+    """Filter out the error that a browser left before its page was there, which Starlette's middleware takes
+    for a defect."""
     error = record.exc_info[1] if record.exc_info else None
     return not (isinstance(error, RuntimeError) and str(error) == "No response returned.")
 
 
-class Server(uvicorn.Server):
-    """Without uvicorn's own signal handling."""
+class DashboardServer(uvicorn.Server):
+    """A uvicorn server without uvicorn's own signal handling."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
@@ -58,14 +59,15 @@ async def run_dashboard(
     on_ready: Callable[[str], None],
     stop: asyncio.Event | None = None,
 ) -> None:
-    """Serve until SIGTERM, SIGINT or `stop`. `on_ready` gets URL and how to sign in. Raises SetupError."""
+    """Serve until SIGTERM, SIGINT or `stop`. `on_ready` gets the URL and how to sign in. Raises
+    SetupError."""
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
     settings = config.dashboard
     book, hint = tokens_of(config)
-    collector = Collector(config, control_address)
+    collector = ClusterCollector(config, control_address)
     remembered = SessionFile(Path(settings.sessions_file) if settings.sessions_file else None)
-    sessions = Sessions(book, now_s=time.time, known=remembered.read(), remember=remembered.write)
+    sessions = SessionStore(book, now_s=time.time, known=remembered.read(), remember=remembered.write)
     app = FastAPI(title="Baton", docs_url=None, redoc_url=None, openapi_url=None)
     mount(app, collector, sessions)
     is_tls = bool(settings.tls_cert)
@@ -86,7 +88,7 @@ async def run_dashboard(
 
 
 def tokens_of(config: Config) -> tuple[Callable[[], TokenBook], str]:
-    """The tokens that count, and what a person is told of where there is one. Raises SetupError."""
+    """Return the valid tokens, and a hint for people that says where one is. Raises SetupError."""
     if config.access.tokens:
         live = LiveTokens(config.access.tokens)
         return lambda: live.book, ""
@@ -94,12 +96,12 @@ def tokens_of(config: Config) -> tuple[Callable[[], TokenBook], str]:
         path = Path(config.dashboard.token_file)
         record = TokenRecord(LOCAL_NAME, Scope.OPERATE, digest_of(_local_token(path)))
         return lambda: TokenBook([record]), f"sign in with the token in {path}"
-    log.warning("nobody can sign in to the dashboard: name tokens with access.tokens, see `baton tokens`")
+    log.warning("dashboard has no tokens, so nobody can sign in: set access.tokens, see `baton tokens`")
     return TokenBook, "No tokens are configured: set access.tokens, see `baton tokens`."
 
 
 def _local_token(path: Path) -> str:
-    """The one that is there already: a dashboard that died and came back knows those who signed in before."""
+    """Return the token in the file, or make one. A restarted dashboard thus keeps earlier sign-ins."""
     with contextlib.suppress(SetupError):
         return token_at(str(path))
     token = new_token()
@@ -113,7 +115,7 @@ def _local_token(path: Path) -> str:
     return token
 
 
-def _server(app: Any, config: Config) -> Server:
+def _server(app: Any, config: Config) -> DashboardServer:
     settings = config.dashboard
     try:
         uvicorn_config = uvicorn.Config(
@@ -131,7 +133,7 @@ def _server(app: Any, config: Config) -> Server:
         logging.getLogger("uvicorn.error").addFilter(_is_news)
     except OSError as error:
         raise SetupError(f"dashboard.tls_cert, dashboard.tls_key: {error}") from None
-    return Server(uvicorn_config)
+    return DashboardServer(uvicorn_config)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""From a process's /metrics to numbers, and from two looks to what happened between them. Pure."""
+"""Parsing of a process's /metrics page, and the changes between two scrapes. Pure."""
 
 from collections.abc import Iterable, Mapping
 
@@ -8,35 +8,35 @@ from prometheus_client.parser import text_string_to_metric_families
 from baton.telemetry import catalogue as c
 
 Labels = tuple[tuple[str, str], ...]
-"""Sorted by name."""
+"""Labels sorted by name."""
 
 Table = dict[str, dict[Labels, float]]
-"""By name as the process says it (`…_bucket`, `…_sum`, `…_total`), then by labels."""
+"""Values by the name on the metrics page (`…_bucket`, `…_sum`, `…_total`), then by labels."""
 
 KNOWN_MAX = 200_000
-"""Series whose text is remembered, some 400 bytes each: with more, all are parsed at every look. A worker has
-a few hundred, and one more for each expert of its model."""
+"""Number of series whose parsed text is cached, some 400 bytes each; with more, all are parsed at every
+scrape. A worker has a few hundred, and one more for each expert of its model."""
 
 TEXT_BYTES_MAX = 8 * 2**20
 
 APART = frozenset({c.EXPERT_TOKENS.name})
-"""Metrics that frames leave out: too many for hours of them."""
+"""Metrics that frames leave out, because they are too many to keep for hours."""
 
 COUNTED = ("_total", "_bucket", "_sum", "_count")
-"""Ends of names that only rise."""
+"""Suffixes of names of counters."""
 
 
-class Reader:
-    """Reads the text format of Prometheus. A series' text is parsed the first time it is seen: from then on
-    it is looked up, which keeps reading many processes each second cheap."""
+class MetricsReader:
+    """A reader of the text format of Prometheus. The text of a series is parsed the first time and looked up
+    from then on, which keeps reading many processes each second cheap."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        """`names` of metrics that matter, as in the catalogue; others are passed over."""
+        """`names` are those of the wanted metrics, as in the catalogue; others are skipped."""
         self._names = frozenset(names)
         self._known: dict[str, tuple[str, Labels] | None] = {}
 
     def read(self, text: str) -> Table:
-        """Lines that are not numbers of known metrics are passed over."""
+        """Parse a metrics page. Lines that are not values of wanted metrics are skipped."""
         table: Table = {}
         for line in text.splitlines():
             head, _, value = line.rpartition(" ")
@@ -74,14 +74,14 @@ class Reader:
         return sample.name, tuple(sorted(sample.labels.items()))
 
 
-class Frame(msgspec.Struct):
-    """What happened in a span of time, and how things stood in it."""
+class MetricsFrame(msgspec.Struct):
+    """The changes of all metrics over a span of time, and their levels in it."""
 
     at_s: float
     """Unix time of its end."""
     span_s: float
     gained: Table
-    """By how much counters rose."""
+    """Increases of counters."""
     levels: Table
     """Gauges: the mean over the span."""
 
@@ -95,9 +95,9 @@ def frame_of(
     span_s: float,
     looks: Iterable[tuple[Table | None, Table]],
     levels: Mapping[str, Mapping[Labels, float]] | None = None,
-) -> Frame:
-    """`looks`: of each process what it said last time and what it says now. None: it was not asked before,
-    and its counters are of no use yet. Counters that fell began anew. `levels`: more of them, of our own."""
+) -> MetricsFrame:
+    """Build a frame. `looks` has the previous and the present scrape of each process; without a previous one
+    its counters are left out. A counter that fell began anew. `levels` adds gauges of our own."""
     gained: Table = {}
     gauges: Table = {}
     for before, now in looks:
@@ -111,11 +111,11 @@ def frame_of(
                 _level(gauges.setdefault(name, {}), values, by_most=name.endswith("_ratio"))
     for name, values in (levels or {}).items():
         gauges[name] = dict(values)
-    return Frame(at_s, span_s, gained, gauges)
+    return MetricsFrame(at_s, span_s, gained, gauges)
 
 
 def risen(before: float, now: float) -> float:
-    """By how much a counter rose; one that fell began anew."""
+    """Return the increase of a counter; one that fell began anew."""
     return now if now < before else now - before
 
 
@@ -127,7 +127,7 @@ def _gain(into: dict[Labels, float], before: Mapping[Labels, float], now: Mappin
 
 
 def _level(into: dict[Labels, float], values: Mapping[Labels, float], *, by_most: bool) -> None:
-    """Several processes say it: they share a sum; what is a ratio holds for any."""
+    """Merge a gauge of several processes: values add up, except ratios, whose largest counts."""
     for labels, value in values.items():
         if labels not in into:
             into[labels] = value
@@ -135,8 +135,8 @@ def _level(into: dict[Labels, float], values: Mapping[Labels, float], *, by_most
             into[labels] = max(into[labels], value) if by_most else into[labels] + value
 
 
-def merged(first: Frame, second: Frame) -> Frame:
-    """Of two that follow one another."""
+def merged(first: MetricsFrame, second: MetricsFrame) -> MetricsFrame:
+    """Merge two consecutive frames."""
     span_s = first.span_s + second.span_s
     gained = {name: dict(values) for name, values in first.gained.items()}
     for name, values in second.gained.items():
@@ -145,17 +145,17 @@ def merged(first: Frame, second: Frame) -> Frame:
             mine[labels] = mine.get(labels, 0.0) + value
     share = second.span_s / span_s if span_s else 1.0
     levels: Table = {}
-    for name, values in second.levels.items():  # what is not said any more is gone
+    for name, values in second.levels.items():  # gauges missing from the second frame are gone
         before = first.levels.get(name, {})
         levels[name] = {
             labels: value * share + before.get(labels, value) * (1 - share)
             for labels, value in values.items()
         }
-    return Frame(second.at_s, span_s, gained, levels)
+    return MetricsFrame(second.at_s, span_s, gained, levels)
 
 
-def summed(frames: Iterable[Frame]) -> Frame | None:
-    """All that was gained in them together, in order; levels are of the last one. None: there are none."""
+def summed(frames: Iterable[MetricsFrame]) -> MetricsFrame | None:
+    """Sum the increases of frames in order; levels are those of the last one. None: there are no frames."""
     gained: Table = {}
     span_s, last = 0.0, None
     for frame in frames:
@@ -164,11 +164,11 @@ def summed(frames: Iterable[Frame]) -> Frame | None:
             mine = gained.setdefault(name, {})
             for labels, value in values.items():
                 mine[labels] = mine.get(labels, 0.0) + value
-    return None if last is None else Frame(last.at_s, span_s, gained, last.levels)
+    return None if last is None else MetricsFrame(last.at_s, span_s, gained, last.levels)
 
 
 def total(values: Mapping[Labels, float] | None, **labels: str) -> float:
-    """Of those that have these labels."""
+    """Sum the values that have these labels."""
     if not values:
         return 0.0
     if not labels:
@@ -178,7 +178,7 @@ def total(values: Mapping[Labels, float] | None, **labels: str) -> float:
 
 
 def by_label(values: Mapping[Labels, float] | None, label: str) -> dict[str, float]:
-    """Sums by the value of one label; those without it are left out."""
+    """Sum values by one label; those without it are left out."""
     sums: dict[str, float] = {}
     for labels, value in (values or {}).items():
         for name, text in labels:

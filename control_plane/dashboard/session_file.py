@@ -1,4 +1,4 @@
-"""Who is signed in, in a file: a dashboard that died and came back knows them; a screen on a wall goes on.
+"""The file of sign-in sessions. A restarted dashboard keeps them, so that a screen on a wall goes on.
 
 It has digests and names, no secret and no token.
 """
@@ -19,7 +19,7 @@ _decoder = msgspec.json.Decoder(dict[str, Session])
 
 class SessionFile:
     def __init__(self, path: Path | None) -> None:
-        """None: nothing is remembered."""
+        """`path` None keeps nothing."""
         self._path = path
 
     def read(self) -> dict[str, Session]:
@@ -30,11 +30,13 @@ class SessionFile:
         except FileNotFoundError:
             return {}
         except (OSError, msgspec.MsgspecError) as error:
-            log.warning("everybody has to sign in again, %s cannot be read: %s", self._path, error)
+            log.warning(
+                "sessions file %s cannot be read, so everybody has to sign in again: %s", self._path, error
+            )
             return {}
 
     def write(self, sessions: Mapping[str, Session]) -> None:
-        """Whole or not at all, for its owner only."""
+        """Replace the file as a whole or not at all, readable by its owner only."""
         if self._path is None:
             return
         beside = self._path.with_suffix(".new")
@@ -44,4 +46,6 @@ class SessionFile:
                 file.write(msgspec.json.encode(dict(sessions)))
             os.replace(beside, self._path)
         except OSError as error:
-            log.warning("who is signed in will be forgotten with this process: %s", error)
+            log.warning(
+                "sessions file %s cannot be written, so sessions end with this process: %s", self._path, error
+            )

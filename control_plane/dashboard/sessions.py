@@ -1,8 +1,7 @@
-"""Who is signed in. Pure: the clock and the tokens are handed in.
+"""Sign-in sessions. Pure: the clock and the tokens are handed in.
 
-One signs in with a token, once, and has a session from then on: a cookie with 256 random bits, of which only
-a digest is kept. A session ends when it was not used for long, when it is old, and when its token is
-revoked.
+A person signs in once with a token and then has a session: a cookie with 256 random bits, of which only a
+digest is kept. A session ends when it was not used for long, when it is old, and when its token is revoked.
 """
 
 import secrets
@@ -16,9 +15,10 @@ IDLE_S = 12 * 3600.0
 AGE_S = 7 * 24 * 3600.0
 SESSIONS_MAX = 1000
 FAILURES_MAX = 20
-"""Wrong tokens in `FAILURES_S`, of everybody together, since behind a proxy or a port-forward all have one
-address; further wrong ones are told to wait, and not logged. A right one always opens: tokens have 256 bits
-and cannot be guessed, so that shutting the door would keep out nobody but those who have one."""
+"""Wrong tokens within `FAILURES_S` after which further ones get a request to wait and are not logged. They
+are counted for everybody together, since all clients behind a proxy or a port-forward share an address. A
+right token is always accepted: tokens have 256 bits and cannot be guessed, so a lockout would only hit people
+who have one."""
 FAILURES_S = 60.0
 
 
@@ -34,7 +34,7 @@ class Session(msgspec.Struct):
         return self.scope.covers(Scope.OPERATE)
 
 
-class Sessions:
+class SessionStore:
     def __init__(
         self,
         book: Callable[[], TokenBook],
@@ -43,21 +43,21 @@ class Sessions:
         known: Mapping[str, Session] | None = None,
         remember: Callable[[Mapping[str, Session]], None] = lambda sessions: None,
     ) -> None:
-        """`book`: the tokens that count now. `now_s`: Unix time. `known`: of an earlier process, by digest of
-        their secrets; `remember` is told them whenever one comes or goes."""
+        """`book` returns the tokens valid now, and `now_s` Unix time. `known` has the sessions of an earlier
+        process by digest of their secrets. `remember` gets all sessions whenever one begins or ends."""
         self._book, self._now_s, self._remember = book, now_s, remember
         self._sessions: dict[str, Session] = dict(known or {})
         self._failures: list[float] = []
 
     @property
-    def is_pestered(self) -> bool:
-        """More wrong tokens lately than people mistype."""
+    def has_many_failures(self) -> bool:
+        """More wrong tokens were tried lately than people mistype."""
         now_s = self._now_s()
         self._failures = [at_s for at_s in self._failures if now_s - at_s < FAILURES_S]
         return len(self._failures) > FAILURES_MAX
 
     def sign_in(self, token: str) -> str | None:
-        """The new session's secret; None: nobody has this token."""
+        """Return the secret of a new session, or None if the token is not valid."""
         book, now_s = self._book(), self._now_s()
         scope = next((s for s in (Scope.OPERATE, Scope.VIEW) if book.holder_of(token, scope=s)), None)
         if scope is None:
@@ -72,7 +72,7 @@ class Sessions:
         return secret
 
     def of(self, secret: str) -> Session | None:
-        """Whose it is, if it counts. Counts as use."""
+        """Return the valid session of this secret, and count it as used."""
         key = digest_of(secret)
         session = self._sessions.get(key)
         if session is None:

@@ -1,4 +1,4 @@
-"""What every page has: the bar with its tabs, theme, window of time and connection, and what is wrong now."""
+"""The frame of every page: the bar with tabs, theme, time window and connection, and the present problems."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -10,23 +10,23 @@ from nicegui.events import KeyEventArguments
 from baton.core.operate import Pool
 from control_plane.dashboard import markup
 from control_plane.dashboard.authentication import SESSION_KEY
-from control_plane.dashboard.history import DEFAULT_WINDOW, WINDOWS, Window
+from control_plane.dashboard.history import DEFAULT_WINDOW, WINDOWS, TimeWindow
 from control_plane.dashboard.sessions import Session
 from control_plane.dashboard.text import h, span
-from control_plane.dashboard.view import Dashboard
+from control_plane.dashboard.view import DashboardModel
 
 TABS = (("Overview", "/"), ("Workers", "/workers"), ("Requests", "/requests"), ("Decisions", "/decisions"))
 REFRESH_S = 1.0
 THEMES: dict[str, bool | None] = {"auto": None, "light": False, "dark": True}
 YEAR_S = 365 * 24 * 3600
 
-HELP = "1 to 4: pages. W: window of time. T: theme. ?: this help. Tab and Enter reach everything else."
+HELP = "1 to 4: pages. W: time window. T: theme. ?: this help. Tab and Enter reach everything else."
 
 
 class Shell:
-    """Of one open page. `on_tick` is called about once a second while somebody looks."""
+    """The frame of one open page. `on_tick` callbacks run about once a second while the page is open."""
 
-    def __init__(self, dash: Dashboard, request: Request, *, tab: str, has_window: bool = False) -> None:
+    def __init__(self, dash: DashboardModel, request: Request, *, tab: str, has_window: bool = False) -> None:
         self.dash = dash
         self.session: Session = request.scope[SESSION_KEY]
         self.window = _chosen_window(request)
@@ -54,14 +54,15 @@ class Shell:
 
     @property
     def may_operate(self) -> bool:
-        """Now: a token may be revoked, or a session end, while a page is open."""
+        """True while this session may operate: a token may be revoked, or a session end, while a page is
+        open."""
         return self.dash.sessions.counts(self.session) and self.session.may_operate
 
     def on_tick(self, call: Callable[[], None]) -> None:
         self._ticks.append(call)
 
     def put(self, element: ui.html, content: str) -> None:
-        """Sends it if it changed."""
+        """Send the content if it has changed."""
         if self._html.get(element.id) != content:
             self._html[element.id] = content
             element.set_content(content)
@@ -86,8 +87,8 @@ class Shell:
     # --- window, theme, keys ----------------------------------------------------------------------
 
     def _windows(self) -> None:
-        self._window_buttons: list[tuple[Window, ui.element]] = []
-        with ui.element("div").classes("switch").props('role=group aria-label="Window of time (W)"'):
+        self._window_buttons: list[tuple[TimeWindow, ui.element]] = []
+        with ui.element("div").classes("switch").props('role=group aria-label="Time window (W)"'):
             for window in WINDOWS:
                 element = button(window.text, lambda window=window: self._choose(window))
                 self._window_buttons.append((window, element))
@@ -98,7 +99,7 @@ class Shell:
             element.props["aria-pressed"] = "true" if window is self.window else "false"
             element.update()
 
-    def _choose(self, window: Window) -> None:
+    def _choose(self, window: TimeWindow) -> None:
         self.window = window
         self._show_window()
         _remember("baton_window", window.key)
@@ -138,26 +139,26 @@ def _tabs(current: str) -> str:
 
 
 def _models(pools: Sequence[Pool]) -> str:
-    """What does not fit is told when it is pointed at."""
+    """Return the models; a tooltip has the text that does not fit."""
     whole = ", ".join(f"{pool.model}, version {pool.version.name}" for pool in pools)
     return f'<span title="{h(whole)}">{h(", ".join(pool.model for pool in pools))}</span>'
 
 
 def _who(session: Session) -> str:
-    may = "operates" if session.may_operate else "looks"
+    scope = "operate" if session.may_operate else "view only"
     return (
-        f'<span class="who">{h(session.name)} {may}</span>'
+        f'<span class="who">{h(session.name)} ({scope})</span>'
         '<form class="inline" method="post" action="/logout"><button>Sign out</button></form>'
     )
 
 
-def _chosen_window(request: Request) -> Window:
+def _chosen_window(request: Request) -> TimeWindow:
     key = request.cookies.get("baton_window", "")
     return next((window for window in WINDOWS if window.key == key), DEFAULT_WINDOW)
 
 
 def _remember(name: str, value: str) -> None:
-    """In the browser. `value` is one of ours."""
+    """Set a cookie in the browser. `value` must be one of our own."""
     ui.run_javascript(f'document.cookie = "{name}={value}; path=/; max-age={YEAR_S}; samesite=strict"')
 
 
@@ -179,7 +180,7 @@ Kind = Literal["area", "line", "objective"]
 
 
 class Card:
-    """A frame with a heading, a legend and a place for what it shows."""
+    """A frame with a heading, a legend and a place for its content."""
 
     def __init__(self, title: str, sub: str = "", *, scrolls: bool = False) -> None:
         self.section = ui.element("section").classes("card")

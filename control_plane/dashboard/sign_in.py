@@ -12,7 +12,7 @@ _PAGE = """<!doctype html>
 <link rel="icon" href="data:,">
 <main>
 <h1>Baton</h1>
-<p>Sign in to look at this cluster, and to operate it if your token allows.</p>
+<p>Sign in to view this cluster, and to operate it if your token allows that.</p>
 {trouble}<form method="post" action="/login">
 <label for="token">Token</label>
 <input id="token" name="token" type="password" autocomplete="current-password" maxlength="512"
@@ -30,6 +30,7 @@ HINT = (
 
 
 def sign_in_page(trouble: str, hint: str) -> bytes:
-    """`trouble`: what went wrong; `hint`: where the token of this start is. Both plain text."""
+    """Return the page. `trouble` says what went wrong, and `hint` where the token of this start is. Both are
+    plain text."""
     alert = f'<p class="trouble" role="alert">{escape(trouble)}</p>\n' if trouble else ""
     return _PAGE.format(trouble=alert, hint=escape(hint) if hint else HINT).encode()

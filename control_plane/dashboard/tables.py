@@ -1,4 +1,4 @@
-"""Tables of workers, nodes, requests, and the story of one request, as HTML. Pure."""
+"""Tables of workers, nodes and requests, and the events of one request, as HTML. Pure."""
 
 from collections.abc import Mapping, Sequence
 from urllib.parse import quote
@@ -10,7 +10,7 @@ from baton.telemetry import catalogue as c
 from control_plane.dashboard.derive import share_of
 from control_plane.dashboard.markup import PART_COLORS, PART_NAMES, empty, tag
 from control_plane.dashboard.overview import Bar
-from control_plane.dashboard.samples import Frame, total
+from control_plane.dashboard.samples import MetricsFrame, total
 from control_plane.dashboard.text import NOTHING, clock, h, number, seconds, share, size, span
 
 STATE_TAGS = {
@@ -31,8 +31,8 @@ def request_path(request_id: str) -> str:
     return f"/requests/{quote(request_id, safe='')}"
 
 
-def of_worker(frame: Frame | None, name: str, worker_id: str | None) -> float | None:
-    """A gauge of this worker; None: it does not say."""
+def of_worker(frame: MetricsFrame | None, name: str, worker_id: str | None) -> float | None:
+    """Return a gauge of this worker, or None if the worker does not report it."""
     if frame is None or worker_id is None:
         return None
     label = ("worker", replica_name(WorkerId(worker_id)))
@@ -40,15 +40,15 @@ def of_worker(frame: Frame | None, name: str, worker_id: str | None) -> float | 
     return total(values) if values else None
 
 
-def held_share(frame: Frame | None, worker_id: str | None) -> float | None:
+def held_share(frame: MetricsFrame | None, worker_id: str | None) -> float | None:
     held = of_worker(frame, c.HELD_BLOCKS.name, worker_id)
     free = of_worker(frame, c.FREE_BLOCKS.name, worker_id)
     return None if held is None or free is None else share_of(held, held + free)
 
 
-def workers(state: ClusterState | None, now: Frame | None, *, may_operate: bool) -> str:
+def workers(state: ClusterState | None, now: MetricsFrame | None, *, may_operate: bool) -> str:
     if state is None:
-        return empty("The control plane was not heard yet.")
+        return empty("The control plane has not answered yet.")
     if not state.replicas:
         return empty("There are no workers, and none are wanted.")
     heads = (
@@ -60,11 +60,11 @@ def workers(state: ClusterState | None, now: Frame | None, *, may_operate: bool)
     return f'<table aria-label="Workers"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
 
 
-def _worker_row(r: ReplicaStatus, now: Frame | None, *, may_operate: bool) -> str:
+def _worker_row(r: ReplicaStatus, now: MetricsFrame | None, *, may_operate: bool) -> str:
     path = worker_path(r.name)
     held = held_share(now, r.worker_id)
     meter = f'<div class=meter><i style="width:{(held or 0) * 100:.0f}%"></i></div>'
-    links = f'<a href="{path}?ask=flip">Flip…</a> &nbsp; <a href="{path}?ask=drain">Drain…</a>'
+    links = f'<a href="{path}?ask=switch">Switch role…</a> &nbsp; <a href="{path}?ask=drain">Drain…</a>'
     title = f' title="{h(r.reason or r.last_exit)}"' if r.reason or r.last_exit else ""
     cells = (
         f'<td class=nowrap><a href="{path}">{h(r.name)}</a></td><td>{h(r.role)}</td>'
@@ -80,7 +80,7 @@ def _worker_row(r: ReplicaStatus, now: Frame | None, *, may_operate: bool) -> st
 
 def nodes(found: Sequence[NodeState], *, may_operate: bool) -> str:
     if not found:
-        return empty("Ray has not told of its nodes yet.")
+        return empty("Ray has not listed its nodes yet.")
     head = (
         "<tr><th>node</th><th>host</th><th>state</th><th class=n>cores</th><th class=n>GPUs</th>"
         "<th></th></tr>"
@@ -102,17 +102,16 @@ def _node_row(node: NodeState, *, may_operate: bool) -> str:
 
 
 def autoscaler(found: AutoscaleState | None) -> str:
-    """What it makes of the load now."""
+    """Show the autoscaler's present demand, forecast and sizes."""
     if found is None:
-        return empty("Off (autoscale.mode): only operators scale this cluster.")
-    mode = "orders what it decides" if found.mode == "on" else "advises only, and changes nothing"
-    times = f"start {span(found.start_s)}, drain {span(found.drain_s)}, flip {span(found.switch_s)}"
-    said = (
-        f'<p style="margin:0 0 6px">{tag(found.mode, "good" if found.mode == "on" else "warn")} It {mode}. '
-    )
+        return empty("The autoscaler is off (autoscale.mode): only operators scale this cluster.")
+    mode = "carries out its decisions" if found.mode == "on" else "gives advice only, and changes nothing"
+    times = f"start {span(found.start_s)}, drain {span(found.drain_s)}, role switch {span(found.switch_s)}"
+    kind = "good" if found.mode == "on" else "warn"
+    said = f'<p style="margin:0 0 6px">{tag(found.mode, kind)} The autoscaler {mode}. '
     if found.model:
         said = f"<h3>{h(found.model)}</h3>{said}"
-    said += f'<span class="dim">Times it reckons with: {h(times)}.</span> {h(found.text)}</p>'
+    said += f'<span class="dim">Assumed times: {h(times)}.</span> {h(found.text)}</p>'
     if not found.roles:
         return said
     head = (
@@ -131,7 +130,7 @@ def autoscaler(found: AutoscaleState | None) -> str:
 def requests(recent_requests: Sequence[RecentRequest]) -> str:
     if not recent_requests:
         return empty(
-            "No such request is remembered. Routers keep the latest 256, and 256 of those in trouble."
+            "No request to show. Routers keep the latest 256 requests, and 256 of those that failed."
         )
     heads = (
         ("arrived", ""), ("request", ""), ("outcome", ""), ("verdict", ""), ("class", ""), ("tenant", ""),
@@ -178,7 +177,7 @@ def _measured(value: float | None, is_over: bool) -> str:
 
 
 def facts(items: Sequence[tuple[str, str]]) -> str:
-    """Pairs of name and HTML."""
+    """Show pairs of name and HTML."""
     parts = "".join(f"<div><span>{h(name)}</span>{value}</div>" for name, value in items)
     return f'<div class="facts">{parts}</div>'
 
@@ -211,7 +210,7 @@ def _objective(value: float) -> str:
 
 
 def _worker_link(worker_id: str) -> str:
-    """A worker id is the replica's name and what tells its lives apart."""
+    """Link a worker id, which is the replica's name and a suffix for its life, to the replica's page."""
     if not worker_id:
         return NOTHING
     return f'<a href="{worker_path(worker_id.rsplit(".", 1)[0])}">{h(worker_id)}</a>'
@@ -229,11 +228,11 @@ def record_bars(s: RecentRequest) -> list[Bar]:
 
 def moments(s: RecentRequest) -> str:
     if not s.moments:
-        return empty("Nothing was noted of it: it ended before it was placed.")
-    head = "<tr><th class=n>after</th><th>what</th><th>where</th><th>details</th></tr>"
+        return empty("There are no events: the request ended before it was placed.")
+    head = "<tr><th class=n>after</th><th>event</th><th>workers</th><th>details</th></tr>"
     rows = "".join(_moment_row(moment) for moment in s.moments)
     end = "" if s.outcome == "running" else _end_row(s)
-    return f'<table class="story" aria-label="Story"><thead>{head}</thead><tbody>{rows}{end}</tbody></table>'
+    return f'<table class="story" aria-label="Events"><thead>{head}</thead><tbody>{rows}{end}</tbody></table>'
 
 
 def _moment_row(m: Moment) -> str:
@@ -256,7 +255,7 @@ def _end_row(s: RecentRequest) -> str:
 
 
 def accounts(values: Mapping[str, float], notes: Sequence[str]) -> str:
-    """What a worker says of itself."""
+    """Show the status that a worker reports."""
     said = "".join(f"<p style='margin:0 0 6px'>{h(note)}</p>" for note in notes)
     items = [(name, number(value, digits=6)) for name, value in sorted(values.items()) if value]
     return said + facts(items)

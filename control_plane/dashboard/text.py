@@ -5,16 +5,16 @@ import time
 from html import escape
 
 NOTHING = "–"
-"""Where nothing is known."""
+"""Sign for a value that is not known."""
 
 
 def h(text: object) -> str:
-    """Safe within HTML, attributes included."""
+    """Escape a text for HTML, attributes included."""
     return escape(str(text), quote=True)
 
 
 def number(value: float | None, *, digits: int = 3) -> str:
-    """With so many significant digits, and no exponent."""
+    """Format with this many significant digits, and no exponent."""
     if value is None or math.isnan(value):
         return NOTHING
     if value == 0:
@@ -26,7 +26,7 @@ def number(value: float | None, *, digits: int = 3) -> str:
 
 
 def seconds(value: float | None, *, digits: int = 3) -> str:
-    """A latency."""
+    """Format a latency."""
     if value is None:
         return NOTHING
     if value < 0.9995:
@@ -39,12 +39,12 @@ def share(value: float | None) -> str:
         return NOTHING
     percent = value * 100
     if 99 < percent < 100:
-        return f"{math.floor(percent * 100) / 100:.2f} %"  # never rounded up to what it is not
+        return f"{math.floor(percent * 100) / 100:.2f} %"  # never rounded up to 100 %
     return f"{percent:.1f} %" if percent < 10 and percent else f"{percent:.0f} %"
 
 
 def size(value: float | None) -> str:
-    """Bytes, binary multiples."""
+    """Format bytes in binary multiples."""
     if value is None:
         return NOTHING
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
@@ -59,7 +59,7 @@ def rate(value: float | None) -> str:
 
 
 def span(value: float | None) -> str:
-    """About how long."""
+    """Format an approximate duration."""
     if value is None:
         return NOTHING
     for length, unit in ((86_400, "d"), (3600, "h"), (60, "min")):

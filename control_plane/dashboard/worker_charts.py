@@ -1,4 +1,4 @@
-"""Charts of workers: of one, and of several beside one another. Pure."""
+"""Charts of one worker, and of several side by side. Pure."""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,31 +7,31 @@ from baton.core.operate import ReplicaStatus
 from baton.telemetry import catalogue as c
 from control_plane.dashboard import charts, tables
 from control_plane.dashboard.derive import quantiles_over_time
-from control_plane.dashboard.samples import Frame
+from control_plane.dashboard.samples import MetricsFrame
 
 COLORS = ("c-blue", "c-orange", "c-green", "c-purple", "c-sky", "c-red", "c-yellow", "c-ink")
-"""As many lines as can be told apart."""
+"""Colours of as many lines as can be told apart."""
 
 
 def shown_workers(replicas: Iterable[ReplicaStatus]) -> list[tuple[str, str, str]]:
-    """Name, process and colour of those that are drawn: the first ones."""
+    """Return name, process and colour of the workers that are drawn, which are the first ones."""
     there = [(r.name, r.worker_id) for r in replicas if r.worker_id]
     return [(name, worker_id, color) for (name, worker_id), color in zip(there, COLORS, strict=False)]
 
 
 def fleet_charts(
-    times: Sequence[float], points: Sequence[Frame | None], shown: Sequence[tuple[str, str, str]]
+    times: Sequence[float], points: Sequence[MetricsFrame | None], shown: Sequence[tuple[str, str, str]]
 ) -> dict[str, charts.Options]:
-    running: list[charts.Line] = []
-    steps: list[charts.Line] = []
-    blocks: list[charts.Line] = []
+    running: list[charts.ChartLine] = []
+    steps: list[charts.ChartLine] = []
+    blocks: list[charts.ChartLine] = []
     for name, worker_id, color in shown:
         running.append(
-            charts.Line(name, [tables.of_worker(p, c.RUNNING.name, worker_id) for p in points], color)
+            charts.ChartLine(name, [tables.of_worker(p, c.RUNNING.name, worker_id) for p in points], color)
         )
         own = [_only(point, c.STEP.name, worker_id) for point in points]
-        steps.append(charts.Line(name, quantiles_over_time(own, c.STEP.name, (0.99,))[0], color))
-        blocks.append(charts.Line(name, [tables.held_share(p, worker_id) for p in points], color))
+        steps.append(charts.ChartLine(name, quantiles_over_time(own, c.STEP.name, (0.99,))[0], color))
+        blocks.append(charts.ChartLine(name, [tables.held_share(p, worker_id) for p in points], color))
     return {
         "running": charts.timeline(times, running, unit="count"),
         "steps": charts.timeline(times, steps, unit="seconds"),
@@ -40,9 +40,9 @@ def fleet_charts(
 
 
 def worker_charts(
-    times: Sequence[float], points: Sequence[Frame | None], worker_id: str
+    times: Sequence[float], points: Sequence[MetricsFrame | None], worker_id: str
 ) -> dict[str, charts.Options]:
-    """Of one worker's life."""
+    """Return the charts of one life of a worker."""
 
     def gauge(name: str) -> list[float | None]:
         return [tables.of_worker(point, name, worker_id) for point in points]
@@ -54,21 +54,23 @@ def worker_charts(
         "sequences": charts.timeline(
             times,
             [
-                charts.Line("running", gauge(c.RUNNING.name), "c-blue"),
-                charts.Line("waiting", gauge(c.WAITING.name), "c-orange"),
+                charts.ChartLine("running", gauge(c.RUNNING.name), "c-blue"),
+                charts.ChartLine("waiting", gauge(c.WAITING.name), "c-orange"),
             ],
             unit="count",
         ),
         "steps": charts.timeline(
-            times, [charts.Line("p50", p50, "c-sky"), charts.Line("p99", p99, "c-purple")], unit="seconds"
+            times,
+            [charts.ChartLine("p50", p50, "c-sky"), charts.ChartLine("p99", p99, "c-purple")],
+            unit="seconds",
         ),
         "blocks": charts.timeline(
-            times, [charts.Line("held", held, "c-blue", is_area=True)], unit="share", most=1.0
+            times, [charts.ChartLine("held", held, "c-blue", is_area=True)], unit="share", most=1.0
         ),
     }
 
 
-def _only(point: Frame | None, name: str, worker_id: str) -> Frame | None:
+def _only(point: MetricsFrame | None, name: str, worker_id: str) -> MetricsFrame | None:
     if point is None:
         return None
     label = ("worker", replica_name(WorkerId(worker_id)))
@@ -79,4 +81,4 @@ def _only(point: Frame | None, name: str, worker_id: str) -> Frame | None:
             if label in labels
         }
     }
-    return Frame(point.at_s, point.span_s, mine, {})
+    return MetricsFrame(point.at_s, point.span_s, mine, {})

@@ -1,4 +1,4 @@
-"""Which kernels compute: `engine.kernels`, and what the machine allows."""
+"""The choice of kernels: `engine.kernels`, and what the machine allows."""
 
 import logging
 from collections.abc import Callable
@@ -12,21 +12,24 @@ from baton.core.messages import INFO_NOTE
 from engine.kernels.interface import Kernels
 from engine.kernels.native import NativeKernels
 from engine.kernels.torch_ref import TorchKernels
-from engine.kv_pool import KVPool
+from engine.kv.pool import KVPool
 from engine.native.build import NativeUnavailable
 from engine.native.library import usable_cores
 
 log = logging.getLogger(__name__)
 
 Tell = Callable[[str], None]
-"""Of one line for `Member.notes`."""
+"""Receives one line for `Member.notes`."""
 
 
 def make_kernels(
     engine: EngineConfig, pool: KVPool, *, tell: Tell = lambda note: None
 ) -> Kernels[Any, Any, Any]:
-    """By `engine.kernels`; says in one line of the log, and to `tell`, which, and why. Raises SetupError:
-    what is asked for cannot run here."""
+    """Make the kernels that `engine.kernels` asks for. One line in the log, and to `tell`, says which were
+    chosen and the reason.
+
+    Raises SetupError if the kernels that were asked for cannot run on this machine.
+    """
     match engine.kernels:
         case "torch":
             _say("kernels: torch, as asked for", tell)

@@ -19,8 +19,8 @@ from torch import Tensor
 from engine.kernels.weights import ExpertMatrices, Matrix
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "swiglu_oai"]
-"""Of a gated MLP: act(gate) * up. swiglu_oai: gpt-oss' clamped (up + 1) * gate * sigmoid(1.702 gate),
-gate <= 7, -7 <= up <= 7."""
+"""The activation of a gated MLP: act(gate) * up. swiglu_oai is gpt-oss' clamped (up + 1) * gate *
+sigmoid(1.702 gate), with gate <= 7 and -7 <= up <= 7."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Span:
     block_ids: tuple[int, ...]
     """Exactly the blocks that cover positions 0 … first_position + token_count - 1."""
     adapter_slot: int = -1
-    """Of the LoRA adapter, -1: none."""
+    """Slot of the LoRA adapter; -1 if there is none."""
 
     @property
     def context_tokens(self) -> int:
@@ -62,7 +62,7 @@ class BatchLayout:
         return sum(span.token_count for span in self.spans)
 
     def positions(self) -> npt.NDArray[np.int64]:
-        """Of every token in its sequence, [T]."""
+        """Position of every token in its sequence, [T]."""
         ranges = [np.arange(s.first_position, s.context_tokens, dtype=np.int64) for s in self.spans]
         return np.concatenate(ranges)
 
@@ -75,17 +75,17 @@ class AttentionSpec:
     scale: float
     """Scores are q·k times this."""
     window: int = 0
-    """How many positions a token attends to, its own included; 0: all before it."""
+    """Number of positions that a token attends to, its own included; 0 means all before it."""
     softcap: float = 0.0
     """c > 0: scores become c * tanh(scores / c) (Gemma 2)."""
     sinks: Tensor | None = None
     """float32 [H]: one more score per head, in the softmax's denominator only (gpt-oss)."""
     rope: int = 0
-    """Which of the tables given to `Kernels.plan`."""
+    """Index of the table in the `ropes` that `Kernels.plan` is given."""
 
 
 RopeTables = Mapping[int, tuple[Tensor, Tensor]]
-"""By rope id: cos and sin, float32 [T, R / 2] where the first R dimensions of a head are rotated."""
+"""cos and sin by rope id, float32 [T, R / 2] each. The first R dimensions of a head are rotated."""
 
 Plan = TypeVar("Plan")
 Packed = TypeVar("Packed")
@@ -119,7 +119,7 @@ class Kernels(Protocol[Plan, Packed, PackedExperts]):
     # --- per step ---
 
     def plan(self, layout: BatchLayout, ropes: RopeTables, *, windows: frozenset[int]) -> Plan:
-        """What all layers of one step need, computed once. windows: those that occur in the model."""
+        """Compute once what all layers of one step need. `windows` are those that occur in the model."""
         ...
 
     def embed(self, tokens: Tensor, table: Tensor) -> Tensor:
@@ -137,7 +137,7 @@ class Kernels(Protocol[Plan, Packed, PackedExperts]):
         ...
 
     def logits(self, x: Tensor, matrix: Packed) -> Tensor:
-        """As `linear`, but float32 [T, vocab]."""
+        """Product like `linear`, but float32 [T, vocab]."""
         ...
 
     def gated(self, gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
@@ -145,8 +145,9 @@ class Kernels(Protocol[Plan, Packed, PackedExperts]):
         ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Over the last dimension, [..., n]; statistics and the product with weight in fp32, rounded
-        once. (Gemma's 1 + weight is added at load, in fp32: `weight` may be float32 whatever x is.)"""
+        """RMS norm over the last dimension of x [..., n]. Statistics and the product with weight are in fp32
+        and rounded once. (Gemma's 1 + weight is added at load, in fp32: `weight` may be float32 whatever x
+        is.)"""
         ...
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:

@@ -15,11 +15,11 @@ from torch import Tensor
 from engine.devices import TORCH_DTYPES
 from engine.kernels.interface import Activation
 from engine.kernels.native_attention import NativeAttention
+from engine.kernels.native_matrices import NativeMatrix, pack_matrix
 from engine.kernels.weights import ExpertMatrices, Matrix
-from engine.kv_pool import KVPool
+from engine.kv.pool import KVPool
 from engine.native.build import NativeUnavailable
 from engine.native.library import BF16, F32, features, library, set_threads
-from engine.native.matrices import NativeMatrix, pack_matrix
 
 _ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "swiglu_oai": 3}
 """`enum Activation` in native/src/vmath.h."""
@@ -159,7 +159,7 @@ class NativeKernels(NativeAttention):
         return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Of 2 dimensions, or of 3 with the last two dense."""
+        """RMS norm of x with 2 dimensions, or with 3 of which the last two are dense."""
         out = torch.empty(x.shape, dtype=x.dtype)
         inner = x.shape[1] if x.dim() == 3 else 1
         self._norm(x, None, out, weight, eps, rows=x.shape[0] * inner, inner=inner)

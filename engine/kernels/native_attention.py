@@ -15,7 +15,7 @@ from torch import Tensor
 from baton.core.errors import SetupError
 from baton.core.geometry import DTypeName, KVGeometry, QuantName
 from engine.kernels.interface import AttentionSpec, BatchLayout, RopeTables
-from engine.kv_pool import KVPool
+from engine.kv.pool import KVPool
 from engine.native.library import BF16, F32, library
 
 _STORED: dict[DTypeName | QuantName, int] = {"float32": 0, "bfloat16": 1, "int8": 2}
@@ -35,7 +35,7 @@ class _Pool(ctypes.Structure):
     )
 
 
-class _Batch(ctypes.Structure):
+class _NativeBatch(ctypes.Structure):
     _fields_ = (
         ("spans", c_void_p),
         ("tables", c_void_p),
@@ -80,7 +80,7 @@ class _AttentionCall(ctypes.Structure):
 @cache
 def _library() -> ctypes.CDLL:
     native = library()
-    pool, batch, pointer = ctypes.POINTER(_Pool), ctypes.POINTER(_Batch), c_void_p
+    pool, batch, pointer = ctypes.POINTER(_Pool), ctypes.POINTER(_NativeBatch), c_void_p
     for name, arguments in {
         "attention": (pool, batch, ctypes.POINTER(_AttentionCall)),
         "rotate_and_store": (pool, batch, ctypes.POINTER(_RotateCall)),
@@ -106,7 +106,7 @@ class _Rope:
 
 @dataclass(frozen=True, slots=True)
 class NativePlan:
-    batch: _Batch
+    batch: _NativeBatch
     """Points into the two arrays."""
     spans: np.ndarray
     """int32 [n, 4], see `struct Span` in src/kv.h."""
@@ -156,7 +156,7 @@ class NativeAttention:
         spans = np.array(numbers, dtype=np.int32)
         ids = chain.from_iterable(span.block_ids for span in layout.spans)
         tables = np.fromiter(ids, dtype=np.int32, count=first_block)
-        batch = _Batch(spans.ctypes.data, tables.ctypes.data, len(layout.spans), row)
+        batch = _NativeBatch(spans.ctypes.data, tables.ctypes.data, len(layout.spans), row)
         return NativePlan(batch, spans, tables, {name: _rope(*table) for name, table in ropes.items()}, row)
 
     def rotate_and_store(

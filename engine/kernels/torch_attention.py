@@ -42,7 +42,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class ChunkSpan:
     """The tokens of one sequence, several of them."""
 
     gather: Tensor
@@ -51,11 +51,11 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Reads:
-    """What attention reads, for one window."""
+class AttentionReads:
+    """Rows that attention reads, for one window."""
 
     decodes: tuple[Decodes, ...]
-    chunks: tuple[Chunk, ...]
+    chunks: tuple[ChunkSpan, ...]
 
 
 class TorchAttention:
@@ -67,7 +67,7 @@ class TorchAttention:
         self._value_dim = geometry.value_dim if geometry.planes == 1 else geometry.head_dim
         self._rows = rows
 
-    def __call__(self, q: Tensor, spec: AttentionSpec, reads: Reads) -> Tensor:
+    def __call__(self, q: Tensor, spec: AttentionSpec, reads: AttentionReads) -> Tensor:
         if len(reads.decodes) == 1 and not reads.chunks:
             return self._decodes(q, reads.decodes[0], spec)
         out = q.new_empty((*q.shape[:2], self._value_dim))
@@ -96,7 +96,7 @@ class TorchAttention:
         weights = _softmax(by_sequence, spec.sinks).to(q.dtype).view(scores.shape)
         return torch.bmm(weights, values).view(count, head_count, -1)
 
-    def _chunk(self, q: Tensor, out: Tensor, chunk: Chunk, spec: AttentionSpec) -> None:
+    def _chunk(self, q: Tensor, out: Tensor, chunk: ChunkSpan, spec: AttentionSpec) -> None:
         heads, head_dim = self._heads, q.shape[2]
         keys, values = self._keys_values(chunk.gather, spec.layer, heads)
         sinks = None if spec.sinks is None else spec.sinks.view(heads, 1, -1)

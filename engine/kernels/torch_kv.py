@@ -11,7 +11,7 @@ from torch import Tensor
 
 from baton.core.geometry import KVGeometry, QuantName
 from engine.devices import TORCH_DTYPES
-from engine.kv_pool import KVPool
+from engine.kv.pool import KVPool
 
 _LARGEST: dict[QuantName, float] = {"int8": 127.0, "fp8": 448.0}
 

@@ -1,4 +1,4 @@
-"""Which rows of the pool a batch writes and reads, as indices for torch."""
+"""Rows of the pool that a batch writes and reads, as indices for torch."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from baton.core.geometry import KVGeometry
 from engine.kernels.interface import BatchLayout, RopeTables, Span
-from engine.kernels.torch_attention import Chunk, Decodes, Piece, Reads
+from engine.kernels.torch_attention import AttentionReads, ChunkSpan, Decodes, Piece
 
 _QUERIES_PER_PIECE = 64
 """Queries of a chunk whose scores are computed at once: causality is used per piece (keys after its
@@ -26,14 +26,14 @@ IntArray = npt.NDArray[np.int64]
 @dataclass(frozen=True, slots=True)
 class TorchPlan:
     ropes: dict[int, tuple[Tensor, Tensor]]
-    """By rope id: cos and sin, float32 [T, 1, R]; the first half of sin is negated."""
+    """cos and sin by rope id, float32 [T, 1, R] each. The first half of sin is negated."""
     write_rows: Tensor
     """int64 [T * K] position rows, see `torch_kv`."""
-    reads: dict[int, Reads]
-    """By window."""
+    reads: dict[int, AttentionReads]
+    """Rows to read, by window."""
 
 
-class Planner:
+class TorchPlanner:
     def __init__(self, geometry: KVGeometry, device: torch.device) -> None:
         self._device = device
         self._heads, self._positions = geometry.kv_head_count, geometry.block_tokens
@@ -74,7 +74,7 @@ class Planner:
         rows = tables[:, None, :] * self._rows_per_block + heads[None, :, None]
         return self._to_device(rows.reshape(-1))
 
-    def _reads(self, layout: BatchLayout, window: int) -> Reads:
+    def _reads(self, layout: BatchLayout, window: int) -> AttentionReads:
         decode_count = layout.decode_count
         decodes = [
             self._decodes(layout.spans[start:end], start, window)
@@ -82,12 +82,12 @@ class Planner:
                 [self._block_range(span, window) for span in layout.spans[:decode_count]]
             )
         ]
-        chunks: list[Chunk] = []
+        chunks: list[ChunkSpan] = []
         row = decode_count
         for span in layout.spans[decode_count:]:
             chunks.append(self._chunk(span, row, window))
             row += span.token_count
-        return Reads(tuple(decodes), tuple(chunks))
+        return AttentionReads(tuple(decodes), tuple(chunks))
 
     def _block_range(self, span: Span, window: int) -> tuple[int, int]:
         """The blocks of its table that a span's queries can see."""
@@ -115,10 +115,10 @@ class Planner:
             masked=self._to_device(masked[:, None, :]) if masked.any() else None,
         )
 
-    def _chunk(self, span: Span, row: int, window: int) -> Chunk:
+    def _chunk(self, span: Span, row: int, window: int) -> ChunkSpan:
         first, end = self._block_range(span, window)
         table = np.asarray([span.block_ids[first:end]], dtype=np.int64)
-        return Chunk(
+        return ChunkSpan(
             gather=self._gather_rows(table),
             pieces=tuple(self._pieces(span, row, first * self._positions, window)),
         )

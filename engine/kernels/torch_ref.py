@@ -11,16 +11,16 @@ from engine.devices import TORCH_DTYPES
 from engine.kernels.interface import Activation, AttentionSpec, BatchLayout, RopeTables
 from engine.kernels.torch_attention import TorchAttention
 from engine.kernels.torch_kv import kv_rows
-from engine.kernels.torch_plan import Planner, TorchPlan
+from engine.kernels.torch_plan import TorchPlan, TorchPlanner
 from engine.kernels.weights import DenseMatrix, ExpertMatrices, Matrix, to_dense
-from engine.kv_pool import KVPool
+from engine.kv.pool import KVPool
 
 _OAI_ALPHA, _OAI_LIMIT = 1.702, 7.0
 
 
 @dataclass(frozen=True, slots=True)
 class TorchExperts:
-    """Per expert."""
+    """Matrices of all experts of one layer, one entry per expert."""
 
     gate_up: tuple[DenseMatrix, ...]
     down: tuple[DenseMatrix, ...]
@@ -35,7 +35,7 @@ class TorchKernels:
         geometry = pool.geometry
         self._pool = pool
         self._dtype = TORCH_DTYPES[geometry.dtype]
-        self._planner = Planner(geometry, pool.device)
+        self._planner = TorchPlanner(geometry, pool.device)
         self._rows = kv_rows(pool)
         self._attention = TorchAttention(geometry, self._rows)
 

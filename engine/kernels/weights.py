@@ -60,13 +60,13 @@ class ExpertMatrices:
     """One layer's routed experts; each is a gated MLP."""
 
     gate_up: tuple[Matrix, ...]
-    """Per expert, [2 I, hidden]: rows of gate, then of up."""
+    """One matrix per expert, [2 I, hidden]: rows of gate, then rows of up."""
     down: tuple[Matrix, ...]
-    """Per expert, [hidden, I]."""
+    """One matrix per expert, [hidden, I]."""
 
 
 def to_dense(matrix: Matrix, dtype: torch.dtype) -> DenseMatrix:
-    """What a matrix means: computed in float32, rounded once to `dtype`."""
+    """The dense matrix that a stored one stands for, computed in float32 and rounded once to `dtype`."""
     match matrix:
         case DenseMatrix():
             weight = matrix.weight.to(dtype)

@@ -1,1 +1,1 @@
-"""What a model is (`spec`, without torch) and how it is computed."""
+"""Forward passes: the decoder of our own, and a wrapper around models of transformers."""

@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 
 from engine.kernels.interface import AttentionSpec, Packed, PackedExperts, Plan
+from engine.model_files.spec import ModelSpec
 from engine.models.linear import Linear, Loader, Norm, StepContext
-from engine.models.spec import ModelSpec
 
 
 class Attention(Protocol):
-    """In three parts, so that the last layer can leave out rows after its KV is written."""
+    """Attention of one layer, in three parts, so that the last layer can leave out rows after its KV is
+    written."""
 
     def queries(self, x: Tensor, step: StepContext[Any]) -> Tensor:
         """x [T, hidden], normed: write the tokens' KV, return what `attend` wants."""

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from engine.kernels.interface import BatchLayout, Packed, PackedExperts, Plan, RopeTables
 from engine.kernels.weights import DenseMatrix
+from engine.model_files.spec import ModelSpec
 from engine.models.attention import Attention, GroupedAttention
 from engine.models.expert_counts import ExpertCounts
 from engine.models.linear import Loader, Norm, StepContext
@@ -15,13 +16,12 @@ from engine.models.mla import LatentAttention
 from engine.models.mlp import GatedMlp, Mlp
 from engine.models.moe import MixtureOfExperts
 from engine.models.rope import frequencies
-from engine.models.spec import ModelSpec
 
 Progress = Callable[[int, int], None]
 """(layers loaded, layers in all)"""
 
 _PREFIXES = ("model.", "language_model.model.", "model.language_model.")
-"""Where a checkpoint has the decoder: alone, or in a model that also sees."""
+"""Places of the decoder in a checkpoint: alone, or inside a model that also reads images."""
 
 
 class Layer:
@@ -62,7 +62,8 @@ class Layer:
         return self.attention.queries(self._attention_norm(hidden), step)
 
     def finish(self, hidden: Tensor, attended: Tensor, step: StepContext[Plan]) -> Tensor:
-        """From the attended values on; hidden is the layer's input, of the same rows. May overwrite it."""
+        """The rest of the layer after attention. `hidden` is the layer's input, of the same rows, and may be
+        overwritten."""
         if self._after_attention is None or self._after_mlp is None:
             hidden = self.attention.output(attended, step, residual=hidden)
             return self._mlp(self._mlp_norm(hidden), step, residual=hidden)

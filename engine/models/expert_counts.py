@@ -1,7 +1,7 @@
-"""How many tokens each layer's router sent to each of its experts.
+"""Numbers of tokens that each layer's router sent to each of its experts.
 
 The steps add to a tensor on the device, in place, so that nothing waits for it and a recorded CUDA graph goes
-on counting when it is replayed. The host has a look now and then.
+on counting when it is replayed. The host reads the tensor now and then.
 """
 
 import numpy as np
@@ -39,13 +39,13 @@ class ExpertCounts:
         self._rows[row].scatter_add_(0, chosen.reshape(-1), each)
 
     def reset(self) -> None:
-        """What was counted so far were no requests."""
+        """Forget what was counted so far, since it did not come from requests."""
         self._counts.zero_()
         self._copied = None
 
     def read(self) -> Counts | None:
-        """What was counted. On a GPU nobody waits for it: that is as of the call before this one, and None
-        while the device is not there yet."""
+        """The counts so far. On a GPU nobody waits for them: they are as of the previous call, and None while
+        the device has not got there."""
         if self._host is None:
             return self._counts.numpy().copy()
         found: Counts | None = None

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from engine.kernels.weights import DenseMatrix, ExpertMatrices, Matrix
+from engine.model_files.spec import MoeSpec
 from engine.models.linear import MatrixSource
-from engine.models.spec import MoeSpec
 
 _FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """e2m1 without its sign, the fourth bit (OCP Microscaling Formats 1.0, section 5.3.3)."""

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from baton.core.errors import SetupError
 from engine.kernels.interface import BatchLayout, Kernels, RopeTables, Span
-from engine.kv_pool import KVPool
+from engine.kv.pool import KVPool
+from engine.model_files.spec import ModelSpec
 from engine.models.fallback_experts import count_experts
 from engine.models.paged_hook import PagedHook
-from engine.models.spec import ModelSpec
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class FallbackModel:
             f"{spec.architecture} has no forward pass of its own: it runs through transformers' modules with "
             "paged attention. That is slower, since nothing but attention is fused, packed or batch-invariant"
         )
-        """For `Member.notes`."""
+        """The line for `Member.notes`."""
         log.warning("%s", self.note)
         try:
             with torch.inference_mode():
@@ -77,7 +77,8 @@ class FallbackModel:
         return self._made.last_hidden_state[0][rows]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """By the model's own last part, which may scale and cap: what comes before it is given."""
+        """Logits, computed by the model's own last part, which may scale and cap them. `hidden` is the input
+        of that part."""
         self._given = hidden[None]
         try:
             tokens = torch.zeros((1, len(hidden)), dtype=torch.int64, device=hidden.device)

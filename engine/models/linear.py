@@ -13,7 +13,8 @@ from engine.models.lora import LowRank, group_by_slot
 
 
 class StepContext(Generic[Plan]):
-    """What belongs to the step's tokens rather than to the model. One row per token of what is computed."""
+    """Values that belong to the step's tokens rather than to the model, one row per token that is
+    computed."""
 
     def __init__(
         self, plan: Plan, adapter_slots: Tensor | None = None, *, is_token: Tensor | None = None
@@ -26,16 +27,16 @@ class StepContext(Generic[Plan]):
         self.adapter_groups = () if adapter_slots is None else group_by_slot(adapter_slots)
 
     def rows(self, rows: Tensor) -> "StepContext[Plan]":
-        """For the rest of a step in which only these rows are computed."""
+        """The context for the rest of a step in which only these rows are computed."""
         slots = None if self._slots is None else self._slots[rows]
         return StepContext(self.plan, slots, is_token=None if self.is_token is None else self.is_token[rows])
 
 
 class MatrixSource(Protocol):
-    """Where a model's weights come from: a checkpoint, plain or quantised.
+    """Source of a model's weights: a checkpoint, plain or quantised.
 
-    Names are those of the checkpoint without ".weight". All methods raise SetupError: no such tensor,
-    or another shape.
+    Names are those of the checkpoint without ".weight". All methods raise SetupError if there is no such
+    tensor, or if it has another shape.
     """
 
     @property
@@ -47,13 +48,13 @@ class MatrixSource(Protocol):
     def device(self) -> torch.device: ...
 
     def has(self, name: str) -> bool:
-        """Whether there is a tensor or matrix of this name."""
+        """True if there is a tensor or matrix of this name."""
         ...
 
     def matrix(self, name: str, out_size: int, in_size: int, *, bias: bool = False) -> Matrix: ...
 
     def loaded(self, name: str, matrix: DenseMatrix) -> Matrix:
-        """What `matrix` would return for one that is in memory already (a tied head)."""
+        """The same result as `matrix`, made from a matrix that is in memory already (a tied head)."""
         ...
 
     def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -67,7 +68,7 @@ class MatrixSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LinearPart:
     """Rows of a `Linear` that are one module of the checkpoint, for adapters to find it."""
 
     name: str
@@ -81,7 +82,7 @@ class Linear(Generic[Packed]):
         self,
         kernels: Kernels[Any, Packed, Any],
         packed: Packed,
-        parts: tuple[Part, ...],
+        parts: tuple[LinearPart, ...],
         *,
         in_size: int = 0,
     ) -> None:
@@ -141,7 +142,7 @@ class Linear(Generic[Packed]):
         return self._kernels.gated(gate, up, activation)
 
     def set_low_rank(self, slot: int, low_rank: LowRank | None) -> None:
-        """What the adapter in this slot adds here; None: nothing. Between steps only."""
+        """Set what the adapter in this slot adds here; None for nothing. Call it between steps only."""
         self._low_ranks.pop(slot, None)
         if low_rank is not None:
             a, b = (self._kernels.pack(DenseMatrix(weight)) for weight in (low_rank.a, low_rank.b))
@@ -193,7 +194,7 @@ class Loader(Generic[Plan, Packed, PackedExperts]):
     ) -> Linear[Packed]:
         """The same of matrices that are read already, out of reach for adapters."""
         packed = self.kernels.pack(join_rows(matrices, self.source.dtype))
-        joined = tuple(Part(name, rows) for name, rows in parts)
+        joined = tuple(LinearPart(name, rows) for name, rows in parts)
         return Linear(self.kernels, packed, joined, in_size=in_size)
 
     def head(
@@ -204,7 +205,7 @@ class Loader(Generic[Plan, Packed, PackedExperts]):
             matrix = self.source.loaded(name, tied)
         else:
             matrix = self.source.matrix(name, vocab_size, hidden_size)
-        return Linear(self.kernels, self.kernels.pack(matrix), (Part(name, vocab_size),))
+        return Linear(self.kernels, self.kernels.pack(matrix), (LinearPart(name, vocab_size),))
 
     def experts(self, experts: ExpertMatrices) -> PackedExperts:
         return self.kernels.pack_experts(experts)

@@ -17,7 +17,7 @@ RANK_MULTIPLE = 32
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """What an adapter adds to one joined matrix."""
+    """Product that an adapter adds to one joined matrix."""
 
     a: Tensor
     """[R, in]"""
@@ -27,7 +27,7 @@ class LowRank:
 
 @dataclass(frozen=True, slots=True)
 class LowRankPart:
-    """What an adapter adds to rows first_row … of a joined matrix, as it is stored."""
+    """Product that an adapter adds to a joined matrix from row first_row on, as it is stored."""
 
     a: Tensor
     """[rank, in]"""

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from engine.kernels.interface import AttentionSpec, Kernels, Packed, PackedExperts, Plan
 from engine.kernels.weights import DenseMatrix, Matrix, select_rows, to_dense
+from engine.model_files.spec import MlaSpec, ModelSpec
 from engine.models.linear import Linear, Loader, Norm, StepContext
-from engine.models.spec import MlaSpec, ModelSpec
 
 _LORA_NORM_EPS = 1e-6
-"""Of the norms of compressed queries and latents, whatever config.json says of the others."""
+"""Epsilon of the norms of compressed queries and latents, whatever config.json says of the other norms."""
 
 
 class LatentAttention(Generic[Packed]):

@@ -5,8 +5,8 @@ from typing import Any, Generic, Protocol
 from torch import Tensor
 
 from engine.kernels.interface import Activation, Packed, PackedExperts, Plan
+from engine.model_files.spec import ModelSpec
 from engine.models.linear import Linear, Loader, StepContext
-from engine.models.spec import ModelSpec
 
 
 class Mlp(Protocol):

@@ -1,4 +1,4 @@
-"""What the executor knows of a model."""
+"""The interface of models that the executor uses."""
 
 from typing import Protocol
 

@@ -7,11 +7,11 @@ from torch import Tensor
 
 from engine.kernels.interface import Activation, Packed, PackedExperts, Plan
 from engine.kernels.weights import ExpertMatrices, Matrix, join_rows
+from engine.model_files.spec import ModelSpec, MoeSpec
 from engine.models.expert_counts import ExpertCounts
 from engine.models.expert_weights import load_gpt_oss_experts
 from engine.models.linear import Linear, Loader, StepContext
 from engine.models.mlp import GatedMlp
-from engine.models.spec import ModelSpec, MoeSpec
 
 
 class MixtureOfExperts(Generic[Packed, PackedExperts]):

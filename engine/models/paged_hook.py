@@ -37,8 +37,8 @@ class PagedHook:
         device: torch.device,
         **_: Any,
     ) -> Tensor | None:
-        """What the modules give `attend` as the mask. While recording: the window, in every element of
-        a tensor of the mask's shape, so that it survives slicing."""
+        """The mask that the modules pass on to `attend`. While recording, it is the window, in every element
+        of a tensor of the mask's shape, so that it survives slicing."""
         if self.plan is not None:
             return None
         return torch.tensor(_window(mask_function, device), dtype=torch.float32, device=device).view(
@@ -116,7 +116,8 @@ def _register(hook: PagedHook) -> None:
 
 
 def _window(mask_function: Callable[..., Tensor], device: torch.device) -> int:
-    """How many positions a token sees, 0: all before it. Raises SetupError: not its last so many."""
+    """Number of positions that a token sees; 0 means all before it. Raises SetupError if they are not the
+    last ones."""
     keys = torch.arange(_FAR + 64, device=device)
     windows = {_seen_at(mask_function, keys, position) for position in (_FAR, _FAR + 37)}
     if windows == {_FAR + 1, _FAR + 38}:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.models.rope_spec import RopeSpec
+from engine.model_files.rope_spec import RopeSpec
 
 
 @dataclass(frozen=True, slots=True)

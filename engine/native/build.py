@@ -85,7 +85,7 @@ def _version(compiler: str) -> str:
 
 
 def _processor() -> str:
-    """What -march=native sees. A cache on a shared disk serves machines of several kinds."""
+    """The processor as -march=native sees it. A cache on a shared disk serves machines of several kinds."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

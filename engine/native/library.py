@@ -25,13 +25,14 @@ def library() -> ctypes.CDLL:
 
 
 def features() -> str:
-    """Which code paths the processor allowed, e.g. "avx512_bf16"."""
+    """Code paths that the processor allowed, such as "avx512_bf16"."""
     text: bytes = library().baton_features()
     return text.decode()
 
 
 def set_threads(count: int) -> int:
-    """How many threads compute, the caller's included. 0: as many as this process may run on. Returns it."""
+    """Set the number of threads that compute, the caller's included, and return it. 0 means as many as this
+    process may run on."""
     count = count or usable_cores()
     library().baton_set_threads(count)
     return count

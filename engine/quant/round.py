@@ -13,7 +13,7 @@ from torch import Tensor
 from engine.kernels.weights import DenseMatrix, Fp8Matrix, IntMatrix, to_dense
 
 GROUP_SIZES = (128, 64, 32)
-"""Of 4-bit weights, best first: the first that divides the row."""
+"""Group sizes of 4-bit weights, best first. The first that divides the row is used."""
 _SHRINKS_8 = (1.0, 0.97, 0.94)
 _SHRINKS_4 = (1.0, 0.96, 0.92, 0.88, 0.84, 0.80, 0.76, 0.72, 0.68)
 _FP8_MAX = 448.0
@@ -26,7 +26,7 @@ _PIECE_VALUES = 1 << 20
 
 
 def group_size_for(in_size: int) -> int:
-    """Of 4-bit weights: 0 (the whole row) if no group size divides it."""
+    """Group size of 4-bit weights; 0 (the whole row) if no group size divides the row."""
     return next((size for size in GROUP_SIZES if in_size % size == 0), 0)
 
 

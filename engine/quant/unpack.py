@@ -11,7 +11,7 @@ from torch import Tensor
 
 from baton.core.errors import SetupError
 from engine.kernels.weights import Fp8Matrix, IntMatrix
-from engine.quant.scheme import QuantScheme
+from engine.model_files.quant_scheme import QuantScheme
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Column i of eight in an int32 of AutoAWQ's gemm packing is at bits 4 * AWQ_ORDER.index(i)."""
@@ -162,7 +162,7 @@ class _Module:
     def _matrix(
         self, values: Tensor, scales: Tensor, zeros: Tensor | None, *, order: Tensor | None = None
     ) -> IntMatrix:
-        """From unsigned integers [O, I], scales [O, G] and unsigned zero points [O, G]."""
+        """A matrix of unsigned integers [O, I], scales [O, G] and unsigned zero points [O, G]."""
         groups = scales.shape[1]
         if groups < 1 or self._in % groups:
             raise SetupError(f"{self._name}: {groups} groups do not divide {self._in} inputs")

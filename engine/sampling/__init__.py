@@ -1,2 +1,2 @@
-"""From logits to tokens: what a request may ask of its choice, and nothing but logits, seed, index and
-the sequence's own tokens decides."""
+"""The way from logits to tokens. A choice depends on what the request asks, the logits, the seed, the index
+and the sequence's own tokens, and on nothing else."""

@@ -20,7 +20,7 @@ _BLOCK_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """What decides one token, apart from its logits."""
+    """Values that decide one token, apart from its logits."""
 
     params: SamplingParams
     index: int
@@ -61,7 +61,8 @@ def _choose_random(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
 
 
 def _in_float32(temperature: float) -> float:
-    """As float32, 0 / 0 and -inf / inf would be no numbers; at these bounds the limits are long reached."""
+    """The temperature clamped for float32, in which 0 / 0 and -inf / inf would be no numbers. At these bounds
+    the limits are long reached."""
     return min(max(temperature, _FLOAT32.tiny), _FLOAT32.max)
 
 
@@ -80,7 +81,7 @@ def _invert(weights: Tensor, targets: Tensor) -> Tensor:
 
 
 def _invert_blocks(weights: Tensor, numbers: Tensor) -> Tensor:
-    """As `_invert` at numbers [R] in [0, 1) times the row's sum, in two levels."""
+    """The result of `_invert` at numbers [R] in [0, 1) times the row's sum, found in two levels."""
     row_count, vocab = weights.shape
     missing = -vocab % _BLOCK_TOKENS
     padded = F.pad(weights, (0, missing)) if missing else weights

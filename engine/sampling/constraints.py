@@ -1,6 +1,6 @@
-"""Which tokens may come next at all: grammar, allowed tokens, stop tokens that must not come yet.
+"""Constraints on the next token: grammar, allowed tokens, stop tokens that must not come yet.
 
-A mask is a bit per token, int32 words of 32 (bit i of word w is token 32 w + i), as xgrammar fills them.
+A mask is a bit per token, in int32 words (bit i of word w is token 32 w + i), as xgrammar fills them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,7 +32,7 @@ class Matcher(Protocol):
         ...
 
 
-class Grammars(Protocol):
+class MatcherSource(Protocol):
     def matcher(self, grammar: Grammar, stop_token_ids: Sequence[int]) -> Matcher: ...
 
 
@@ -61,7 +61,7 @@ Mark = tuple[int, int, bool]
 
 
 class GrammarState:
-    """Where a sequence's generated text stands in its grammar."""
+    """Position of a sequence's generated text in its grammar."""
 
     def __init__(self, grammar: Grammar, matcher: Matcher, stop_token_ids: Sequence[int]) -> None:
         self._matcher, self._stop = matcher, frozenset(stop_token_ids)
@@ -106,7 +106,8 @@ class GrammarState:
 
 
 def _match(wanted: Sequence[int], matched: int, token: int) -> int:
-    """How much of `wanted` a text ends with after `token`, if it ended with `matched` tokens of it."""
+    """Number of tokens of `wanted` with which a text ends after `token`, if it ended with `matched` of them
+    before."""
     seen = [*wanted[:matched], token]
     while seen and seen != list(wanted[: len(seen)]):
         del seen[0]
@@ -125,7 +126,7 @@ class Constraints:
         self._allowed = mask_of(params.allowed_token_ids, vocab) if params.allowed_token_ids else None
 
     def mask(self, index: int) -> Mask | None:
-        """For generated token `index`; None: every token may come."""
+        """Mask for generated token `index`; None if every token may come."""
         grammar = self._grammar
         is_bound = grammar is not None and not grammar.is_free
         avoids_stop = index < self._params.min_tokens or (is_bound and self._params.ignore_eos)

@@ -1,4 +1,4 @@
-"""How likely tokens were by the model's own distribution."""
+"""Log probabilities of tokens by the model's own distribution."""
 
 from collections.abc import Sequence
 

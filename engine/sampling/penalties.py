@@ -15,7 +15,7 @@ Numbers = npt.NDArray[np.float32]
 
 
 class TokenCounts:
-    """Which tokens a sequence has, and how often each was generated (0: only in the prompt)."""
+    """Tokens that a sequence has, and how often each was generated (0: only in the prompt)."""
 
     def __init__(self, prompt: Iterable[int], generated: Sequence[int]) -> None:
         found, times = np.unique(np.array(generated, dtype=np.int64), return_counts=True)

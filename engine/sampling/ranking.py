@@ -50,7 +50,7 @@ def _keys(values: Tensor) -> Tensor:
     return order * 2**32 + torch.arange(values.shape[-1] - 1, -1, -1, device=values.device)
 
 
-class _Scratch(threading.local):
+class _RankScratch(threading.local):
     """Memory used again and again: fresh pages for megabytes cost more than what is computed in them."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class _Scratch(threading.local):
         return self._memory[name][:size].view(dtype).reshape(shape)
 
 
-_scratch = _Scratch()
+_scratch = _RankScratch()
 
 
 @functools.lru_cache(maxsize=8)
@@ -72,7 +72,8 @@ def _falling(size: int) -> npt.NDArray[np.int64]:
 
 
 def _keys_on_host(values: Tensor) -> npt.NDArray[np.int64]:
-    """As `_keys`, valid until the next call; torch's shifts of integers are scalar."""
+    """The result of `_keys`, valid until the next call. numpy computes it, since torch's shifts of integers
+    are scalar."""
     shape = (values.shape[0], values.shape[1])
     bits = _scratch.array("bits", shape, np.int32)
     np.add(values.numpy(), np.float32(0), out=bits.view(np.float32))

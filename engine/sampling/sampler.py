@@ -1,8 +1,8 @@
 """One step's tokens: from the logits of all sequences that sample to their tokens and logprobs.
 
-A sequence with guesses has several rows, the first after its last known token and one after each
-guess. All rows are sampled at once, each as if the guesses before it were right; then tokens are taken
-while they equal the guesses. Since a draw depends on (seed, index) and its logits alone, the tokens are
+A sequence with draft tokens has several rows, the first after its last known token and one after each
+draft token. All rows are sampled at once, each as if the drafts before it were right; then tokens are taken
+while they equal the drafts. Since a draw depends on (seed, index) and its logits alone, the tokens are
 those that would have been sampled one at a time, greedy or not.
 """
 
@@ -15,14 +15,14 @@ from baton.core.ids import SeqKey
 from baton.core.sampling import SamplingParams, finish_after
 from baton.core.steps import TokenLogprobs
 from engine.sampling.choose import Draw, choose
-from engine.sampling.constraints import Grammars, Mask, forbid
+from engine.sampling.constraints import Mask, MatcherSource, forbid
 from engine.sampling.logprobs import logprobs_of
 from engine.sampling.penalties import Ids, Numbers, RowCounts, add_bias, penalise
 from engine.sampling.state import SequenceState, SequenceStates
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class SampleRequest:
     """One sequence that samples in this step."""
 
     key: SeqKey
@@ -42,14 +42,14 @@ class Sampled:
 
 
 class Sampler:
-    def __init__(self, *, vocab: int, grammars: Grammars, eos_token_ids: Sequence[int]) -> None:
+    def __init__(self, *, vocab: int, grammars: MatcherSource, eos_token_ids: Sequence[int]) -> None:
         self._states = SequenceStates(vocab=vocab, grammars=grammars, eos_token_ids=eos_token_ids)
 
     def end(self, keys: Iterable[SeqKey]) -> None:
         """Nothing remembered of these is needed any more."""
         self._states.drop(keys)
 
-    def sample(self, logits: Tensor, requests: Sequence[Request]) -> list[Sampled]:
+    def sample(self, logits: Tensor, requests: Sequence[SampleRequest]) -> list[Sampled]:
         """logits float32 [R, vocab], may be overwritten: 1 + len(drafts) rows per request, in order."""
         states = [self._states.of(r.key, r.params, r.history, r.prompt_token_count) for r in requests]
         wanted = [r.params.logprobs for r in requests for _ in range(1 + len(r.drafts))]
@@ -66,7 +66,7 @@ class Sampler:
 
 
 def _collect(
-    requests: Sequence[Request],
+    requests: Sequence[SampleRequest],
     states: Sequence[SequenceState | None],
     tokens: Sequence[int],
     logprobs: Sequence[TokenLogprobs],
@@ -89,8 +89,9 @@ def _collect(
     return results
 
 
-def _accept(request: Request, tokens: Sequence[int]) -> tuple[int, ...]:
-    """As far as the guesses were right, and not beyond a token that ends the sequence."""
+def _accept(request: SampleRequest, tokens: Sequence[int]) -> tuple[int, ...]:
+    """The tokens up to the first draft token that was wrong, and not beyond a token that ends the
+    sequence."""
     taken = [tokens[0]]
     for draft, token in zip(request.drafts, tokens[1:], strict=True):
         newest = taken[-1]
@@ -101,7 +102,7 @@ def _accept(request: Request, tokens: Sequence[int]) -> tuple[int, ...]:
 
 
 class _Changes:
-    """What the states change about the logits, gathered over all rows."""
+    """Changes that the states make to the logits, gathered over all rows."""
 
     def __init__(self) -> None:
         self._masked_rows: list[int] = []
@@ -110,7 +111,7 @@ class _Changes:
         self._counts: list[RowCounts] = []
 
     @classmethod
-    def of(cls, requests: Sequence[Request], states: Sequence[SequenceState | None]) -> "_Changes":
+    def of(cls, requests: Sequence[SampleRequest], states: Sequence[SequenceState | None]) -> "_Changes":
         changes = cls()
         row = 0
         for request, state in zip(requests, states, strict=True):
@@ -119,8 +120,9 @@ class _Changes:
             row += 1 + len(request.drafts)
         return changes
 
-    def _collect(self, row: int, request: Request, state: SequenceState) -> None:
-        """For a row per guess and one more, each as if the guesses before it were sampled."""
+    def _collect(self, row: int, request: SampleRequest, state: SequenceState) -> None:
+        """Collect the changes for one row per draft token and one more, each as if the draft tokens before it
+        were sampled."""
         if not request.drafts:
             self._collect_row(row, request.index, state, copies=False)
             return
@@ -128,7 +130,7 @@ class _Changes:
         self._collect_row(row, request.index, state, copies=True)
         for number, draft in enumerate(request.drafts, start=1):
             if not trial.advance(draft):
-                break  # the grammar forbids this guess, so nobody asks for the rows after it
+                break  # the grammar forbids this draft token, so nobody asks for the rows after it
             self._collect_row(row + number, request.index + number, state, copies=True)
         trial.undo()
 

@@ -1,7 +1,7 @@
-"""What the executor remembers of a sequence to choose its next token.
+"""Values that the executor remembers of a sequence to choose its next token.
 
-All of it is a function of the request and the sequence's tokens, so it is built anew from those
-wherever a sequence goes on: after the hand-over, a preemption, a crash.
+All of them are functions of the request and the sequence's tokens, so they are built anew from those wherever
+a sequence goes on: after the hand-over, a preemption or a crash.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,12 +10,12 @@ import numpy as np
 
 from baton.core.ids import SeqKey
 from baton.core.sampling import SamplingParams
-from engine.sampling.constraints import Constraints, Grammars, GrammarState, Mask
+from engine.sampling.constraints import Constraints, GrammarState, Mask, MatcherSource
 from engine.sampling.penalties import Ids, Numbers, TokenCounts
 
 
 def needs_state(params: SamplingParams) -> bool:
-    """Whether anything but temperature and the filters after it touches the logits."""
+    """True if anything but temperature and the filters after it changes the logits."""
     return (
         params.needs_history or params.min_tokens > 0 or bool(params.logit_bias or params.allowed_token_ids)
     )
@@ -29,7 +29,7 @@ class SequenceState:
         prompt_token_count: int,
         *,
         vocab: int,
-        grammars: Grammars,
+        grammars: MatcherSource,
         eos_token_ids: Sequence[int],
     ) -> None:
         """`tokens`: prompt and generated; needed only if `params.needs_history`."""
@@ -61,11 +61,11 @@ class SequenceState:
             self.counts.add(token)
         return self._grammar is None or self._grammar.advance(token)
 
-    def trial(self) -> "Trial":
-        return Trial(self, self.counts, self._grammar)
+    def trial(self) -> "SequenceTrial":
+        return SequenceTrial(self, self.counts, self._grammar)
 
 
-class Trial:
+class SequenceTrial:
     """Tokens added on trial; `undo` restores the state from before."""
 
     def __init__(
@@ -90,7 +90,7 @@ class Trial:
 class SequenceStates:
     """States by attempt, for those whose request needs one."""
 
-    def __init__(self, *, vocab: int, grammars: Grammars, eos_token_ids: Sequence[int]) -> None:
+    def __init__(self, *, vocab: int, grammars: MatcherSource, eos_token_ids: Sequence[int]) -> None:
         self._vocab, self._grammars, self._eos = vocab, grammars, tuple(eos_token_ids)
         self._by_key: dict[SeqKey, SequenceState] = {}
 

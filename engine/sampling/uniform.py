@@ -1,6 +1,6 @@
 """Counter-based randomness: the number for generated token i of a sequence with seed s is a hash of
 (s, i). Nothing else enters, so a sequence continues identically in another batch, on another worker
-and after a crash, and a token that was guessed right is the one that would have been drawn."""
+and after a crash, and a draft token that was right is the one that would have been drawn."""
 
 from collections.abc import Iterable
 
@@ -20,8 +20,8 @@ def _mix(value: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def uniforms(pairs: Iterable[tuple[int, int]]) -> npt.NDArray[np.float64]:
-    """In [0, 1), one per (seed, index): output number `index` of a SplitMix64 generator whose state is
-    the hashed seed. Seeds count modulo 2**64."""
+    """Uniform numbers in [0, 1), one per (seed, index): output number `index` of a SplitMix64 generator whose
+    state is the hashed seed. Seeds count modulo 2**64."""
     table = np.array([(seed & _MASK, index + 1) for seed, index in pairs], dtype=np.uint64).reshape(-1, 2)
     state = _mix(table[:, 0] + _GOLDEN)
     bits = _mix(state + table[:, 1] * _GOLDEN) >> np.uint64(11)

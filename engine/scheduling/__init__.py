@@ -1,1 +1,4 @@
-"""Parts of the scheduler, pure like it: what a sequence is, and the policies that choose among them."""
+"""The scheduler and its parts: block accounts, prefix cache, sequences, order, speculation.
+
+The package is pure: events and the time go in, plans come out. Simulators run the same objects.
+"""

@@ -1,4 +1,4 @@
-"""How many prompt tokens a step may carry beside what decodes."""
+"""Prompt tokens that a step may carry beside what decodes."""
 
 from collections.abc import Sequence as Ordered
 
@@ -9,7 +9,8 @@ from engine.scheduling.step_time import StepTimeModel
 
 
 def prompt_budget(engine: EngineConfig, times: StepTimeModel, work: Ordered[Work]) -> int:
-    """What the objectives (seconds per token) of the sequences in `work` leave room for."""
+    """Number of prompt tokens for which the objectives (seconds per token) of the sequences in `work` leave
+    room."""
     budget = engine.step_tokens_max - sum(one.token_count for one in work)
     objectives = [one.sequence.tpot_slo_s or engine.tpot_slo_s for one in work]
     limit_s = min((slo_s for slo_s in objectives if slo_s > 0), default=0.0)

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 @dataclass(slots=True, eq=False)
 class Incoming:
-    """Who brings the blocks makes it, moves `ready` and `end`, and asks the scheduler to look again; the
-    scheduler moves `first`. A sequence that loses its blocks loses this too: its identity says whether what
-    is being brought is still wanted.
+    """Blocks that are on their way to a sequence. The loader of the blocks makes this object, moves `ready`
+    and `end`, and asks the scheduler to look again; the scheduler moves `first`. A sequence that loses its
+    blocks loses this object too, so the object's identity says whether the content is still wanted.
 
-        computed here │ first … ready: in place │ ready … end: on their way │ computed here, after them
+    computed here │ first … ready: in place │ ready … end: on their way │ computed here, after them
     """
 
     wait_until_s: float = 0.0
@@ -21,5 +21,5 @@ class Incoming:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether computing may not go past `first` yet."""
+        """True if computing may not go past `first` yet."""
         return self.first < self.end

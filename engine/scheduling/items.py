@@ -1,4 +1,4 @@
-"""From what the scheduler decided to what the executor is told."""
+"""Translation of the scheduler's decisions into the plan that the executor receives."""
 
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class Work:
 
     sequence: Sequence
     count: int
-    """Tokens from `planned_count` on, guesses left out."""
+    """Tokens from `planned_count` on, draft tokens left out."""
     drafts: tuple[int, ...] = ()
 
     @property
@@ -32,14 +32,14 @@ class OpenStep:
 
     plan: StepPlan
     sequences: list[Sequence]
-    """Of each item."""
+    """Sequence of each item."""
     moves: Moves
     work: StepWork
     predicted_s: float
 
 
 def work_of(work: Ordered[Work], moved_blocks: int = 0) -> StepWork:
-    """What the step costs, before `planned_count` is moved on."""
+    """Cost inputs of the step. Call it before `planned_count` is moved on."""
     prompt_tokens = decodes = context_tokens = drafts = pairs = 0
     for one in work:
         start = one.sequence.planned_count
@@ -54,7 +54,7 @@ def work_of(work: Ordered[Work], moved_blocks: int = 0) -> StepWork:
 
 
 def item_of(work: Work, *, gives_history: bool, want_drafts: int = 0) -> StepItem:
-    """The item of sequence's next `count` tokens and the guesses that follow them."""
+    """The item of the sequence's next `count` tokens and the draft tokens that follow them."""
     seq, start = work.sequence, work.sequence.planned_count
     end = start + work.count
     known_count = len(seq.tokens)

@@ -1,9 +1,9 @@
-"""Whose turn it is: priorities, fairness between clients, short prompts before long ones - and nobody
-starves.
+"""The order in which sequences get their turn: priorities, fairness between clients, short prompts before
+long ones. Nobody starves.
 
-The bound: of every `OLDEST_EVERY` sequences admitted at least one is the oldest that waits, whatever its
-priority, length or client. So a sequence that finds m others waiting is admitted after at most
-OLDEST_EVERY · (m + 1) admissions, and a prompt that runs gets every `OLDEST_EVERY`-th step's chunk.
+At least one of every `OLDEST_EVERY` sequences admitted is the oldest that waits, whatever its priority,
+length or client. A sequence that finds m others waiting is therefore admitted after at most OLDEST_EVERY · (m
++ 1) admissions, and a prompt that runs gets every `OLDEST_EVERY`-th step's chunk.
 """
 
 from collections import Counter
@@ -26,7 +26,7 @@ age."""
 
 
 class Ranked(Protocol):
-    """What the order asks of a sequence. A worker's is `engine.scheduling.sequence.Sequence`."""
+    """Facts about a sequence that the order needs. A worker's is `engine.scheduling.sequence.Sequence`."""
 
     @property
     def priority(self) -> int: ...
@@ -58,12 +58,12 @@ class FairShares:
         self._present: Counter[str] = Counter()
         self._served: dict[str, int] = {}
 
-    def came(self, client: str) -> None:
+    def join(self, client: str) -> None:
         if not self._present[client]:
             self._served[client] = min(self._served.values(), default=0)
         self._present[client] += 1
 
-    def left(self, client: str) -> None:
+    def leave(self, client: str) -> None:
         self._present[client] -= 1
         if not self._present[client]:
             del self._present[client], self._served[client]
@@ -82,13 +82,13 @@ class TwoLevels:
     def __init__(self) -> None:
         self._tenants, self._clients = FairShares(), FairShares()
 
-    def came(self, client: str) -> None:
-        self._tenants.came(tenant_of(client))
-        self._clients.came(client)
+    def join(self, client: str) -> None:
+        self._tenants.join(tenant_of(client))
+        self._clients.join(client)
 
-    def left(self, client: str) -> None:
-        self._tenants.left(tenant_of(client))
-        self._clients.left(client)
+    def leave(self, client: str) -> None:
+        self._tenants.leave(tenant_of(client))
+        self._clients.leave(client)
 
     def charge(self, client: str, tokens: int) -> None:
         self._tenants.charge(tenant_of(client), tokens)
@@ -98,7 +98,7 @@ class TwoLevels:
         return self._tenants.level(tenant_of(client)), self._clients.level(client)
 
 
-class Order:
+class TurnOrder:
     """Ranks sequences at one moment after another."""
 
     def __init__(self) -> None:
@@ -117,7 +117,8 @@ class Order:
         return (self.level(seq), self.shares.level(seq.fairness_key), bucket, seq.order)
 
     def standing(self, seq: Ranked) -> tuple[int, int]:
-        """Who gives way for want of blocks: the highest first."""
+        """Sort key for preemption. The sequence with the highest one gives way first when blocks are
+        short."""
         return (self.level(seq), seq.order)
 
     def level(self, seq: Ranked) -> int:

@@ -18,7 +18,7 @@ class Drafter(Protocol):
 
     @property
     def hit_rate(self) -> float:
-        """Measured share of guesses like the present one that were right; 0: no guess."""
+        """Measured share of drafts like the present one that were right; 0 if there is no draft."""
         ...
 
     def observe(self, tokens: list[int]) -> None:
@@ -26,11 +26,11 @@ class Drafter(Protocol):
         ...
 
     def offer(self, drafts: tuple[int, ...]) -> None:
-        """What a draft model guesses to follow the tokens observed."""
+        """Draft tokens of a draft model, to follow the tokens observed."""
         ...
 
     def draft(self, count: int) -> tuple[int, ...]:
-        """At most `count` tokens after those observed."""
+        """Draft tokens to follow those observed, at most `count`."""
         ...
 
 
@@ -52,11 +52,11 @@ class Sequence:
     adapter: str = ""
     wants_prompt_logprobs: bool = False
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
-    """Of prompt tokens 1, 2, … as far as computed."""
+    """Logprobs of prompt tokens 1, 2, … as far as computed."""
     finish: FinishReason | None = None
     """Set with the last token."""
     hashes: list[BlockHash] = field(default_factory=list[BlockHash])
-    """Of the first full blocks of `tokens`, as far as anybody needed them."""
+    """Hashes of the first full blocks of `tokens`, as far as they were needed."""
     block_ids: list[BlockId] = field(default_factory=list[BlockId])
     """Block table; one share of each is the sequence's."""
     computed_count: int = 0
@@ -64,11 +64,11 @@ class Sequence:
     planned_count: int = 0
     """The same, when the steps under way are done. Guesses do not count."""
     sampling_count: int = 0
-    """Tokens that the steps under way will sample, those after guesses left out."""
+    """Tokens that the steps under way will sample, those after draft tokens left out."""
     steps_open: int = 0
     """Steps under way that it is in."""
     is_drafting: bool = False
-    """A step under way verifies guesses: how far it gets is not known."""
+    """True while a step under way verifies draft tokens, so that how far it gets is not known."""
     committed_count: int = 0
     """Blocks, from the front, that are full and known to the prefix cache."""
     cached_token_count: int | None = None
@@ -76,7 +76,8 @@ class Sequence:
     promised: list[BlockHash] = field(default_factory=list[BlockHash])
     """Contents that others may wait for it to compute."""
     tail: BlockHash | None = None
-    """Of the part-filled block that ends before the last token known at admission, until computed."""
+    """Hash of the part-filled block that ends before the last token known at admission, until it is
+    computed."""
     tail_end: int = 0
     swap_slots: list[int] = field(default_factory=list[int])
     """Preempted: where its first blocks' content is."""
@@ -104,14 +105,14 @@ class Sequence:
 
     @property
     def runnable_count(self) -> int:
-        """Of those, how many may be computed before blocks that are awaited have come."""
+        """Number of pending tokens that may be computed before the awaited blocks have come."""
         if self.incoming is None or not self.incoming.is_awaited:
             return self.pending_count
         return min(self.pending_count, self.incoming.first * self.block_tokens - self.planned_count)
 
     @property
     def is_runnable(self) -> bool:
-        """Whether another step may be planned for it before those under way are done."""
+        """True if another step may be planned for the sequence before those under way are done."""
         if self.is_drafting or self.runnable_count <= 0:
             return False
         if not self.sampling_count:

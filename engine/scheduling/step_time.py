@@ -1,12 +1,12 @@
-"""How long a step will take, learnt from how long steps took.
+"""Prediction of a step's time, learnt from the times of earlier steps.
 
-seconds ≈ base + a·prompt tokens + b·decodes + c·context tokens + d·blocks moved + e·guesses + f·pairs
+seconds ≈ base + a·prompt tokens + b·decodes + c·context tokens + d·blocks moved + e·draft tokens + f·pairs
 
-Least squares over steps, older ones forgotten, no coefficient below zero: cyclic coordinate descent on
-the weighted normal equations (Franc, Hlaváč, Navara, "Sequential coordinate-wise algorithm for the
-non-negative least squares problem", CAIP 2005), a few sweeps per step from where the last one ended. Errors
-count relative to the step's length, else a few long prompts would drown what a decode costs. A little weight
-on the present estimate keeps what no recent step shows from drifting.
+The fit is least squares over steps, older ones forgotten, no coefficient below zero: cyclic coordinate
+descent on the weighted normal equations (Franc, Hlaváč, Navara, "Sequential coordinate-wise algorithm for the
+non-negative least squares problem", CAIP 2005), with a few sweeps per step from where the last one ended.
+Errors count relative to the step's length, since a few long prompts would otherwise drown what a decode
+costs. A little weight on the present estimate keeps coefficients that no recent step shows from drifting.
 """
 
 from dataclasses import dataclass
@@ -20,19 +20,19 @@ FORGET_USUAL = 0.9995
 """The same for what others are told: routers correct it by what happens, and a base that moves with every
 fifty steps would move under their corrections. So many steps tell the costs apart; fifty alike do not."""
 FORGET_FAST = 0.8
-"""For both while steps take much longer or shorter than predicted, again and again."""
+"""Factor by which both sums forget while steps repeatedly take much longer or shorter than predicted."""
 SURPRISE = 0.5
-"""Of ln(actual / predicted), smoothed: from here on the machine is another one."""
+"""Smoothed ln(actual / predicted) from which on the machine counts as changed."""
 SURPRISE_WEIGHT = 0.2
 RIDGE = 0.02
 """Steps' worth of belief in each cost as it is now."""
 RIDGE_SHARE_MIN = 0.05
-"""Of its cold value: a cost of nothing can become more again."""
+"""Least ridge weight, as a share of the cold value, so that a cost of zero can become positive again."""
 SWEEPS = 4
 SWEEPS_USUAL = 16
-"""From where the last reading left it, many steps ago."""
+"""Sweeps when the usual costs are read, which starts from the last reading, many steps ago."""
 COLD_STEPS = 8
-"""Until so many steps were seen nothing counts as an outlier."""
+"""Steps that must be observed before any step counts as an outlier."""
 OUTLIER = 4.0
 """A step that took so many times what was predicted counts as that much and no more: a stall is not the
 model's cost, and if it is, a few such steps get there."""
@@ -48,7 +48,7 @@ class StepWork:
     """Swapped or copied."""
     drafts: int = 0
     pairs: int = 0
-    """Of prompt tokens computed and positions before them, see `baton.core.costs`."""
+    """Pairs of a prompt token computed and a position before it, see `baton.core.costs`."""
 
 
 SCALES = (1.0, 256.0, 16.0, 16_384.0, 16.0, 16.0, 262_144.0)
@@ -97,7 +97,7 @@ class StepTimeModel:
         self._surprise = 0.0
         self.step_count = 0
         self.has_seen_prompt = False
-        """Whether the cost of prompt tokens is more than a guess."""
+        """True once the cost of prompt tokens was measured."""
 
     def predict_s(self, work: StepWork) -> float:
         return sum(t * x for t, x in zip(self._latest.theta, _features(work), strict=True))
@@ -112,11 +112,11 @@ class StepTimeModel:
 
     @property
     def draft_s(self) -> float:
-        """One more guess to verify."""
+        """Seconds for one more draft token to verify."""
         return self._latest.theta[5] / SCALES[5]
 
     def prompt_tokens_within(self, limit_s: float, beside: StepWork) -> int:
-        """How many prompt tokens may be computed beside that, so that the step takes `limit_s`."""
+        """Number of prompt tokens that may be computed beside `beside` so that the step takes `limit_s`."""
         left_s = limit_s - self.predict_s(beside)
         return int(left_s / max(self.prompt_token_s, 1e-9)) if left_s > 0 else 0
 
@@ -131,7 +131,7 @@ class StepTimeModel:
 
     @property
     def seen_costs(self) -> StepCosts | None:
-        """As they usually are: what routers, planner and simulator start from. None: no step ran yet."""
+        """The usual costs, from which routers, planner and simulator start; None if no step ran yet."""
         if not self.step_count:
             return None
         if not self._is_usual_solved:
@@ -141,10 +141,10 @@ class StepTimeModel:
 
     @property
     def costs(self) -> StepCosts:
-        """As they are lately."""
+        """The recent costs."""
         return self._latest.costs
 
-    def saw(self, work: StepWork, elapsed_s: float) -> None:
+    def observe(self, work: StepWork, elapsed_s: float) -> None:
         predicted_s = self.predict_s(work)
         if self.step_count >= COLD_STEPS:
             elapsed_s = min(elapsed_s, OUTLIER * predicted_s)

@@ -1,4 +1,4 @@
-"""Block tables of sequences: how they are reserved, shared, copied, swapped, committed and given back."""
+"""Block tables of sequences: how they are reserved, shared, copied, swapped, committed and released."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -7,22 +7,24 @@ from baton.core.geometry import blocks_for
 from baton.core.hashing import tail_hash
 from baton.core.ids import BlockHash, BlockId
 from baton.core.messages import Phase, Task
-from engine.prefix_cache import PrefixCache
 from engine.scheduling.incoming import Incoming
+from engine.scheduling.prefix_cache import PrefixCache
 from engine.scheduling.sequence import Sequence
 
 
 @dataclass(slots=True)
 class Moves:
-    """What the next step does before it computes, and what must stay untouched until it is done."""
+    """Moves of blocks that the next step makes before it computes, and blocks that must stay untouched until
+    it is done."""
 
     copies: list[tuple[BlockId, BlockId]] = field(default_factory=list[tuple[BlockId, BlockId]])
     swap_out: list[tuple[BlockId, int]] = field(default_factory=list[tuple[BlockId, int]])
     swap_in: list[tuple[int, BlockId]] = field(default_factory=list[tuple[int, BlockId]])
-    shares: list[BlockId] = field(default_factory=list[BlockId])
-    """Blocks the step reads from, one share each."""
+    references: list[BlockId] = field(default_factory=list[BlockId])
+    """Blocks that the step reads from, one reference each."""
     slots: list[int] = field(default_factory=list[int])
-    """Free again when the step is done: a later step's `swap_out` comes after this one's `swap_in`."""
+    """Swap slots that are free again when the step is done: a later step's `swap_out` comes after this one's
+    `swap_in`."""
 
     @property
     def block_count(self) -> int:
@@ -30,7 +32,7 @@ class Moves:
 
 
 class Tables:
-    """Does what the scheduler decided, and keeps the accounts of blocks and swap slots."""
+    """Carries out what the scheduler decided, and keeps the accounts of blocks and swap slots."""
 
     def __init__(self, cache: PrefixCache, *, block_tokens: int, swap_slot_count: int) -> None:
         self._cache = cache
@@ -39,7 +41,7 @@ class Tables:
         self._swap_slot_count = swap_slot_count
         self._free_slots = list(range(swap_slot_count - 1, -1, -1))
         self._promised: dict[BlockHash, Sequence] = {}
-        self._when_committed: Callable[[Sequence, int, int], None] | None = None
+        self._on_commit: Callable[[Sequence, int, int], None] | None = None
         self.moves = Moves()
 
     @property
@@ -50,20 +52,20 @@ class Tables:
         moves, self.moves = self.moves, Moves()
         return moves
 
-    def moved(self, moves: Moves) -> None:
-        """The step that made them is done."""
-        self._pool.give_back(moves.shares)
+    def finish_moves(self, moves: Moves) -> None:
+        """Release the blocks and slots of moves whose step is done."""
+        self._pool.release(moves.references)
         self._free_slots += moves.slots
 
-    def when_committed(self, tell: Callable[[Sequence, int, int], None]) -> None:
-        """`tell(sequence, first, end)` hears of blocks that were computed here and became findable."""
-        self._when_committed = tell
+    def on_commit(self, tell: Callable[[Sequence, int, int], None]) -> None:
+        """Call `tell(sequence, first, end)` for blocks that were computed here and became findable."""
+        self._on_commit = tell
 
     # --- admission ------------------------------------------------------------------------------
 
     def waits_for_sibling(self, seq: Sequence) -> bool:
-        """Whether the next thing it lacks is being computed right now by a sequence that shares its
-        prefix: it is worth waiting for, and comes, since who computes has all its blocks."""
+        """True if a sequence with the same prefix is computing the next block that this one lacks. Waiting
+        pays, and the block will come, since the sequence that computes has all its blocks."""
         if seq.lacks_prompt_logprobs or seq.swap_slots or not self._promised:
             return False
         for block_hash in self._findable(seq):
@@ -84,7 +86,7 @@ class Tables:
         start = got.cached_count * self._block_tokens
         if got.copy_source is not None:
             self.moves.copies.append((got.copy_source, got.blocks[got.cached_count]))
-            self.moves.shares.append(got.copy_source)
+            self.moves.references.append(got.copy_source)
             start = len(seq.tokens) - 1
         if seq.swap_slots:
             start = max(start, self._swap_in(seq, got.cached_count))
@@ -96,9 +98,10 @@ class Tables:
         self._promise(seq, tail if got.copy_source is None else None)
 
     def grow(self, seq: Sequence, position_count: int) -> None:
-        """Until so many positions fit. Raises OutOfBlocks; what was taken before stays."""
+        """Add blocks until `position_count` positions fit. Raises OutOfBlocks; blocks added before that
+        stay."""
         while len(seq.block_ids) * self._block_tokens < position_count:
-            seq.block_ids += self._pool.take(1)
+            seq.block_ids += self._pool.allocate(1)
 
     def room_of(self, seq: Sequence) -> int:
         """Positions that fit its blocks."""
@@ -111,8 +114,8 @@ class Tables:
         was never heard of (a step of a cancelled sequence) stay nameless."""
         first = seq.committed_count
         self._commit(seq)
-        if self._when_committed is not None and first < seq.committed_count:
-            self._when_committed(seq, first, seq.committed_count)
+        if self._on_commit is not None and first < seq.committed_count:
+            self._on_commit(seq, first, seq.committed_count)
         self.arrived(seq)
         if seq.tail is not None and seq.computed_count >= seq.tail_end:
             self._cache.insert_tail(seq.tail, seq.block_ids[seq.tail_end // self._block_tokens])
@@ -143,14 +146,14 @@ class Tables:
         """Everything it holds, in the pool and outside; nothing moves into its blocks any more."""
         self._break_promises(seq)
         self._drop_moves_into(seq)
-        self._pool.give_back(seq.block_ids)
+        self._pool.release(seq.block_ids)
         self._free_slots += seq.swap_slots
         seq.block_ids, seq.swap_slots = [], []
         seq.computed_count = seq.planned_count = seq.committed_count = 0
         seq.tail = seq.incoming = None
 
     def has_moves_to_come(self, seq: Sequence) -> bool:
-        """Whether content that it counts as computed is brought only by the next step."""
+        """True if content that the sequence counts as computed is moved only by the next step."""
         targets = {block for _, block in (*self.moves.copies, *self.moves.swap_in)}
         return not targets.isdisjoint(seq.block_ids)
 
@@ -160,8 +163,8 @@ class Tables:
         count = blocks_for(seq.computed_count, self._block_tokens)
         slots = [self._free_slots.pop() for _ in range(count)]
         self.moves.swap_out += zip(seq.block_ids[:count], slots, strict=True)
-        self.moves.shares += seq.block_ids[:count]
-        self._pool.give_back(seq.block_ids[count:])
+        self.moves.references += seq.block_ids[:count]
+        self._pool.release(seq.block_ids[count:])
         self._break_promises(seq)
         seq.block_ids, seq.swap_slots = [], slots
         seq.planned_count, seq.committed_count = seq.computed_count, 0
@@ -170,14 +173,14 @@ class Tables:
     def yield_block(self) -> bool:
         """One block of those just swapped out becomes free now. False: there is none."""
         leaving = {block for block, _ in self.moves.swap_out}
-        for i in range(len(self.moves.shares) - 1, -1, -1):
-            if self.moves.shares[i] in leaving:
-                self._pool.give_back([self.moves.shares.pop(i)])
+        for i in range(len(self.moves.references) - 1, -1, -1):
+            if self.moves.references[i] in leaving:
+                self._pool.release([self.moves.references.pop(i)])
                 return True
         return False
 
     def cancel_swap_out(self, seq: Sequence) -> None:
-        """No step will do it: what was computed is lost."""
+        """Cancel a swap that no step will make. The KV that was computed is lost."""
         slots = set(seq.swap_slots)
         blocks = [block for block, slot in self.moves.swap_out if slot in slots]
         self.moves.swap_out = [move for move in self.moves.swap_out if move[1] not in slots]
@@ -185,9 +188,9 @@ class Tables:
         seq.swap_slots = []
         seq.computed_count = seq.planned_count = 0
         for block in blocks:
-            if block in self.moves.shares:
-                self.moves.shares.remove(block)
-                self._pool.give_back([block])
+            if block in self.moves.references:
+                self.moves.references.remove(block)
+                self._pool.release([block])
 
     # --- accounts -------------------------------------------------------------------------------
 
@@ -212,11 +215,11 @@ class Tables:
         seq.committed_count = full_count
 
     def _full_hashes(self, seq: Sequence) -> list[BlockHash]:
-        """Of the blocks it may find in the cache."""
+        """Hashes of the full blocks that the sequence may find in the cache."""
         return seq.hashes_of(0 if seq.lacks_prompt_logprobs else (len(seq.tokens) - 1) // self._block_tokens)
 
     def _tail_of(self, seq: Sequence) -> BlockHash | None:
-        """Of the tokens between the last full block and the last token."""
+        """Hash of the tokens between the last full block and the last token."""
         full_count = (len(seq.tokens) - 1) // self._block_tokens
         seq.tail_end = len(seq.tokens) - 1
         tokens = seq.tokens[full_count * self._block_tokens : seq.tail_end]
@@ -252,8 +255,8 @@ class Tables:
         mine = set(seq.block_ids)
         for source, block in self.moves.copies:
             if block in mine:
-                self.moves.shares.remove(source)
-                self._pool.give_back([source])
+                self.moves.references.remove(source)
+                self._pool.release([source])
         self.moves.copies = [move for move in self.moves.copies if move[1] not in mine]
         self.moves.swap_in = [move for move in self.moves.swap_in if move[1] not in mine]
 
@@ -268,6 +271,6 @@ class Tables:
 
 
 def _meet(incoming: Incoming, start_block: int) -> None:
-    """What is before that block is here already and need not be brought."""
+    """Leave out of `incoming` the blocks before `start_block`, which are in place already."""
     incoming.first = min(max(incoming.first, start_block), incoming.end)
     incoming.ready = incoming.first

@@ -5,7 +5,7 @@ from collections import deque
 from baton.core.store import StoreChanges
 
 
-class Backlog:
+class PublishBacklog:
     """A bounded queue. When more than `changes_max` messages wait, they are dropped and a snapshot is needed
     instead. A snapshot's own messages are always taken, since they hold no more than the node does, and its
     first one drops all that waits."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from baton.core.store import Holding, NodeRef, StoreChanges, StoreMember
-from kv_store.directory.backlog import Backlog
+from kv_store.directory.backlog import PublishBacklog
 from kv_store.directory.interface import Directory, DirectoryLost
 from kv_store.node.events import DirectoryForgot, LookedUp, LookUp, NodeEvent, PeersChanged
 
@@ -54,7 +54,7 @@ class StoreRegistration:
         """The time since when it is missing, while the log does not say so."""
         self._directory, self._member, self._post, self._spawn = directory, member, post, spawn
         self._lease_s = lease_s
-        self._backlog = Backlog(changes_max=changes_max)
+        self._backlog = PublishBacklog(changes_max=changes_max)
         self._wake = asyncio.Event()
         self._renewal_s = 0.0
         """When the next renewal is due, by the loop's clock."""

@@ -10,37 +10,37 @@ from kv_store.node.leases import Leases
 from kv_store.node.loads import Loads
 from kv_store.node.lookups import Lookups
 from kv_store.node.peers import PeerFetches
-from kv_store.node.promotion import Bringer
+from kv_store.node.promotion import Promoter
 from kv_store.node.publisher import Publisher
-from kv_store.node.quotas import Shares
+from kv_store.node.quotas import Quotas
 from kv_store.node.ssd import SsdTier
 from kv_store.node.workers import Worker
 from kv_store.node.writes import Writes
 
 
-class Parts:
+class Components:
     def __init__(self, context: Context) -> None:
         config = context.config
         self.context = context
         self.publisher = Publisher(context)
         self.index = Index(context, self.publisher)
-        self.shares = Shares(int(config.host_bytes * config.pinned_share_max))
-        self.bringer = Bringer(context, self.index, self.shares)
-        self.ssd = SsdTier(context, self.index, self.bringer)
+        self.quotas = Quotas(int(config.host_bytes * config.pinned_share_max))
+        self.promoter = Promoter(context, self.index, self.quotas)
+        self.ssd = SsdTier(context, self.index, self.promoter)
         self.host = HostTier(context, self.index, self.ssd)
         self.ssd.connect(self.host)
         self.lookups = Lookups(context)
-        self.peers = PeerFetches(context, self.index, self.bringer, self.lookups, self.host)
-        self.bringer.connect(Tier.SSD, self.ssd)
-        self.bringer.connect(Tier.PEER, self.peers)
+        self.peers = PeerFetches(context, self.index, self.promoter, self.lookups, self.host)
+        self.promoter.connect(Tier.SSD, self.ssd)
+        self.promoter.connect(Tier.PEER, self.peers)
         self.writes = Writes(
-            context, self.index, self.host, self.shares, self.bringer, on_stored=self.ssd.came
+            context, self.index, self.host, self.quotas, self.promoter, on_stored=self.ssd.came
         )
-        self.finds = Finds(context, self.index, self.bringer, self.lookups, self.ssd, self.peers)
-        self.loads = Loads(context, self.bringer)
-        self.leases = Leases(context, self.shares, self.bringer)
+        self.finds = Finds(context, self.index, self.promoter, self.lookups, self.ssd, self.peers)
+        self.loads = Loads(context, self.promoter)
+        self.leases = Leases(context, self.quotas, self.promoter)
         self.drainer = Drainer(context, self.index, self.lookups, self.leases)
-        self.takeovers = Takeovers(context, self.index, self.shares, self.bringer, self.lookups, self.peers)
+        self.takeovers = Takeovers(context, self.index, self.quotas, self.promoter, self.lookups, self.peers)
         self.workers: dict[str, Worker] = {}
 
     def settle(self) -> None:
@@ -48,7 +48,7 @@ class Parts:
         self._pump()
         while self.index.was_freed:
             self.index.was_freed = False
-            self.bringer.admit_waiting()
+            self.promoter.admit_waiting()
             self._pump()
         self.publisher.flush()
 
@@ -58,4 +58,4 @@ class Parts:
             self.ssd.pump()
         self.takeovers.pump()
         self.peers.pump()
-        self.bringer.tell()
+        self.promoter.report()

@@ -10,7 +10,7 @@ from kv_store.node.events import NodeAction
 
 HASHES_MAX = 4096
 """Hashes of one message; more come in several."""
-SPACES_MAX = 16
+SIZE_CLASSES_MAX = 16
 WORKERS_MAX = 256
 OFFERS_OPEN_MAX = 256
 """Open offers of one worker."""

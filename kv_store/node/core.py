@@ -27,8 +27,8 @@ from baton.core.store import (
     WorkerToStore,
 )
 from kv_store.node.audit import check, status
-from kv_store.node.components import Parts
-from kv_store.node.context import HASHES_MAX, SPACES_MAX, WORKERS_MAX, Context
+from kv_store.node.components import Components
+from kv_store.node.context import HASHES_MAX, SIZE_CLASSES_MAX, WORKERS_MAX, Context
 from kv_store.node.counts import NodeStatus
 from kv_store.node.events import (
     Clear,
@@ -41,10 +41,10 @@ from kv_store.node.events import (
     LookedUp,
     NodeAction,
     NodeEvent,
-    OpenSpace,
+    OpenSizeClass,
     PeerLost,
     PeersChanged,
-    SpaceOpened,
+    SizeClassOpened,
     Tick,
     ToPeer,
     ToWorker,
@@ -52,7 +52,7 @@ from kv_store.node.events import (
     WorkerLost,
 )
 from kv_store.node.promotion import NOT_HERE
-from kv_store.node.size_classes import PAGE_BYTES, Arena, Space, SsdSlots, slot_bytes_for
+from kv_store.node.size_classes import PAGE_BYTES, HostSlots, SizeClass, SsdSlots, slot_bytes_for
 from kv_store.node.workers import ProtocolError, Worker
 from kv_store.tiers.table import make_eviction_policy
 from kv_transfer.read import ReadDone, ReadSettled
@@ -61,9 +61,9 @@ SLOTS_MIN = 4
 """A host memory that holds fewer blocks of a size has no use for it."""
 
 
-def list_of_generations(space: int, slot_count: int) -> MutableSequence[int]:
+def list_of_generations(size_class: int, slot_count: int) -> MutableSequence[int]:
     """A table of generations for a node whose arena no other host reads."""
-    del space
+    del size_class
     return [0] * slot_count
 
 
@@ -81,8 +81,8 @@ class NodeCore:
     ) -> None:
         self._context = Context(node, config, now_s=now_s)
         self._make_generations = make_generations
-        self._parts = Parts(self._context)
-        self._workers = self._parts.workers
+        self._components = Components(self._context)
+        self._workers = self._components.workers
 
     def handle(self, event: NodeEvent, *, now_s: float) -> list[NodeAction]:
         """Handle an event. The actions are to be performed in order."""
@@ -90,15 +90,15 @@ class NodeCore:
         self._context.run_due()
         ttl_s = self._context.config.ttl_s
         if ttl_s > 0:
-            self._parts.index.expire(ttl_s)
+            self._components.index.expire(ttl_s)
         self._dispatch(event)
-        self._parts.settle()
+        self._components.settle()
         return self._context.take_actions()
 
     @property
     def next_tick_s(self) -> float | None:
         """The time by which a Tick is wanted. None means not before something happens."""
-        ttl_s, oldest_s = self._context.config.ttl_s, self._parts.index.oldest_use_s
+        ttl_s, oldest_s = self._context.config.ttl_s, self._components.index.oldest_use_s
         timer_s = self._context.next_tick_s
         if ttl_s <= 0 or oldest_s is None:
             return timer_s
@@ -107,34 +107,34 @@ class NodeCore:
     # --- accounts -------------------------------------------------------------------------------
 
     def status(self) -> NodeStatus:
-        return status(self._parts)
+        return status(self._components)
 
     def check(self) -> None:
         """Check that accounts balance: every slot has one owner, every pin a reason, and when idle nothing is
         pinned."""
-        check(self._parts)
+        check(self._components)
 
     @property
     def is_idle(self) -> bool:
         """Nothing is under way, for anybody."""
-        parts = self._parts
+        components = self._components
         return not (
-            parts.bringer.demand_count
-            or parts.bringer.fill_count
-            or parts.writes.open_count
-            or parts.ssd.io_count
-            or parts.ssd.queued_count
-            or parts.peers.fetch_count
-            or parts.peers.pending_count
-            or parts.lookups.pending_count
-            or parts.leases.count
-            or parts.takeovers.is_busy
+            components.promoter.request_count
+            or components.promoter.promotion_count
+            or components.writes.open_count
+            or components.ssd.io_count
+            or components.ssd.queued_count
+            or components.peers.fetch_count
+            or components.peers.pending_count
+            or components.lookups.pending_count
+            or components.leases.count
+            or components.takeovers.is_busy
         )
 
     @property
     def is_drained(self) -> bool:
         """Peers have read what they wanted after a Drain, or had time to. Ticks come when it may change."""
-        return self._parts.drainer.is_drained
+        return self._components.drainer.is_drained
 
     # --- events ---------------------------------------------------------------------------------
 
@@ -146,32 +146,32 @@ class NodeCore:
                 self._joined(hello)
             case WorkerLost(worker_id):
                 self._worker_lost(worker_id)
-            case SpaceOpened():
-                space = self._space(event.space)
-                if space is not None:
-                    self._parts.ssd.opened(space, event)
+            case SizeClassOpened():
+                size_class = self._size_class(event.size_class)
+                if size_class is not None:
+                    self._components.ssd.opened(size_class, event)
             case IoDone():
-                self._parts.ssd.io_done(event)
+                self._components.ssd.io_done(event)
             case DirectoryForgot():
-                self._parts.publisher.snapshot()
+                self._components.publisher.snapshot()
             case Clear(tier, tenant):
                 self._clear(tier, tenant)
             case FromPeer():
                 self._from_peer(event)
-            case PeerLost(space, peer, message):
-                self._parts.peers.peer_lost(space, peer, message)
+            case PeerLost(size_class, peer, message):
+                self._components.peers.peer_lost(size_class, peer, message)
             case ReadDone():
-                self._parts.peers.read_done(event)
+                self._components.peers.read_done(event)
             case ReadSettled(read_id):
-                self._parts.peers.read_settled(read_id)
+                self._components.peers.read_settled(read_id)
             case LookedUp():
-                self._parts.lookups.looked_up(event)
+                self._components.lookups.looked_up(event)
             case PeersChanged(peers):
-                self._parts.peers.peers_changed(peers)
+                self._components.peers.peers_changed(peers)
             case Drain(budget_bytes):
-                self._parts.writes.is_closed = True
-                self._parts.loads.is_draining = True
-                self._parts.drainer.drain(budget_bytes)
+                self._components.writes.is_closed = True
+                self._components.loads.is_draining = True
+                self._components.drainer.drain(budget_bytes)
             case Tick():
                 pass
             case _:
@@ -182,7 +182,7 @@ class NodeCore:
         if worker is None or worker.is_dropped:
             return
         try:
-            answer = self._heard(worker, message)
+            answer = self._on_message(worker, message)
         except ProtocolError as e:
             worker.is_dropped = worker.is_gone = True  # its pins stay: it may be copying out of them
             self._context.counts.workers_dropped += 1
@@ -191,22 +191,22 @@ class NodeCore:
             if answer is not None:
                 self._context.emit(ToWorker(worker.worker_id, answer))
 
-    def _heard(self, worker: Worker, message: WorkerToStore) -> StoreToWorker | None:
+    def _on_message(self, worker: Worker, message: WorkerToStore) -> StoreToWorker | None:
         match message:
             case OfferBlocks():
                 _check_facts(message.blocks)
-                return self._parts.writes.offered(worker, message)
+                return self._components.writes.offered(worker, message)
             case BlocksWritten():
-                self._parts.writes.written(worker, message)
+                self._components.writes.written(worker, message)
             case FindBlocks():
                 _check_hashes(len(message.hashes))
-                self._parts.finds.find(worker, message)
+                self._components.finds.find(worker, message)
             case LoadBlocks():
                 _check_hashes(len(message.hashes))
-                return self._parts.loads.load(worker, message)
+                return self._components.loads.load(worker, message)
             case EndLoad():
                 _check_hashes(len(message.corrupt))
-                self._parts.loads.ended(worker, message)
+                self._components.loads.ended(worker, message)
             case StoreHello():
                 raise ProtocolError("a second hello in one session")
             case _:
@@ -216,43 +216,45 @@ class NodeCore:
     def _from_peer(self, event: FromPeer) -> None:
         """Handle a peer's message. NodeHello is for the adapters. For a size class that is not open here the
         answer can only be no."""
-        space, peer, message = self._parts.index.spaces.get(event.space), event.peer, event.message
+        size_class = self._components.index.size_classes.get(event.size_class)
+        peer, message = event.peer, event.message
         match message:
-            case BlocksRequest() if space is None:
-                self._context.emit(ToPeer(event.space, peer, BlocksRefused(message.fetch_id, 0, NOT_HERE)))
-            case BlocksRequest() if space is not None:
-                self._parts.leases.request(space, peer, message)
-            case BlocksReleased() if space is not None:
-                self._parts.leases.released(space, peer, message)
+            case BlocksRequest() if size_class is None:
+                refused = BlocksRefused(message.fetch_id, 0, NOT_HERE)
+                self._context.emit(ToPeer(event.size_class, peer, refused))
+            case BlocksRequest() if size_class is not None:
+                self._components.leases.request(size_class, peer, message)
+            case BlocksReleased() if size_class is not None:
+                self._components.leases.released(size_class, peer, message)
             case TakeOver():
-                self._take_over(event.space, peer, message)
+                self._take_over(event.size_class, peer, message)
             case BlocksGrant():
-                self._parts.peers.granted(peer.node_id, message)
+                self._components.peers.granted(peer.node_id, message)
             case BlocksRefused():
-                self._parts.peers.refused(peer.node_id, message)
+                self._components.peers.refused(peer.node_id, message)
             case _:
                 pass
 
     def _take_over(self, block_bytes: int, peer: NodeRef, offer: TakeOver) -> None:
         """Take over blocks of a leaving peer, if they have a size that this host's workers have used."""
-        space = self._parts.index.spaces.get(block_bytes)
-        if space is not None and not self._parts.drainer.is_draining:
-            self._parts.takeovers.offered(space, peer, offer)
+        size_class = self._components.index.size_classes.get(block_bytes)
+        if size_class is not None and not self._components.drainer.is_draining:
+            self._components.takeovers.offered(size_class, peer, offer)
 
     def _joined(self, hello: StoreHello) -> None:
         """Begin a worker's session. The adapter has reported the end of an earlier session of this id."""
         assert hello.worker_id not in self._workers
         reason = self._refuse(hello)
-        space = None if reason else self._space(hello.block_bytes)
-        if space is None:
+        size_class = None if reason else self._size_class(hello.block_bytes)
+        if size_class is None:
             self._context.emit(ToWorker(hello.worker_id, StoreRefused(reason or "too many block sizes")))
             return
-        holder = self._parts.shares.join(hello.worker_id)
-        self._workers[hello.worker_id] = Worker(hello.worker_id, space, holder)
+        holder = self._components.quotas.join(hello.worker_id)
+        self._workers[hello.worker_id] = Worker(hello.worker_id, size_class, holder)
         welcome = StoreWelcome(
             node_id=self._context.node.node_id,
-            slot_bytes=space.slot_bytes,
-            slot_count=space.arena.slot_count,
+            slot_bytes=size_class.slot_bytes,
+            slot_count=size_class.arena.slot_count,
             has_checksums=self._context.config.checksums,
         )
         self._context.emit(ToWorker(hello.worker_id, welcome))
@@ -274,35 +276,35 @@ class NodeCore:
         worker = self._workers.pop(worker_id, None)
         if worker is not None:
             worker.is_gone = True
-            self._parts.loads.worker_lost(worker)
-            self._parts.writes.worker_lost(worker)
-            self._parts.shares.leave(worker.holder)
-            self._parts.index.was_freed = True
+            self._components.loads.worker_lost(worker)
+            self._components.writes.worker_lost(worker)
+            self._components.quotas.leave(worker.holder)
+            self._components.index.was_freed = True
 
-    def _space(self, block_bytes: int) -> Space | None:
+    def _size_class(self, block_bytes: int) -> SizeClass | None:
         """The size class of these blocks, opened if it is new; None if there are too many."""
-        space = self._parts.index.spaces.get(block_bytes)
-        if space is not None or len(self._parts.index.spaces) >= SPACES_MAX:
-            return space
+        size_class = self._components.index.size_classes.get(block_bytes)
+        if size_class is not None or len(self._components.index.size_classes) >= SIZE_CLASSES_MAX:
+            return size_class
         config = self._context.config
         slot_bytes = slot_bytes_for(block_bytes)
         slot_count = config.host_bytes // slot_bytes
         ssd_slot_count = config.ssd_bytes // (slot_bytes + PAGE_BYTES) if config.ssd_dir else 0
-        space = Space(
+        size_class = SizeClass(
             block_bytes=block_bytes,
-            arena=Arena(slot_bytes, slot_count, self._make_generations(block_bytes, slot_count)),
+            arena=HostSlots(slot_bytes, slot_count, self._make_generations(block_bytes, slot_count)),
             ssd=SsdSlots(ssd_slot_count),
             host_policy=make_eviction_policy(config.policy, max(1, slot_count)),
             ssd_policy=make_eviction_policy(config.policy, max(1, ssd_slot_count)),
         )
-        self._parts.index.spaces[block_bytes] = space
-        self._context.emit(OpenSpace(block_bytes, slot_bytes, slot_count, ssd_slot_count))
-        return space
+        self._components.index.size_classes[block_bytes] = size_class
+        self._context.emit(OpenSizeClass(block_bytes, slot_bytes, slot_count, ssd_slot_count))
+        return size_class
 
     def _clear(self, tier: Tier | None, tenant: str | None) -> None:
-        for entry in list(self._parts.index):
+        for entry in list(self._components.index):
             if tenant is None or entry.facts.tenant == tenant:
-                self._parts.index.clear(entry, tier)
+                self._components.index.clear(entry, tier)
 
 
 def _check_hashes(count: int) -> None:

@@ -10,9 +10,9 @@ from kv_store.node.index import Index
 from kv_store.node.leases import Leases
 from kv_store.node.lookups import Lookups
 from kv_store.node.peers import FETCH_BLOCKS_MAX, PeerFetches
-from kv_store.node.promotion import Bringer, Demand
-from kv_store.node.quotas import Holder, Shares
-from kv_store.node.size_classes import Entry, Space
+from kv_store.node.promotion import Promoter, PromotionRequest
+from kv_store.node.quotas import Holder, Quotas
+from kv_store.node.size_classes import BlockEntry, SizeClass
 
 QUIET_S = 1.0
 """A draining node is done after this long without a lease."""
@@ -74,18 +74,18 @@ class Drainer:
         entries.sort(key=lambda e: (-min(e.use_count, 2), -e.used_s, e.facts.depth))
         chosen: dict[tuple[NodeId, int], list[BlockHash]] = {}
         for entry in entries:
-            budget_bytes -= entry.space.block_bytes
+            budget_bytes -= entry.size_class.block_bytes
             if budget_bytes < 0:
                 break
             peer = peers[int.from_bytes(self._top(entry)[:8], "little") % len(peers)]
-            key = (peer.node_id, entry.space.block_bytes)
+            key = (peer.node_id, entry.size_class.block_bytes)
             chosen.setdefault(key, []).append(entry.facts.block_hash)
         return chosen
 
-    def _top(self, entry: Entry) -> BlockHash:
+    def _top(self, entry: BlockEntry) -> BlockHash:
         """The first block of the chain that is here, searched for over a bounded distance."""
         for _ in range(HASHES_MAX):
-            parent = self._index.get(entry.facts.parent, entry.space)
+            parent = self._index.get(entry.facts.parent, entry.size_class)
             if parent is None or parent is entry:
                 break
             entry = parent
@@ -104,19 +104,19 @@ class Takeovers:
         self,
         context: Context,
         index: Index,
-        shares: Shares,
-        bringer: Bringer,
+        quotas: Quotas,
+        promoter: Promoter,
         lookups: Lookups,
         peers: PeerFetches,
     ) -> None:
         self._context = context
         self._index = index
-        self._shares = shares
-        self._bringer = bringer
+        self._quotas = quotas
+        self._promoter = promoter
         self._lookups = lookups
         self._peers = peers
-        self._offered: deque[tuple[Space, NodeRef, BlockHash]] = deque()
-        self._demand: Demand | None = None
+        self._offered: deque[tuple[SizeClass, NodeRef, BlockHash]] = deque()
+        self._demand: PromotionRequest | None = None
         self._holder: Holder | None = None
         self._is_over = False
         self._wakes_s: float | None = None
@@ -125,10 +125,10 @@ class Takeovers:
     def is_busy(self) -> bool:
         return self._demand is not None or bool(self._offered)
 
-    def offered(self, space: Space, peer: NodeRef, offer: TakeOver) -> None:
+    def offered(self, size_class: SizeClass, peer: NodeRef, offer: TakeOver) -> None:
         room = 4 * HASHES_MAX - len(self._offered)
         for block_hash in offer.hashes[:room]:
-            self._offered.append((space, peer, block_hash))
+            self._offered.append((size_class, peer, block_hash))
 
     def pump(self) -> None:
         while True:
@@ -140,8 +140,8 @@ class Takeovers:
     # --- parts ----------------------------------------------------------------------------------
 
     def _has_budget(self) -> bool:
-        space = self._offered[0][0]
-        wait_s = self._peers.replication.ready_s(space.slot_bytes * FETCH_BLOCKS_MAX // 4)
+        size_class = self._offered[0][0]
+        wait_s = self._peers.replication.ready_s(size_class.slot_bytes * FETCH_BLOCKS_MAX // 4)
         if wait_s is None:
             self._offered.clear()
             return False
@@ -152,34 +152,35 @@ class Takeovers:
         return wait_s <= 0
 
     def _begin(self) -> None:
-        space, peer, _ = self._offered[0]
+        size_class, peer, _ = self._offered[0]
         hashes: dict[BlockHash, None] = {}
         while self._offered and len(hashes) < FETCH_BLOCKS_MAX // 4:
             other_space, other_peer, block_hash = self._offered[0]
-            if other_space is not space or other_peer.node_id != peer.node_id:
+            if other_space is not size_class or other_peer.node_id != peer.node_id:
                 break
             self._offered.popleft()
-            is_new = self._index.get(block_hash, space) is None and self._bringer.fill(block_hash) is None
-            if is_new and self._index.may_be_of(block_hash, space):
+            entry = self._index.get(block_hash, size_class)
+            is_new = entry is None and self._promoter.promotion(block_hash) is None
+            if is_new and self._index.may_be_of(block_hash, size_class):
                 hashes[block_hash] = None
                 self._lookups.remember(block_hash, (Holding(peer, Tier.HOST),))
                 self._lookups.wanted(block_hash)
         if not hashes:
             return
-        self._holder = self._shares.join(NAME)
+        self._holder = self._quotas.join(NAME)
         self._is_over = False
-        self._demand = Demand(
-            space=space,
+        self._demand = PromotionRequest(
+            size_class=size_class,
             hashes=tuple(hashes),
             holder=self._holder,
             deadline_s=self._context.now_s + self._context.config.load_timeout_s,
-            tell_ready=lambda demand, first, copies, tiers: self._check_over(demand),
-            tell_failed=lambda first, message: self._set_over(),
+            report_ready=lambda request, first, copies, tiers: self._check_over(request),
+            report_failed=lambda first, message: self._set_over(),
         )
-        self._bringer.open(self._demand)
+        self._promoter.open(self._demand)
 
-    def _check_over(self, demand: Demand) -> None:
-        if demand.told == len(demand.hashes):
+    def _check_over(self, request: PromotionRequest) -> None:
+        if request.reported == len(request.hashes):
             self._set_over()
 
     def _set_over(self) -> None:
@@ -188,8 +189,8 @@ class Takeovers:
 
     def _end_if_over(self) -> None:
         if self._demand is not None and self._is_over:
-            self._bringer.end(self._demand)
+            self._promoter.end(self._demand)
             self._demand = None
             assert self._holder is not None
-            self._shares.leave(self._holder)
+            self._quotas.leave(self._holder)
             self._holder = None

@@ -34,7 +34,7 @@ class Recovered(msgspec.Struct, frozen=True):
     checksum: int
 
 
-class SpaceOpened(msgspec.Struct, frozen=True):
+class SizeClassOpened(msgspec.Struct, frozen=True):
     """The SSD file of a size class is open, with these blocks in it.
 
     It comes once per size class where there is an SSD tier. At the start that is each class whose file was
@@ -43,7 +43,7 @@ class SpaceOpened(msgspec.Struct, frozen=True):
     does not wait for the scan. Slots that the core has no use for are answered by ForgetSsd.
     """
 
-    space: int
+    size_class: int
     recovered: tuple[Recovered, ...] = ()
     error: str = ""
     """If not empty, the reason why the file cannot be used. The size class goes on without SSD, and the
@@ -72,7 +72,7 @@ class WorkerLost(msgspec.Struct, frozen=True):
 class FromPeer(msgspec.Struct, frozen=True):
     """A message of a peer, in the session about this size class."""
 
-    space: int
+    size_class: int
     peer: NodeRef
     message: NodeToNode
 
@@ -81,7 +81,7 @@ class PeerLost(msgspec.Struct, frozen=True):
     """The session broke or could not be opened. Leases that it held run on: a one-sided read may be under
     way."""
 
-    space: int
+    size_class: int
     peer: NodeId
     message: str
 
@@ -138,7 +138,7 @@ class Tick(msgspec.Struct, frozen=True):
 
 
 NodeEvent = (
-    SpaceOpened
+    SizeClassOpened
     | WorkerJoined
     | FromWorker
     | WorkerLost
@@ -158,12 +158,12 @@ NodeEvent = (
 # --- actions --------------------------------------------------------------------------------------
 
 
-class OpenSpace(msgspec.Struct, frozen=True):
+class OpenSizeClass(msgspec.Struct, frozen=True):
     """Make the arena (sparse) of a block size at once, before its first use. A failure ends the process, as
-    there is no memory. Then, beside the loop, open its SSD file, unless `ssd_slot_count` is 0 or SpaceOpened
-    came already. The answer is SpaceOpened."""
+    there is no memory. Then, beside the loop, open its SSD file, unless `ssd_slot_count` is 0 or
+    SizeClassOpened came already. The answer is SizeClassOpened."""
 
-    space: int
+    size_class: int
     slot_bytes: int
     slot_count: int
     ssd_slot_count: int
@@ -189,7 +189,7 @@ class ToPeer(msgspec.Struct, frozen=True):
     """Send a message to a peer. The adapter opens a session if there is none; if that fails, PeerLost
     follows."""
 
-    space: int
+    size_class: int
     peer: NodeRef
     message: NodeToNode
 
@@ -199,7 +199,7 @@ class ReadSsd(msgspec.Struct, frozen=True):
     never dropped: the slot is the device's until then."""
 
     op_id: int
-    space: int
+    size_class: int
     ssd_slot: int
     slot: int
     block_hash: BlockHash
@@ -209,7 +209,7 @@ class WriteSsd(msgspec.Struct, frozen=True):
     """Write header and payload from the arena's slot. It is always answered by one IoDone."""
 
     op_id: int
-    space: int
+    size_class: int
     ssd_slot: int
     slot: int
     facts: BlockFacts
@@ -221,14 +221,14 @@ class ForgetSsd(msgspec.Struct, frozen=True):
     """Make sure that the slot's content is not found after a restart; its disk space may be given back. A
     WriteSsd into the same slot may follow at once, and comes after this."""
 
-    space: int
+    size_class: int
     ssd_slot: int
 
 
 class ForgetHost(msgspec.Struct, frozen=True):
     """Give the slot's memory back to the system, for use by another size class."""
 
-    space: int
+    size_class: int
     slot: int
 
 
@@ -246,7 +246,7 @@ class Publish(msgspec.Struct, frozen=True):
 
 
 NodeAction = (
-    OpenSpace
+    OpenSizeClass
     | ToWorker
     | DropWorker
     | ToPeer

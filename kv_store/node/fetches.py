@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from baton.core.ids import BlockHash
 from baton.core.store import BlockFacts, BlocksGrant, NodeRef
-from kv_store.node.promotion import Fill
-from kv_store.node.size_classes import Space
+from kv_store.node.promotion import Promotion
+from kv_store.node.size_classes import SizeClass
 from kv_transfer.session import BadGrant, OpenRead, ReadSession
 
 LEASE_SLACK_SHARE = 0.1
@@ -19,7 +19,7 @@ leases are configured to be, so this is a share where workers have `transfer.lea
 class GrantedBlock:
     """A block that the peer keeps for us."""
 
-    fill: Fill
+    promotion: Promotion
     slot: int
     generation: int
     facts: BlockFacts
@@ -28,12 +28,12 @@ class GrantedBlock:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Fetch(ReadSession):
-    """Positions are those of `fills`."""
+    """Positions are those of `promotions`."""
 
     fetch_id: int
-    space: Space
+    size_class: SizeClass
     peer: NodeRef
-    fills: list[Fill]
+    promotions: list[Promotion]
     deadline_s: float
     wanted_end: int = field(init=False)
     """Blocks from this position on will not come."""
@@ -42,13 +42,14 @@ class Fetch(ReadSession):
     corrupt: list[BlockHash] = field(default_factory=list[BlockHash])
 
     def __post_init__(self) -> None:
-        self.wanted_end = len(self.fills)
+        self.wanted_end = len(self.promotions)
 
     @property
     def is_waited_for(self) -> bool:
         """Something that is not being read yet is still wanted."""
-        missing = self.fills[self.granted_end : self.wanted_end]
-        return any(block.fill.waiters for block in self.queue) or any(fill.waiters for fill in missing)
+        missing = self.promotions[self.granted_end : self.wanted_end]
+        promotions = [*(block.promotion for block in self.queue), *missing]
+        return any(promotion.waiters for promotion in promotions)
 
     def take_in(self, grant: BlocksGrant) -> None:
         """Queue what is new for reading. Raises BadGrant."""
@@ -56,9 +57,9 @@ class Fetch(ReadSession):
         if len(grant.facts) != count or len(grant.checksums) != count:
             raise BadGrant("lists of different lengths")
         for position, facts in enumerate(grant.facts, start=grant.first_block):
-            if self.granted_end <= position < len(self.fills):
+            if self.granted_end <= position < len(self.promotions):
                 is_sound = facts.depth >= 0 and math.isfinite(facts.recompute_s)
-                if facts.block_hash != self.fills[position].block_hash or not is_sound:
+                if facts.block_hash != self.promotions[position].block_hash or not is_sound:
                     raise BadGrant("another block than requested")
         first, *lists = self.accept(grant, slack_s=LEASE_SLACK_SHARE * grant.lease_s)
         new_facts = grant.facts[first - grant.first_block :]
@@ -66,7 +67,7 @@ class Fetch(ReadSession):
             zip(*lists, new_facts, strict=True), start=first
         ):
             if position < self.wanted_end:
-                self.queue.append(GrantedBlock(self.fills[position], slot, generation, facts, checksum))
+                self.queue.append(GrantedBlock(self.promotions[position], slot, generation, facts, checksum))
 
 
 PeerRead = OpenRead[Fetch, list[GrantedBlock]]

@@ -8,7 +8,7 @@ from baton.core.store import DropReason
 from kv_store.node.context import Context
 from kv_store.node.events import ForgetHost
 from kv_store.node.index import Index
-from kv_store.node.size_classes import HostCopy, Space
+from kv_store.node.size_classes import HostCopy, SizeClass
 
 FREE_SHARE = 0.02
 """The share of the host memory that is kept free or clean ahead of need, so that nothing waits for a
@@ -49,46 +49,46 @@ class HostTier:
         self._below = below
         self._quota_bytes = int(context.config.host_bytes * context.config.tenant_share_max)
 
-    def take_slot(self, space: Space, tenant: str) -> int:
+    def take_slot(self, size_class: SizeClass, tenant: str) -> int:
         """Take a slot for new content. Raises NoRoom or OverQuota."""
-        self._make_tenant_room(space, tenant)
-        while not self._has_room(space):
-            self._make_room(space)
-        return self._index.hold_slot(space, tenant)
+        self._make_tenant_room(size_class, tenant)
+        while not self._has_room(size_class):
+            self._make_room(size_class)
+        return self._index.hold_slot(size_class, tenant)
 
     def clean_ahead(self) -> None:
         """Begin to write blocks that leave soon and have earned a place on SSD, while there is room."""
         config = self._context.config
         free_bytes = config.host_bytes - sum(
-            s.arena.held_count * s.slot_bytes for s in self._index.spaces.values()
+            s.arena.held_count * s.slot_bytes for s in self._index.size_classes.values()
         )
         while free_bytes < FREE_SHARE * config.host_bytes and not self._below.is_busy:
             copy = self._next_to_leave(lambda _: True)
             if copy is None or not self._below.write_down(copy):
                 return
-            free_bytes += copy.space.slot_bytes
+            free_bytes += copy.size_class.slot_bytes
 
     # --- parts ----------------------------------------------------------------------------------
 
-    def _has_room(self, space: Space) -> bool:
+    def _has_room(self, size_class: SizeClass) -> bool:
         room_bytes = self._context.config.host_bytes - self._index.resident_bytes
-        return space.arena.warm_count > 0 or room_bytes >= space.slot_bytes
+        return size_class.arena.warm_count > 0 or room_bytes >= size_class.slot_bytes
 
-    def _make_room(self, space: Space) -> None:
+    def _make_room(self, size_class: SizeClass) -> None:
         """Take one step towards room for a slot of this size class."""
-        for other in self._index.spaces.values():
-            if other is not space and other.arena.warm_count:
+        for other in self._index.size_classes.values():
+            if other is not size_class and other.arena.warm_count:
                 self._context.emit(ForgetHost(other.block_bytes, other.arena.forget_one()))
                 return
         copy = self._next_to_leave(lambda _: True)
         if copy is None:
             raise NoRoom("all of the host memory is in use")
-        self._leave(copy, DropReason.EVICTED if copy.space is space else DropReason.REPLACED)
+        self._leave(copy, DropReason.EVICTED if copy.size_class is size_class else DropReason.REPLACED)
 
-    def _make_tenant_room(self, space: Space, tenant: str) -> None:
+    def _make_tenant_room(self, size_class: SizeClass, tenant: str) -> None:
         if self._context.config.tenant_share_max >= 1:
             return
-        while self._index.host_tenants[tenant] + space.slot_bytes > self._quota_bytes:
+        while self._index.host_tenants[tenant] + size_class.slot_bytes > self._quota_bytes:
             copy = self._next_to_leave(lambda copy: copy.facts.tenant == tenant)
             if copy is None and self._below.is_writing_of(tenant):
                 raise NoRoom(f"blocks of tenant {tenant!r} are being written to SSD")
@@ -101,11 +101,11 @@ class HostTier:
         leaves."""
         chosen: HostCopy | None = None
         oldest_s = float("inf")
-        for space in self._index.spaces.values():
-            block_hash = space.host_policy.victim(self._can_leave(may_go))
+        for size_class in self._index.size_classes.values():
+            block_hash = size_class.host_policy.victim(self._can_leave(may_go))
             if block_hash is None:
                 continue
-            entry = self._index.get(block_hash, space)
+            entry = self._index.get(block_hash, size_class)
             assert entry is not None
             assert entry.host is not None
             if entry.used_s < oldest_s:
@@ -124,7 +124,7 @@ class HostTier:
         if self._below.write_down(copy):
             return
         self._context.counts.ssd_skipped += self._below.is_busy
-        entry = self._index.get(copy.facts.block_hash, copy.space)
+        entry = self._index.get(copy.facts.block_hash, copy.size_class)
         assert entry is not None
         assert entry.host is copy
         self._index.drop_host(entry, reason)

@@ -8,7 +8,7 @@ from baton.core.store import BlockFacts, DropReason, Tier
 from kv_store.node.context import Context
 from kv_store.node.events import ForgetSsd
 from kv_store.node.publisher import Publisher
-from kv_store.node.size_classes import Entry, HostCopy, Space, SsdCopy
+from kv_store.node.size_classes import BlockEntry, HostCopy, SizeClass, SsdCopy
 
 _EXPIRED_MAX = 1024
 """Blocks that expire in one event; the rest follow in the next."""
@@ -22,8 +22,8 @@ class Index:
     def __init__(self, context: Context, publisher: Publisher) -> None:
         self._context = context
         self._publisher = publisher
-        self._entries: OrderedDict[BlockHash, Entry] = OrderedDict()
-        self.spaces: dict[int, Space] = {}
+        self._entries: OrderedDict[BlockHash, BlockEntry] = OrderedDict()
+        self.size_classes: dict[int, SizeClass] = {}
         self.host_tenants: Counter[str] = Counter()
         """Bytes of slots that are held for each tenant."""
         self.ssd_tenants: Counter[str] = Counter()
@@ -37,24 +37,24 @@ class Index:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[BlockEntry]:
         return iter(self._entries.values())
 
-    def get(self, block_hash: BlockHash, space: Space) -> Entry | None:
+    def get(self, block_hash: BlockHash, size_class: SizeClass) -> BlockEntry | None:
         entry = self._entries.get(block_hash)
-        return entry if entry is not None and entry.space is space else None
+        return entry if entry is not None and entry.size_class is size_class else None
 
-    def may_be_of(self, block_hash: BlockHash, space: Space) -> bool:
+    def may_be_of(self, block_hash: BlockHash, size_class: SizeClass) -> bool:
         """Whether the hash can be one of this size class. No sound worker gives blocks of two sizes the same
         hash."""
         entry = self._entries.get(block_hash)
-        return entry is None or entry.space is space
+        return entry is None or entry.size_class is size_class
 
     def host_copy(self, block_hash: BlockHash) -> HostCopy | None:
         entry = self._entries.get(block_hash)
         return None if entry is None else entry.host
 
-    def touch(self, entries: Sequence[Entry]) -> None:
+    def touch(self, entries: Sequence[BlockEntry]) -> None:
         """Note that a request uses these blocks, first block first."""
         now_s = self._context.now_s
         for entry in reversed(entries):
@@ -63,65 +63,71 @@ class Index:
             entry.use_count += 1
             self._entries.move_to_end(block_hash)
             if entry.host is not None and not entry.host.is_transient:
-                entry.space.host_policy.touch(block_hash, now_s=now_s)
+                entry.size_class.host_policy.touch(block_hash, now_s=now_s)
                 entry.host.is_leaving = False
             if entry.ssd is not None:
-                entry.space.ssd_policy.touch(block_hash, now_s=now_s)
+                entry.size_class.ssd_policy.touch(block_hash, now_s=now_s)
 
     # --- slots ----------------------------------------------------------------------------------
 
-    def hold_slot(self, space: Space, tenant: str) -> int:
-        self.host_tenants[tenant] += space.slot_bytes
-        return space.arena.take(tenant)
+    def hold_slot(self, size_class: SizeClass, tenant: str) -> int:
+        self.host_tenants[tenant] += size_class.slot_bytes
+        return size_class.arena.take(tenant)
 
-    def free_slot(self, space: Space, slot: int) -> None:
-        tenant = space.arena.tenant(slot)
-        space.arena.free(slot)
-        _take_off(self.host_tenants, tenant, space.slot_bytes)
+    def free_slot(self, size_class: SizeClass, slot: int) -> None:
+        tenant = size_class.arena.tenant(slot)
+        size_class.arena.free(slot)
+        _take_off(self.host_tenants, tenant, size_class.slot_bytes)
         self.was_freed = True
 
-    def hold_ssd_slot(self, space: Space, tenant: str) -> int | None:
-        slot = space.ssd.take(tenant)
+    def hold_ssd_slot(self, size_class: SizeClass, tenant: str) -> int | None:
+        slot = size_class.ssd.take(tenant)
         if slot is not None:
-            self.ssd_tenants[tenant] += space.ssd_slot_bytes
+            self.ssd_tenants[tenant] += size_class.ssd_slot_bytes
         return slot
 
-    def adopt_ssd_slot(self, space: Space, slot: int, tenant: str) -> bool:
-        if not space.ssd.adopt(slot, tenant):
+    def adopt_ssd_slot(self, size_class: SizeClass, slot: int, tenant: str) -> bool:
+        if not size_class.ssd.adopt(slot, tenant):
             return False
-        self.ssd_tenants[tenant] += space.ssd_slot_bytes
+        self.ssd_tenants[tenant] += size_class.ssd_slot_bytes
         return True
 
-    def free_ssd_slot(self, space: Space, slot: int) -> None:
-        tenant = space.ssd.held[slot]
-        space.ssd.free(slot)
-        _take_off(self.ssd_tenants, tenant, space.ssd_slot_bytes)
-        self._context.emit(ForgetSsd(space.block_bytes, slot))
+    def free_ssd_slot(self, size_class: SizeClass, slot: int) -> None:
+        tenant = size_class.ssd.held[slot]
+        size_class.ssd.free(slot)
+        _take_off(self.ssd_tenants, tenant, size_class.ssd_slot_bytes)
+        self._context.emit(ForgetSsd(size_class.block_bytes, slot))
 
     @property
     def resident_bytes(self) -> int:
-        return sum(space.arena.resident_bytes for space in self.spaces.values())
+        return sum(size_class.arena.resident_bytes for size_class in self.size_classes.values())
 
     @property
     def ssd_bytes(self) -> int:
-        return sum(len(space.ssd.held) * space.ssd_slot_bytes for space in self.spaces.values())
+        return sum(len(one.ssd.held) * one.ssd_slot_bytes for one in self.size_classes.values())
 
     # --- blocks come ----------------------------------------------------------------------------
 
     def add_host(
-        self, space: Space, facts: BlockFacts, slot: int, checksum: int, *, is_transient: bool = False
+        self,
+        size_class: SizeClass,
+        facts: BlockFacts,
+        slot: int,
+        checksum: int,
+        *,
+        is_transient: bool = False,
     ) -> HostCopy:
         """Add a whole block in a held slot. The block is not in host memory yet."""
-        entry = self._entry(space, facts)
+        entry = self._entry(size_class, facts)
         assert entry.host is None
-        copy = HostCopy(space, facts, slot, checksum, is_transient=is_transient)
+        copy = HostCopy(size_class, facts, slot, checksum, is_transient=is_transient)
         entry.host = copy
-        space.host_blocks.add(copy)
+        size_class.host_blocks.add(copy)
         self.block_counts[Tier.HOST] += 1
         if not is_transient:
-            space.host_policy.insert(facts, now_s=self._context.now_s)
+            size_class.host_policy.insert(facts, now_s=self._context.now_s)
             self._context.counts.stored[Tier.HOST] += 1
-        self._tell(entry)
+        self._report(entry)
         return copy
 
     def keep(self, copy: HostCopy) -> None:
@@ -130,24 +136,24 @@ class Index:
         assert entry.host is copy
         assert copy.is_transient
         copy.is_transient = False
-        copy.space.host_policy.insert(copy.facts, now_s=self._context.now_s)
+        copy.size_class.host_policy.insert(copy.facts, now_s=self._context.now_s)
         self._context.counts.stored[Tier.HOST] += 1
-        self._tell(entry)
+        self._report(entry)
 
-    def add_ssd(self, space: Space, facts: BlockFacts, ssd_slot: int) -> SsdCopy:
-        entry = self._entry(space, facts)
+    def add_ssd(self, size_class: SizeClass, facts: BlockFacts, ssd_slot: int) -> SsdCopy:
+        entry = self._entry(size_class, facts)
         assert entry.ssd is None
-        copy = SsdCopy(space, facts, ssd_slot)
+        copy = SsdCopy(size_class, facts, ssd_slot)
         entry.ssd = copy
         self.block_counts[Tier.SSD] += 1
-        space.ssd_policy.insert(facts, now_s=self._context.now_s)
+        size_class.ssd_policy.insert(facts, now_s=self._context.now_s)
         self._context.counts.stored[Tier.SSD] += 1
-        self._tell(entry)
+        self._report(entry)
         return copy
 
     # --- blocks go ------------------------------------------------------------------------------
 
-    def drop_host(self, entry: Entry, reason: DropReason | None) -> None:
+    def drop_host(self, entry: BlockEntry, reason: DropReason | None) -> None:
         """Drop a copy. With `reason` None it was transient, and is nobody's loss."""
         copy = entry.host
         if copy is None:
@@ -159,13 +165,13 @@ class Index:
             assert reason is not None
             was_evicted = reason in _MADE_ROOM
             now_s = self._context.now_s
-            copy.space.host_policy.remove(copy.facts.block_hash, now_s=now_s, was_evicted=was_evicted)
+            copy.size_class.host_policy.remove(copy.facts.block_hash, now_s=now_s, was_evicted=was_evicted)
         if reason is not None:
             self._context.counts.dropped[Tier.HOST, reason] += 1
         self._free_if_over(copy)
-        self._tell(entry)
+        self._report(entry)
 
-    def drop_ssd(self, entry: Entry, reason: DropReason) -> None:
+    def drop_ssd(self, entry: BlockEntry, reason: DropReason) -> None:
         copy = entry.ssd
         if copy is None:
             return
@@ -173,17 +179,17 @@ class Index:
         self.block_counts[Tier.SSD] -= 1
         copy.is_gone = True
         block_hash, now_s = copy.facts.block_hash, self._context.now_s
-        copy.space.ssd_policy.remove(block_hash, now_s=now_s, was_evicted=reason in _MADE_ROOM)
+        copy.size_class.ssd_policy.remove(block_hash, now_s=now_s, was_evicted=reason in _MADE_ROOM)
         self._context.counts.dropped[Tier.SSD, reason] += 1
         if copy.reads == 0:
-            self.free_ssd_slot(copy.space, copy.ssd_slot)
-        self._tell(entry)
+            self.free_ssd_slot(copy.size_class, copy.ssd_slot)
+        self._report(entry)
 
-    def drop(self, entry: Entry, reason: DropReason) -> None:
+    def drop(self, entry: BlockEntry, reason: DropReason) -> None:
         self.drop_host(entry, reason)
         self.drop_ssd(entry, reason)
 
-    def clear(self, entry: Entry, tier: Tier | None) -> None:
+    def clear(self, entry: BlockEntry, tier: Tier | None) -> None:
         if tier is None or tier is Tier.HOST:
             self.drop_host(entry, DropReason.CLEARED)
         if tier is None or tier is Tier.SSD:
@@ -234,7 +240,7 @@ class Index:
         copy.reads -= 1
         self.pinned_counts[Tier.SSD] -= copy.reads == 0
         if copy.reads == 0 and copy.is_gone:
-            self.free_ssd_slot(copy.space, copy.ssd_slot)
+            self.free_ssd_slot(copy.size_class, copy.ssd_slot)
 
     # --- accounts -------------------------------------------------------------------------------
 
@@ -243,36 +249,38 @@ class Index:
         for block_hash, entry in self._entries.items():
             assert entry.host is not None or entry.ssd is not None
             assert block_hash == entry.facts.block_hash
-            assert entry.host is None or (not entry.host.is_gone and entry.host in entry.space.host_blocks)
+            if entry.host is not None:
+                assert not entry.host.is_gone
+                assert entry.host in entry.size_class.host_blocks
             assert entry.ssd is None or not entry.ssd.is_gone
-        for space in self.spaces.values():
-            space.arena.check()
-            space.ssd.check()
-            slots = [copy.slot for copy in space.host_blocks]
+        for size_class in self.size_classes.values():
+            size_class.arena.check()
+            size_class.ssd.check()
+            slots = [copy.slot for copy in size_class.host_blocks]
             assert len(slots) == len(set(slots))
-            assert space.arena.held_slots().issuperset(slots)
-            assert all(copy.pins > 0 for copy in space.host_blocks if copy.is_gone)
+            assert size_class.arena.held_slots().issuperset(slots)
+            assert all(copy.pins > 0 for copy in size_class.host_blocks if copy.is_gone)
         entries = self._entries.values()
         assert self.block_counts[Tier.HOST] == sum(1 for entry in entries if entry.host is not None)
         assert self.block_counts[Tier.SSD] == sum(1 for entry in entries if entry.ssd is not None)
-        copies = [copy for space in self.spaces.values() for copy in space.host_blocks]
+        copies = [copy for size_class in self.size_classes.values() for copy in size_class.host_blocks]
         assert self.pinned_counts[Tier.HOST] == sum(1 for copy in copies if copy.pins)
         assert self.resident_bytes <= self._context.config.host_bytes
-        held = sum(s.arena.held_count * s.slot_bytes for s in self.spaces.values())
+        held = sum(s.arena.held_count * s.slot_bytes for s in self.size_classes.values())
         assert sum(self.host_tenants.values()) == held
         assert sum(self.ssd_tenants.values()) == self.ssd_bytes
 
     # --- parts ----------------------------------------------------------------------------------
 
-    def _entry(self, space: Space, facts: BlockFacts) -> Entry:
+    def _entry(self, size_class: SizeClass, facts: BlockFacts) -> BlockEntry:
         entry = self._entries.get(facts.block_hash)
         if entry is None:
-            entry = Entry(space, facts, self._context.now_s)
+            entry = BlockEntry(size_class, facts, self._context.now_s)
             self._entries[facts.block_hash] = entry
-        assert entry.space is space
+        assert entry.size_class is size_class
         return entry
 
-    def _tell(self, entry: Entry) -> None:
+    def _report(self, entry: BlockEntry) -> None:
         block_hash = entry.facts.block_hash
         if entry.host is None and entry.ssd is None:
             del self._entries[block_hash]
@@ -283,8 +291,8 @@ class Index:
 
     def _free_if_over(self, copy: HostCopy) -> None:
         if copy.is_gone and copy.pins == 0:
-            copy.space.host_blocks.remove(copy)
-            self.free_slot(copy.space, copy.slot)
+            copy.size_class.host_blocks.remove(copy)
+            self.free_slot(copy.size_class, copy.slot)
 
 
 def _take_off(counter: Counter[str], key: str, amount: int) -> None:

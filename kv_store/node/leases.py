@@ -6,13 +6,13 @@ from baton.core.ids import NodeId
 from baton.core.store import BlocksGrant, BlocksRefused, BlocksReleased, BlocksRequest, NodeRef
 from kv_store.node.context import HASHES_MAX, LEASES_MAX, Context
 from kv_store.node.events import ToPeer
-from kv_store.node.promotion import Bringer, Demand
-from kv_store.node.quotas import Holder, Shares
-from kv_store.node.size_classes import HostCopy, Space
+from kv_store.node.promotion import Promoter, PromotionRequest
+from kv_store.node.quotas import Holder, Quotas
+from kv_store.node.size_classes import HostCopy, SizeClass
 from kv_transfer.lease import LeaseBook, OwnerLease
 
 _Key = tuple[int, NodeId, int]
-"""(size of the space's blocks, reader, fetch)"""
+"""(block size, reader, fetch)."""
 
 NAME = "peers"
 """All readers together are one holder of host memory."""
@@ -25,16 +25,16 @@ class _Leased:
     lease: OwnerLease[_Key, NodeId]
     peer: NodeRef
     fetch_id: int
-    demand: Demand
+    wanted: PromotionRequest
 
 
 class Leases:
     """Pins of blocks that peers read, each fetch under a lease of its own."""
 
-    def __init__(self, context: Context, shares: Shares, bringer: Bringer) -> None:
+    def __init__(self, context: Context, quotas: Quotas, promoter: Promoter) -> None:
         self._context = context
-        self._shares = shares
-        self._bringer = bringer
+        self._quotas = quotas
+        self._promoter = promoter
         self._book = LeaseBook[_Key, NodeId](lease_s=context.config.lease_s)
         self._leased: dict[_Key, _Leased] = {}
         """One for each lease of the book."""
@@ -46,26 +46,26 @@ class Leases:
     def count(self) -> int:
         return len(self._book)
 
-    def request(self, space: Space, peer: NodeRef, request: BlocksRequest) -> None:
-        """A request heard again renews the lease."""
-        key = (space.block_bytes, peer.node_id, request.fetch_id)
+    def request(self, size_class: SizeClass, peer: NodeRef, request: BlocksRequest) -> None:
+        """Serve a reader. A repeated request renews the lease."""
+        key = (size_class.block_bytes, peer.node_id, request.fetch_id)
         leased = self._leased.get(key)
         if leased is not None:
             self._book.request(key, peer.node_id, request.request_number)
-            self._grant(leased, leased.demand.told, [])
+            self._grant(leased, leased.wanted.reported, [])
             return
         reason = self._refuse(peer, request)
         if reason:
-            self._send(space, peer, BlocksRefused(request.fetch_id, 0, reason))
+            self._send(size_class, peer, BlocksRefused(request.fetch_id, 0, reason))
             return
-        self._open(key, space, peer, request)
+        self._open(key, size_class, peer, request)
 
-    def released(self, space: Space, peer: NodeRef, released: BlocksReleased) -> None:
-        leased = self._leased.get((space.block_bytes, peer.node_id, released.fetch_id))
+    def released(self, size_class: SizeClass, peer: NodeRef, released: BlocksReleased) -> None:
+        leased = self._leased.get((size_class.block_bytes, peer.node_id, released.fetch_id))
         if leased is None:
             return
         for block_hash in released.corrupt[:HASHES_MAX]:
-            self._bringer.found_corrupt(leased.demand, block_hash)
+            self._promoter.found_corrupt(leased.wanted, block_hash)
         self._end(leased)
 
     # --- parts ----------------------------------------------------------------------------------
@@ -79,32 +79,32 @@ class Leases:
         held = self._book.count_of(peer.node_id)
         return f"{LEASES_MAX} fetches are open" if held >= LEASES_MAX else ""
 
-    def _open(self, key: _Key, space: Space, peer: NodeRef, request: BlocksRequest) -> None:
-        def tell_ready(demand: Demand, first: int, copies: list[HostCopy], tiers: object) -> None:
-            del demand, tiers
+    def _open(self, key: _Key, size_class: SizeClass, peer: NodeRef, request: BlocksRequest) -> None:
+        def report_ready(wanted: PromotionRequest, first: int, copies: list[HostCopy], tiers: object) -> None:
+            del wanted, tiers
             self._grant(leased, first, copies)
 
-        def tell_failed(first: int, message: str) -> None:
-            self._send(space, peer, BlocksRefused(request.fetch_id, first, message))
+        def report_failed(first: int, message: str) -> None:
+            self._send(size_class, peer, BlocksRefused(request.fetch_id, first, message))
             if first == 0:
                 self._end(leased)
 
         limit_s = min(request.time_left_s, self._context.config.load_timeout_s)
         if self._holder is None:
-            self._holder = self._shares.join(NAME)
-        demand = Demand(
-            space=space,
+            self._holder = self._quotas.join(NAME)
+        wanted = PromotionRequest(
+            size_class=size_class,
             hashes=request.hashes,
             holder=self._holder,
             deadline_s=self._context.now_s + limit_s,
-            tell_ready=tell_ready,
-            tell_failed=tell_failed,
+            report_ready=report_ready,
+            report_failed=report_failed,
             may_fetch=False,
         )
-        leased = self._leased[key] = _Leased(self._book.open(key), peer, request.fetch_id, demand)
+        leased = self._leased[key] = _Leased(self._book.open(key), peer, request.fetch_id, wanted)
         self._book.request(key, peer.node_id, request.request_number)
         self._renew(key)
-        self._bringer.open(demand)
+        self._promoter.open(wanted)
 
     def _renew(self, key: _Key) -> None:
         now_s = self._context.now_s
@@ -122,16 +122,16 @@ class Leases:
         self._book.close(leased.lease.key)
         del self._leased[leased.lease.key]
         self.last_s = self._context.now_s
-        self._bringer.end(leased.demand)
+        self._promoter.end(leased.wanted)
         if not self._leased and self._holder is not None:
-            self._shares.leave(self._holder)
+            self._quotas.leave(self._holder)
             self._holder = None
 
     def _grant(self, leased: _Leased, first: int, copies: list[HostCopy]) -> None:
-        space = leased.demand.space
-        arena = space.arena
+        size_class = leased.wanted.size_class
+        arena = size_class.arena
         self._renew(leased.lease.key)
-        self._context.counts.served_bytes += len(copies) * space.block_bytes
+        self._context.counts.served_bytes += len(copies) * size_class.block_bytes
         grant = BlocksGrant(
             fetch_id=leased.fetch_id,
             first_block=first,
@@ -142,7 +142,7 @@ class Leases:
             lease_s=self._book.lease_s,
             answers_request=leased.lease.number,
         )
-        self._send(space, leased.peer, grant)
+        self._send(size_class, leased.peer, grant)
 
-    def _send(self, space: Space, peer: NodeRef, message: BlocksGrant | BlocksRefused) -> None:
-        self._context.emit(ToPeer(space.block_bytes, peer, message))
+    def _send(self, size_class: SizeClass, peer: NodeRef, message: BlocksGrant | BlocksRefused) -> None:
+        self._context.emit(ToPeer(size_class.block_bytes, peer, message))

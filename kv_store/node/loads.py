@@ -10,7 +10,7 @@ from baton.core.store import (
 )
 from kv_store.node.context import LOADS_OPEN_MAX, Context
 from kv_store.node.events import ToWorker
-from kv_store.node.promotion import LATE, REASONS, Bringer, Demand
+from kv_store.node.promotion import LATE, REASONS, Promoter, PromotionRequest
 from kv_store.node.size_classes import HostCopy
 from kv_store.node.workers import ProtocolError, Worker
 
@@ -18,9 +18,9 @@ from kv_store.node.workers import ProtocolError, Worker
 class Loads:
     """Loads, from LoadBlocks to EndLoad or to the worker's end."""
 
-    def __init__(self, context: Context, bringer: Bringer) -> None:
+    def __init__(self, context: Context, promoter: Promoter) -> None:
         self._context = context
-        self._bringer = bringer
+        self._promoter = promoter
         self.is_draining = False
         """Blocks that are here can still be loaded; nothing is fetched."""
 
@@ -41,37 +41,39 @@ class Loads:
             self._context.counts.loads_failed[reason] += 1
             return LoadFailed(load_id, 0, reason)
 
-        def tell_ready(demand: Demand, first: int, copies: list[HostCopy], tiers: list[Tier]) -> None:
-            self._ready(worker, load_id, demand, first, copies, tiers)
+        def report_ready(
+            request: PromotionRequest, first: int, copies: list[HostCopy], tiers: list[Tier]
+        ) -> None:
+            self._ready(worker, load_id, request, first, copies, tiers)
 
-        def tell_failed(first: int, message: str) -> None:
-            self._context.counts.loads_failed[message if message in REASONS else "not brought"] += 1
+        def report_failed(first: int, message: str) -> None:
+            self._context.counts.loads_failed[message if message in REASONS else "source failed"] += 1
             self._context.emit(ToWorker(worker.worker_id, LoadFailed(load_id, first, message)))
 
-        demand = Demand(
-            space=worker.space,
+        request = PromotionRequest(
+            size_class=worker.size_class,
             hashes=load.hashes,
             holder=worker.holder,
             deadline_s=self._context.now_s + limit_s,
-            tell_ready=tell_ready,
-            tell_failed=tell_failed,
+            report_ready=report_ready,
+            report_failed=report_failed,
             may_fetch=not self.is_draining,
         )
-        worker.loads[load_id] = demand
-        self._bringer.open(demand)
+        worker.loads[load_id] = request
+        self._promoter.open(request)
         return None
 
     def ended(self, worker: Worker, end: EndLoad) -> None:
-        demand = worker.loads.pop(end.load_id, None)
-        if demand is None:
+        request = worker.loads.pop(end.load_id, None)
+        if request is None:
             return
         for block_hash in end.corrupt:
-            self._bringer.found_corrupt(demand, block_hash)
-        self._bringer.end(demand)
+            self._promoter.found_corrupt(request, block_hash)
+        self._promoter.end(request)
 
     def worker_lost(self, worker: Worker) -> None:
-        for demand in worker.loads.values():
-            self._bringer.end(demand)
+        for request in worker.loads.values():
+            self._promoter.end(request)
         worker.loads.clear()
 
     # --- parts ----------------------------------------------------------------------------------
@@ -80,7 +82,7 @@ class Loads:
         self,
         worker: Worker,
         load_id: int,
-        demand: Demand,
+        request: PromotionRequest,
         first: int,
         copies: list[HostCopy],
         tiers: list[Tier],
@@ -88,8 +90,8 @@ class Loads:
         counts = self._context.counts
         for tier in tiers:
             counts.loaded_blocks[tier] += 1
-            counts.loaded_bytes[tier] += demand.space.block_bytes
-        if first + len(copies) == len(demand.hashes):
+            counts.loaded_bytes[tier] += request.size_class.block_bytes
+        if first + len(copies) == len(request.hashes):
             counts.loads_done += 1
         ready = BlocksReady(
             load_id=load_id,

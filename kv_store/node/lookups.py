@@ -43,7 +43,7 @@ class Lookups:
         others = [peer for peer in peers if peer.node_id != self._context.node.node_id]
         self.peers = {peer.node_id: peer for peer in others[:PEERS_MAX]}
 
-    def saw(self, hashes: Sequence[BlockHash]) -> None:
+    def observe(self, hashes: Sequence[BlockHash]) -> None:
         """Note hashes that are wanted and not here."""
         if not self.peers:
             return
@@ -55,7 +55,7 @@ class Lookups:
     def wanted(self, block_hash: BlockHash) -> None:
         """Note a hash that is wanted for certain: it counts as seen twice."""
         self._seen.pop(block_hash, None)
-        self.saw((block_hash, block_hash))
+        self.observe((block_hash, block_hash))
 
     def times_seen(self, block_hash: BlockHash) -> int:
         return self._seen.get(block_hash, 0)

@@ -21,9 +21,9 @@ from kv_store.node.fetches import Fetch, GrantedBlock, PeerRead
 from kv_store.node.host_tier import HostTier, NoRoom, OverQuota
 from kv_store.node.index import Index
 from kv_store.node.lookups import Lookups
-from kv_store.node.promotion import NO_HOLDER, Bringer, Fill
+from kv_store.node.promotion import NO_HOLDER, Promoter, Promotion
 from kv_store.node.replication import Replication
-from kv_store.node.size_classes import Space
+from kv_store.node.size_classes import SizeClass
 from kv_transfer.lease import ReaderLease
 from kv_transfer.read import BlockRead, ReadDone
 from kv_transfer.session import BadGrant, OpenReads
@@ -32,11 +32,12 @@ FETCHES_MAX = 64
 FETCH_BLOCKS_MAX = 128
 READS_MAX = 8
 READ_BYTES_MAX = 64 * 2**20
-"""Of one read, so that what it brings is told early."""
+"""Bytes of one read, so that what it fetched is reported early."""
 STUCK_SHARE_MAX = 0.125
-"""Of the host memory, that reads which have not settled may keep aside before nothing is fetched any more."""
+"""The share of the host memory that reads which have not settled may keep aside before nothing is fetched any
+more."""
 AVOID_S = 10.0
-"""A holder that failed us is not asked for so long, unless nobody else has the block."""
+"""A holder that failed us is avoided for this long, unless nobody else has the block."""
 
 
 @dataclass(slots=True, eq=False)
@@ -47,25 +48,26 @@ class _Peer:
 
 
 class PeerFetches:
-    """Fills wait until a holder is known and a fetch may begin; a holder that fails is left for another."""
+    """Fetches blocks of peers. A promotion waits until a holder is known and a fetch may begin; a holder that
+    fails is left for another."""
 
     def __init__(
-        self, context: Context, index: Index, bringer: Bringer, lookups: Lookups, host: HostTier
+        self, context: Context, index: Index, promoter: Promoter, lookups: Lookups, host: HostTier
     ) -> None:
         self._context = context
         self._index = index
-        self._bringer = bringer
+        self._promoter = promoter
         self._lookups = lookups
         self._host = host
         self.replication = Replication(context)
-        self._pending: deque[Fill] = deque()
+        self._pending: deque[Promotion] = deque()
         self._fetches: dict[int, Fetch] = {}
-        self._fetch_of: dict[Fill, Fetch] = {}
-        """The fetch, not over, that is to bring it."""
+        self._fetch_of: dict[Promotion, Fetch] = {}
+        """The fetch of each promotion, unless it is over."""
         self._reads: OpenReads[Fetch, list[GrantedBlock]] = OpenReads()
         self._peers: dict[NodeId, _Peer] = {}
         self._stuck_bytes: Counter[NodeId] = Counter()
-        """Of slots that reads of a peer keep aside, as bytes may yet land there."""
+        """Bytes of slots that reads of a peer keep aside, as bytes may yet land there."""
         self.meter = PathMeter(second_per_byte=1e-9, latency_s=0.005)
 
     @property
@@ -76,13 +78,13 @@ class PeerFetches:
     def pending_count(self) -> int:
         return len(self._pending)
 
-    def read_slots(self) -> list[tuple[Space, int]]:
-        return [(read.session.space, slot) for read in self._reads for slot in read.quarantined]
+    def read_slots(self) -> list[tuple[SizeClass, int]]:
+        return [(read.session.size_class, slot) for read in self._reads for slot in read.quarantined]
 
-    def predict(self, space: Space) -> tuple[float, float]:
-        """(seconds until the first block asked for now is begun, seconds per block)."""
+    def predict(self, size_class: SizeClass) -> tuple[float, float]:
+        """Predict (seconds until the first block asked for now is begun, seconds per block)."""
         per_byte_s, latency_s = self.meter.at(self._context.now_s)
-        block_s = per_byte_s * space.slot_bytes
+        block_s = per_byte_s * size_class.slot_bytes
         unread = sum(
             fetch.wanted_end - fetch.granted_end + len(fetch.queue) for fetch in self._fetches.values()
         )
@@ -91,7 +93,7 @@ class PeerFetches:
         return queued * block_s + max(0.0, latency_s - block_s), block_s
 
     def has_holder(self, block_hash: BlockHash) -> bool:
-        """Somebody who has not failed us just now."""
+        """Whether somebody has the block who has not failed us just now."""
         return any(
             self._is_usable(holding) and self._is_trusted(holding)
             for holding in self._lookups.holders(block_hash)
@@ -99,38 +101,39 @@ class PeerFetches:
 
     # --- as a path into host memory -------------------------------------------------------------
 
-    def request(self, fills: Sequence[Fill]) -> None:
-        unknown: list[Fill] = []
-        for fill in fills:
-            fill.holdings = self._lookups.holders(fill.block_hash)
-            (self._pending if fill.holdings else unknown).append(fill)
+    def request(self, promotions: Sequence[Promotion]) -> None:
+        unknown: list[Promotion] = []
+        for promotion in promotions:
+            promotion.holdings = self._lookups.holders(promotion.block_hash)
+            (self._pending if promotion.holdings else unknown).append(promotion)
         if not unknown:
             return
-        hashes = [fill.block_hash for fill in unknown]
+        hashes = [promotion.block_hash for promotion in unknown]
         if not self._lookups.look_up(hashes, lambda: self._looked_up(unknown)):
             self._looked_up(unknown)
 
-    def cancel(self, fill: Fill) -> None:
-        """What is pending is skipped when its turn comes; what is being read arrives, for whoever is next."""
-        if fill.is_reading:
+    def cancel(self, promotion: Promotion) -> None:
+        """Call a promotion off. A pending one is skipped when its turn comes; one that is being read arrives,
+        for whoever is next."""
+        if promotion.is_reading:
             return
-        self._bringer.forget(fill)
-        fetch = self._fetch_of.get(fill)
+        self._promoter.forget(promotion)
+        fetch = self._fetch_of.get(promotion)
         if fetch is not None and not fetch.is_waited_for:
-            if fill.is_late and not fetch.lease.is_granted:
+            if promotion.is_late and not fetch.lease.is_granted:
                 self._avoid(fetch.peer.node_id)
             if not self._is_reading(fetch):
                 self._over(fetch)
 
-    def _looked_up(self, fills: list[Fill]) -> None:
-        for fill in fills:
-            fill.holdings = self._lookups.holders(fill.block_hash)
-            if not fill.waiters:
-                self._bringer.forget(fill)
-            elif fill.holdings:
-                self._pending.append(fill)
+    def _looked_up(self, promotions: list[Promotion]) -> None:
+        for promotion in promotions:
+            promotion.holdings = self._lookups.holders(promotion.block_hash)
+            if not promotion.waiters:
+                self._promoter.forget(promotion)
+            elif promotion.holdings:
+                self._pending.append(promotion)
             else:
-                self._bringer.failed(fill, NO_HOLDER)
+                self._promoter.failed(promotion, NO_HOLDER)
 
     # --- peers ----------------------------------------------------------------------------------
 
@@ -140,12 +143,12 @@ class PeerFetches:
         known = self._lookups.peers.keys() | used
         self._peers = {node_id: peer for node_id, peer in self._peers.items() if node_id in known}
 
-    def peer_lost(self, space: int, node_id: NodeId, message: str) -> None:
-        """Reads under way end by themselves."""
+    def peer_lost(self, size_class: int, node_id: NodeId, message: str) -> None:
+        """Note that a peer's session is gone. Reads under way end by themselves."""
         lost = [
             fetch
             for fetch in self._fetches.values()
-            if fetch.peer.node_id == node_id and fetch.space.block_bytes == space
+            if fetch.peer.node_id == node_id and fetch.size_class.block_bytes == size_class
         ]
         for fetch in lost:
             fetch.owner_lost()
@@ -167,50 +170,51 @@ class PeerFetches:
         self._over_if_done(fetch)
 
     def refused(self, node_id: NodeId, refusal: BlocksRefused) -> None:
-        """No fault of the peer's: it does not have them any more, or has no room."""
+        """Take a peer's refusal. It is no fault of the peer's: it does not have the blocks any more, or has
+        no room."""
         fetch, first = self._fetch_from(node_id, refusal.fetch_id), refusal.first_block
         if fetch is None or not fetch.granted_end <= first < fetch.wanted_end:
             return
-        gone = fetch.fills[first : fetch.wanted_end]
+        gone = fetch.promotions[first : fetch.wanted_end]
         fetch.wanted_end = first
-        for fill in gone:
-            del self._fetch_of[fill]
-        for fill in gone:
-            self._try_elsewhere(fill, node_id, refusal.message)
+        for promotion in gone:
+            del self._fetch_of[promotion]
+        for promotion in gone:
+            self._try_elsewhere(promotion, node_id, refusal.message)
         self._over_if_done(fetch)
 
     # --- fetches --------------------------------------------------------------------------------
 
     def pump(self) -> None:
-        """Begins what may begin."""
+        """Begin what may begin."""
         while self._pending and self._open_count() < FETCHES_MAX:
-            fill = self._pending.popleft()
-            if not fill.waiters:
-                self._bringer.forget(fill)
+            promotion = self._pending.popleft()
+            if not promotion.waiters:
+                self._promoter.forget(promotion)
                 continue
-            holder = self._choose(fill)
+            holder = self._choose(promotion)
             if holder is None:
-                self._bringer.failed(fill, NO_HOLDER)
+                self._promoter.failed(promotion, NO_HOLDER)
             else:
-                self._begin(holder.node, [fill, *self._also_from(holder.node, fill)])
+                self._begin(holder.node, [promotion, *self._also_from(holder.node, promotion)])
         for fetch in list(self._fetches.values()):
             while fetch.queue and not fetch.is_over and self._reading_count() < READS_MAX:
                 if not self._read_next(fetch):
                     break
 
-    def _begin(self, peer: NodeRef, fills: list[Fill]) -> None:
-        deadline_s = max(fill.deadline_s for fill in fills)
+    def _begin(self, peer: NodeRef, promotions: list[Promotion]) -> None:
+        deadline_s = max(promotion.deadline_s for promotion in promotions)
         fetch = Fetch(
             lease=ReaderLease(lease_s=self._context.config.lease_s, patience_end_s=deadline_s),
-            block_count=len(fills),
+            block_count=len(promotions),
             fetch_id=self._context.new_id(),
-            space=fills[0].space,
+            size_class=promotions[0].size_class,
             peer=peer,
-            fills=fills,
+            promotions=promotions,
             deadline_s=deadline_s,
         )
         self._fetches[fetch.fetch_id] = fetch
-        self._fetch_of.update(dict.fromkeys(fills, fetch))
+        self._fetch_of.update(dict.fromkeys(promotions, fetch))
         self._peer(peer.node_id).fetch_count += 1
         self._request(fetch)
 
@@ -218,10 +222,10 @@ class PeerFetches:
         """Request the blocks, or renew the lease."""
         now_s = self._context.now_s
         number = fetch.lease.request(now_s=now_s)
-        hashes = tuple(fill.block_hash for fill in fetch.fills)
+        hashes = tuple(promotion.block_hash for promotion in fetch.promotions)
         time_left_s = max(0.001, fetch.deadline_s - now_s)
         message = BlocksRequest(fetch.fetch_id, hashes, time_left_s, number)
-        self._context.emit(ToPeer(fetch.space.block_bytes, fetch.peer, message))
+        self._context.emit(ToPeer(fetch.size_class.block_bytes, fetch.peer, message))
         self._context.at(fetch.lease.renew_s, lambda: self._renew(fetch))
 
     def _renew(self, fetch: Fetch) -> None:
@@ -236,7 +240,7 @@ class PeerFetches:
             self._request(fetch)
 
     def _read_next(self, fetch: Fetch) -> bool:
-        """False: there is no slot just now."""
+        """Start a read. False means that there is no slot just now."""
         now_s = self._context.now_s
         left_s = min(fetch.lease.end_s, now_s + self._context.config.load_timeout_s) - now_s
         if left_s <= 0:
@@ -245,8 +249,8 @@ class PeerFetches:
         blocks, slots, refused = self._take_slots(fetch)
         if slots:
             self._start_read(fetch, blocks, slots, left_s)
-        for fill, reason in refused:  # now that the fetch has its read, and is not over by these
-            self._bringer.failed(fill, reason)
+        for promotion, reason in refused:  # now that the fetch has its read, and is not over by these
+            self._promoter.failed(promotion, reason)
         self._over_if_done(fetch)
         return bool(slots or refused)
 
@@ -258,29 +262,30 @@ class PeerFetches:
             local_blocks=tuple(slots),
             generations=tuple(block.generation for block in blocks),
             timeout_s=left_s,
-            block_bytes=fetch.space.block_bytes,
+            block_bytes=fetch.size_class.block_bytes,
             checksums=tuple(block.checksum for block in blocks),
         )
         opened = self._reads.start(read, fetch, blocks, now_s=self._context.now_s)
         opened.quarantined = slots
         for block in blocks:
-            block.fill.is_reading = True
+            block.promotion.is_reading = True
         self._context.emit(read)
 
-    def _take_slots(self, fetch: Fetch) -> tuple[list[GrantedBlock], list[int], list[tuple[Fill, str]]]:
-        """(what to read, where to, what no slot is allowed for). What nobody waits for is left out."""
+    def _take_slots(self, fetch: Fetch) -> tuple[list[GrantedBlock], list[int], list[tuple[Promotion, str]]]:
+        """Take slots, and return (what to read, where to, what may have no slot). Blocks that nobody waits
+        for are left out."""
         blocks: list[GrantedBlock] = []
         slots: list[int] = []
-        refused: list[tuple[Fill, str]] = []
-        most = max(1, READ_BYTES_MAX // fetch.space.slot_bytes)
+        refused: list[tuple[Promotion, str]] = []
+        most = max(1, READ_BYTES_MAX // fetch.size_class.slot_bytes)
         while fetch.queue and len(slots) < most:
             block = fetch.queue.popleft()
-            if not block.fill.waiters:
+            if not block.promotion.waiters:
                 continue
             try:
-                slots.append(self._host.take_slot(fetch.space, block.facts.tenant))
+                slots.append(self._host.take_slot(fetch.size_class, block.facts.tenant))
             except OverQuota as e:
-                refused.append((block.fill, str(e)))
+                refused.append((block.promotion, str(e)))
             except NoRoom:
                 fetch.queue.appendleft(block)
                 break
@@ -300,64 +305,65 @@ class PeerFetches:
         if verdict.fault:
             # The peer is left for another holder, which is likelier to answer than the same one again.
             for block in read.part:
-                block.fill.is_reading = False
-                self._try_elsewhere(block.fill, peer, verdict.fault)
+                block.promotion.is_reading = False
+                self._try_elsewhere(block.promotion, peer, verdict.fault)
             self._fail(fetch, f"{peer}: {verdict.fault}")
         else:
             self._measure(read)
             self._accept(read, set(done.corrupt))
             self._over_if_done(fetch)
-        self._stuck_bytes[peer] += len(read.quarantined) * fetch.space.slot_bytes
+        self._stuck_bytes[peer] += len(read.quarantined) * fetch.size_class.slot_bytes
         if done.is_settled:
             self.read_settled(done.read_id)
 
     def read_settled(self, read_id: ReadId) -> None:
-        """Nothing can land any more: slots that were set aside come back."""
+        """Free the slots that were set aside: nothing can land any more."""
         read = self._reads.settled(read_id)
         if read is None:
             return
         fetch, peer = read.session, read.session.peer.node_id
-        self._stuck_bytes[peer] -= len(read.quarantined) * fetch.space.slot_bytes
+        self._stuck_bytes[peer] -= len(read.quarantined) * fetch.size_class.slot_bytes
         if not self._stuck_bytes[peer]:
             del self._stuck_bytes[peer]  # nodes come and go
         for slot in read.quarantined:
-            self._index.free_slot(fetch.space, slot)
+            self._index.free_slot(fetch.size_class, slot)
         self._close_if_settled(fetch)
 
     def _accept(self, read: PeerRead, corrupt: set[int]) -> None:
-        """The slots of good blocks become theirs; the others stay with the read, to be freed with it."""
+        """Take in a good read. The slots of good blocks become theirs; the others stay with the read, to be
+        freed with it."""
         left: list[int] = []
         for i, (block, slot) in enumerate(zip(read.part, read.quarantined, strict=True)):
-            block.fill.is_reading = False
+            block.promotion.is_reading = False
             if i in corrupt:
                 self._context.counts.corrupt[Tier.PEER] += 1
-                read.session.corrupt.append(block.fill.block_hash)
-                self._try_elsewhere(block.fill, read.session.peer.node_id, "its checksum did not hold")
+                read.session.corrupt.append(block.promotion.block_hash)
+                self._try_elsewhere(block.promotion, read.session.peer.node_id, "its checksum did not hold")
                 left.append(slot)
             elif not self._arrive(block, slot):
                 left.append(slot)
         read.quarantined = left
 
     def _arrive(self, block: GrantedBlock, slot: int) -> bool:
-        """Whether the slot is the block's from now on."""
-        fill = block.fill
-        space, counts = fill.space, self._context.counts
-        counts.fetched_bytes += space.block_bytes
-        here = self._index.host_copy(fill.block_hash)
-        if not self._index.may_be_of(fill.block_hash, space):
-            self._bringer.failed(fill, "a block of another size has this hash")
+        """Take in a block, and return whether the slot is its own from now on."""
+        promotion = block.promotion
+        size_class, counts = promotion.size_class, self._context.counts
+        counts.fetched_bytes += size_class.block_bytes
+        here = self._index.host_copy(promotion.block_hash)
+        if not self._index.may_be_of(promotion.block_hash, size_class):
+            self._promoter.failed(promotion, "a block of another size has this hash")
             return False
         if here is not None:
-            self._bringer.arrived(fill, here)
+            self._promoter.arrived(promotion, here)
             return False
-        seen = self._lookups.times_seen(fill.block_hash)
-        is_kept = self.replication.may_keep(space.slot_bytes, times_seen=seen)
-        if not is_kept and not fill.waiters:
-            self._bringer.forget(fill)
+        seen = self._lookups.times_seen(promotion.block_hash)
+        is_kept = self.replication.may_keep(size_class.slot_bytes, times_seen=seen)
+        if not is_kept and not promotion.waiters:
+            self._promoter.forget(promotion)
             return False
-        counts.replicated_bytes += space.block_bytes * is_kept
-        copy = self._index.add_host(space, block.facts, slot, block.checksum, is_transient=not is_kept)
-        self._bringer.arrived(fill, copy)
+        counts.replicated_bytes += size_class.block_bytes * is_kept
+        copy = self._index.add_host(size_class, block.facts, slot, block.checksum, is_transient=not is_kept)
+        self._promoter.arrived(promotion, copy)
         return True
 
     def _measure(self, read: PeerRead) -> None:
@@ -369,27 +375,27 @@ class PeerFetches:
     # --- ends -----------------------------------------------------------------------------------
 
     def _fail(self, fetch: Fetch, reason: str) -> None:
-        """The peer's fault: it is avoided for a while."""
+        """End a fetch by the peer's fault: the peer is avoided for a while."""
         if fetch.is_over:
             return
         self._context.counts.fetches_failed += 1
         self._avoid(fetch.peer.node_id)
         unread = [
-            *(block.fill for block in fetch.queue),
-            *fetch.fills[fetch.granted_end : fetch.wanted_end],
+            *(block.promotion for block in fetch.queue),
+            *fetch.promotions[fetch.granted_end : fetch.wanted_end],
         ]
         self._over(fetch)
-        for fill in unread:
-            self._try_elsewhere(fill, fetch.peer.node_id, reason)
+        for promotion in unread:
+            self._try_elsewhere(promotion, fetch.peer.node_id, reason)
 
-    def _try_elsewhere(self, fill: Fill, node_id: NodeId, reason: str) -> None:
-        """The holder does not count any more for this block."""
-        self._lookups.forget_holder(fill.block_hash, node_id)
-        fill.holdings = tuple(h for h in fill.holdings if h.node.node_id != node_id)
-        if fill.waiters and fill.holdings and self._context.now_s < fill.deadline_s:
-            self._pending.append(fill)
+    def _try_elsewhere(self, promotion: Promotion, node_id: NodeId, reason: str) -> None:
+        """Fetch from another holder. This one does not count any more for this block."""
+        self._lookups.forget_holder(promotion.block_hash, node_id)
+        promotion.holdings = tuple(h for h in promotion.holdings if h.node.node_id != node_id)
+        if promotion.waiters and promotion.holdings and self._context.now_s < promotion.deadline_s:
+            self._pending.append(promotion)
         else:
-            self._bringer.failed(fill, reason)
+            self._promoter.failed(promotion, reason)
 
     def _over_if_done(self, fetch: Fetch) -> None:
         is_read = not fetch.queue and fetch.granted_end >= fetch.wanted_end and not self._is_reading(fetch)
@@ -401,21 +407,21 @@ class PeerFetches:
 
     def _over(self, fetch: Fetch) -> None:
         fetch.end(tell_owner=True)
-        for fill in fetch.fills:
-            if self._fetch_of.get(fill) is fetch:
-                del self._fetch_of[fill]
+        for promotion in fetch.promotions:
+            if self._fetch_of.get(promotion) is fetch:
+                del self._fetch_of[promotion]
         fetch.queue.clear()
         fetch.wanted_end = min(fetch.wanted_end, fetch.granted_end)
         self._close_if_settled(fetch)
 
     def _close_if_settled(self, fetch: Fetch) -> None:
-        """The peer may let go of the blocks when nothing of ours can read them any more."""
+        """Release the peer's blocks when nothing of ours can read them any more."""
         if not fetch.is_over or fetch.reads_open or self._fetches.pop(fetch.fetch_id, None) is None:
             return
         self._peer(fetch.peer.node_id).fetch_count -= 1
         if fetch.take_release():
             message = BlocksReleased(fetch.fetch_id, tuple(fetch.corrupt))
-            self._context.emit(ToPeer(fetch.space.block_bytes, fetch.peer, message))
+            self._context.emit(ToPeer(fetch.size_class.block_bytes, fetch.peer, message))
 
     # --- parts ----------------------------------------------------------------------------------
 
@@ -434,13 +440,13 @@ class PeerFetches:
         return peer is None or self._context.now_s >= peer.avoid_until_s
 
     def _is_usable(self, holding: Holding) -> bool:
-        """A frozen peer gets no more slots of ours than it has already."""
+        """Whether to fetch from the holder. A frozen peer gets no more slots of ours than it has already."""
         if self._stuck_bytes[holding.node.node_id] > 0:
             return False
         return self._stuck_bytes.total() <= STUCK_SHARE_MAX * self._context.config.host_bytes
 
-    def _choose(self, fill: Fill) -> Holding | None:
-        """From host memory rather than from SSD, from whom least is under way, from the fastest."""
+    def _choose(self, promotion: Promotion) -> Holding | None:
+        """Choose a holder: host memory before SSD, then the one with least under way, then the fastest."""
 
         def cost(holding: Holding) -> tuple[bool, bool, int, float, str]:
             peer = self._peer(holding.node.node_id)
@@ -448,22 +454,22 @@ class PeerFetches:
             per_byte_s, _ = peer.meter.at(self._context.now_s)
             return not self._is_trusted(holding), is_slow, peer.fetch_count, per_byte_s, holding.node.node_id
 
-        return min((h for h in fill.holdings if self._is_usable(h)), key=cost, default=None)
+        return min((h for h in promotion.holdings if self._is_usable(h)), key=cost, default=None)
 
-    def _also_from(self, node: NodeRef, first: Fill) -> list[Fill]:
+    def _also_from(self, node: NodeRef, first: Promotion) -> list[Promotion]:
         """The blocks that follow in the queue, as long as this peer has them too."""
-        fills: list[Fill] = []
-        while self._pending and len(fills) < FETCH_BLOCKS_MAX - 1:
-            fill = self._pending[0]
-            is_there = any(h.node.node_id == node.node_id for h in fill.holdings)
-            if fill.space is not first.space or not is_there:
+        promotions: list[Promotion] = []
+        while self._pending and len(promotions) < FETCH_BLOCKS_MAX - 1:
+            promotion = self._pending[0]
+            is_there = any(h.node.node_id == node.node_id for h in promotion.holdings)
+            if promotion.size_class is not first.size_class or not is_there:
                 break
             self._pending.popleft()
-            if fill.waiters:
-                fills.append(fill)
+            if promotion.waiters:
+                promotions.append(promotion)
             else:
-                self._bringer.forget(fill)
-        return fills
+                self._promoter.forget(promotion)
+        return promotions
 
     def _open_count(self) -> int:
         return sum(1 for fetch in self._fetches.values() if not fetch.is_over)
@@ -478,9 +484,9 @@ class PeerFetches:
         for fetch in self._fetches.values():
             assert bool(fetch.reads_open) == (fetch.fetch_id in reading)
             assert not fetch.is_over or fetch.reads_open
-            assert fetch.wanted_end <= len(fetch.fills)
+            assert fetch.wanted_end <= len(fetch.promotions)
         assert self._open_count() <= FETCHES_MAX
         assert self._stuck_bytes.total() == sum(
-            len(read.quarantined) * read.session.space.slot_bytes for read in self._reads if read.is_done
+            len(read.quarantined) * read.session.size_class.slot_bytes for read in self._reads if read.is_done
         )
         assert self._reading_count() <= READS_MAX

@@ -12,7 +12,7 @@ class Publisher:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._told: dict[BlockHash, Tier] = {}
+        self._published: dict[BlockHash, Tier] = {}
         """What the directory was told that we hold."""
         self._changed: dict[BlockHash, Tier | None] = {}
         self._sequence_number = 0
@@ -25,11 +25,12 @@ class Publisher:
         if not self._changed:
             return
         changed, self._changed = self._changed, {}
-        stored = [(h, tier) for h, tier in changed.items() if tier is not None and self._told.get(h) != tier]
-        removed = [h for h, tier in changed.items() if tier is None and h in self._told]
-        self._told.update(stored)
+        here = [(h, tier) for h, tier in changed.items() if tier is not None]
+        stored = [(h, tier) for h, tier in here if self._published.get(h) != tier]
+        removed = [h for h, tier in changed.items() if tier is None and h in self._published]
+        self._published.update(stored)
         for block_hash in removed:
-            del self._told[block_hash]
+            del self._published[block_hash]
         for first in range(0, max(len(stored), len(removed)), HASHES_MAX):
             end = first + HASHES_MAX
             self._publish(stored[first:end], removed[first:end])
@@ -37,14 +38,14 @@ class Publisher:
     def snapshot(self) -> None:
         """Publish everything again, in one or more messages."""
         self.flush()
-        held = list(self._told.items())
+        held = list(self._published.items())
         for first in range(0, max(1, len(held)), HASHES_MAX):
             end = first + HASHES_MAX
             ends = {"is_first": first == 0, "is_last": end >= len(held)}
             self._publish(held[first:end], [], is_snapshot=True, **ends)
 
-    def told(self) -> dict[BlockHash, Tier]:
-        return self._told
+    def reported(self) -> dict[BlockHash, Tier]:
+        return self._published
 
     def _publish(
         self,

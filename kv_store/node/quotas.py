@@ -17,7 +17,7 @@ class Holder:
     """Bytes of the slots it holds: those of `counts`, each counted once, and those it writes."""
 
 
-class Shares:
+class Quotas:
     """Limits of what holders have. Together they have at most `limit_bytes`. Each may have an equal share of
     it, or as much as is left for others beside what it has. So a holder that is alone gets all, and frozen
     ones cannot starve the rest."""

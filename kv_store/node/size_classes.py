@@ -19,7 +19,7 @@ def is_checksum(number: int) -> bool:
     return 0 <= number < 2**64
 
 
-class Arena:
+class HostSlots:
     """The slots of a size class's host memory: which are held, and which free ones have memory.
 
     `generations[i]` rises when slot i is given out for new content, before anything is written: a one-sided
@@ -99,7 +99,7 @@ class Arena:
 class HostCopy:
     """A whole block in a slot. The slot stays while there are pins, also when the block is found no more."""
 
-    space: "Space"
+    size_class: "SizeClass"
     facts: BlockFacts
     slot: int
     checksum: int
@@ -119,7 +119,7 @@ class HostCopy:
 class SsdCopy:
     """A whole block in a slot of the SSD file."""
 
-    space: "Space"
+    size_class: "SizeClass"
     facts: BlockFacts
     ssd_slot: int
     reads: int = 0
@@ -128,10 +128,10 @@ class SsdCopy:
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class BlockEntry:
     """A block that can be found here, in one tier or two."""
 
-    space: "Space"
+    size_class: "SizeClass"
     facts: BlockFacts
     used_s: float
     use_count: int = 0
@@ -184,11 +184,11 @@ class SsdSlots:
 
 
 @dataclass(slots=True, eq=False)
-class Space:
+class SizeClass:
     """The arena and the SSD file of one block size."""
 
     block_bytes: int
-    arena: Arena
+    arena: HostSlots
     ssd: SsdSlots
     host_policy: EvictionPolicy
     ssd_policy: EvictionPolicy

@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 
 from baton.core.ids import WorkerId
 from baton.core.store import BlockFacts
-from kv_store.node.promotion import Demand
+from kv_store.node.promotion import PromotionRequest
 from kv_store.node.quotas import Holder
-from kv_store.node.size_classes import Space
+from kv_store.node.size_classes import SizeClass
 
 
 class ProtocolError(Exception):
@@ -24,11 +24,11 @@ class Write:
 @dataclass(slots=True, eq=False)
 class Worker:
     worker_id: WorkerId
-    space: Space
+    size_class: SizeClass
     holder: Holder
     offers: dict[int, list[Write]] = field(default_factory=dict[int, list[Write]])
     """Slots of each open offer, in the order of its places."""
-    loads: dict[int, Demand] = field(default_factory=dict[int, Demand])
+    loads: dict[int, PromotionRequest] = field(default_factory=dict[int, PromotionRequest])
     """Open loads, until EndLoad."""
     is_dropped: bool = False
     """The worker broke the protocol: nothing it says counts, and what it writes is kept aside until its

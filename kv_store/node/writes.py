@@ -7,8 +7,8 @@ from baton.core.store import BlockFacts, BlocksWritten, OfferBlocks, Place, Stor
 from kv_store.node.context import HASHES_MAX, OFFERS_OPEN_MAX, Context
 from kv_store.node.host_tier import HostTier, NoRoom, OverQuota
 from kv_store.node.index import Index
-from kv_store.node.promotion import Bringer
-from kv_store.node.quotas import Shares
+from kv_store.node.promotion import Promoter
+from kv_store.node.quotas import Quotas
 from kv_store.node.size_classes import HostCopy, is_checksum
 from kv_store.node.workers import ProtocolError, Worker, Write
 
@@ -22,8 +22,8 @@ class Writes:
         context: Context,
         index: Index,
         host: HostTier,
-        shares: Shares,
-        bringer: Bringer,
+        quotas: Quotas,
+        promoter: Promoter,
         *,
         on_stored: Callable[[HostCopy], None],
     ) -> None:
@@ -31,8 +31,8 @@ class Writes:
         self._context = context
         self._index = index
         self._host = host
-        self._shares = shares
-        self._bringer = bringer
+        self._quotas = quotas
+        self._promoter = promoter
         self._writing: dict[BlockHash, Write] = {}
         self.is_closed = False
         """The node is draining: nothing new is taken."""
@@ -78,17 +78,17 @@ class Writes:
             self._end(worker, write)
             facts = write.facts
             is_here = self._index.host_copy(facts.block_hash) is not None
-            if checksum is None or is_here or not self._index.may_be_of(facts.block_hash, worker.space):
-                self._index.free_slot(worker.space, write.slot)
+            if checksum is None or is_here or not self._index.may_be_of(facts.block_hash, worker.size_class):
+                self._index.free_slot(worker.size_class, write.slot)
             else:
-                self._on_stored(self._index.add_host(worker.space, facts, write.slot, checksum))
+                self._on_stored(self._index.add_host(worker.size_class, facts, write.slot, checksum))
 
     def worker_lost(self, worker: Worker) -> None:
         """End a worker's writes. Whatever is in its slots may be torn."""
         for writes in worker.offers.values():
             for write in writes:
                 self._end(worker, write)
-                self._index.free_slot(worker.space, write.slot)
+                self._index.free_slot(worker.size_class, write.slot)
         worker.offers.clear()
 
     # --- parts ----------------------------------------------------------------------------------
@@ -98,13 +98,13 @@ class Writes:
         reason = self._unwanted(worker, facts)
         if not reason:
             try:
-                slot = self._host.take_slot(worker.space, facts.tenant)
+                slot = self._host.take_slot(worker.size_class, facts.tenant)
             except OverQuota:
                 reason = "quota"
             except NoRoom:
                 reason = "no room"
             else:
-                self._shares.begin_write(worker.holder, worker.space.slot_bytes)
+                self._quotas.begin_write(worker.holder, worker.size_class.slot_bytes)
                 return slot
         self._context.counts.refused[reason] += 1
         return None
@@ -114,14 +114,14 @@ class Writes:
             return "known"
         if facts.block_hash in self._writing:
             return "being written"
-        if not self._index.may_be_of(facts.block_hash, worker.space):
+        if not self._index.may_be_of(facts.block_hash, worker.size_class):
             return "another size"
-        slot_bytes, shares = worker.space.slot_bytes, self._shares
-        if self._bringer.waiting_count and shares.write_bytes + slot_bytes > shares.limit_bytes // 8:
+        slot_bytes, quotas = worker.size_class.slot_bytes, self._quotas
+        if self._promoter.waiting_count and quotas.write_bytes + slot_bytes > quotas.limit_bytes // 8:
             return "loads wait"  # loads would never find room among a steady stream of writes
-        return "" if self._shares.fits(worker.holder, slot_bytes, slot_bytes) else "share"
+        return "" if self._quotas.fits(worker.holder, slot_bytes, slot_bytes) else "share"
 
     def _end(self, worker: Worker, write: Write) -> None:
         del self._writing[write.facts.block_hash]
-        self._shares.end_write(worker.holder, worker.space.slot_bytes)
+        self._quotas.end_write(worker.holder, worker.size_class.slot_bytes)
         self._index.was_freed = True

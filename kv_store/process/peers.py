@@ -14,37 +14,38 @@ from kv_transfer.peers import SessionsWithOwners, SessionsWithReaders, Spawn, ca
 from kv_transfer.read import BlockRead
 
 CONNECT_S = 3.0
-"""From dialling to the peer's hello, and for the transfer connection."""
+"""The time from dialling to the peer's hello, and for the transfer connection."""
 
 Key = tuple[int, NodeRef]
-"""(space, peer)"""
+"""A session by (size class, peer)."""
 
 READER_MESSAGES = BlocksRequest | BlocksReleased | TakeOver
-"""They travel in sessions that the sender opened; answers in those that they answer."""
+"""These travel in sessions that the sender opened; answers travel in those that they answer."""
 
 
-class PeerSpace(Protocol):
-    """What is needed of a space here."""
+class PeerSizeClass(Protocol):
+    """The part of a size class that is needed here."""
 
     async def transfer(self) -> TransferManager:
-        """Started with the first call. Raises SetupError if nothing works here."""
+        """The transfer manager, started with the first call. Raises SetupError if nothing works here."""
         ...
 
     def hello(self, transfer: TransferManager) -> NodeHello: ...
 
 
 class Asking:
-    """Sessions that we opened, in order to read: one per peer and space, opened ahead or when first used.
-    One that breaks after that is reported as a lost peer, and the next message opens a new one."""
+    """Sessions that we opened, in order to read: one per peer and size class, opened ahead or when first
+    used. A session that breaks after that is reported as a lost peer, and the next message opens a new
+    one."""
 
     def __init__(
         self,
         *,
-        space: Callable[[int], PeerSpace],
+        size_class: Callable[[int], PeerSizeClass],
         post: Callable[[e.NodeEvent], None],
         spawn: Spawn,
     ) -> None:
-        self._space, self._post, self._spawn = space, post, spawn
+        self._size_class, self._post, self._spawn = size_class, post, spawn
         self._sessions = SessionsWithOwners[Key, NodeToNode, NodeToNode](
             on_message=lambda key, message: post(e.FromPeer(*key, message)),
             on_lost=lambda key, reason: post(e.PeerLost(key[0], key[1].node_id, reason)),
@@ -55,17 +56,18 @@ class Asking:
     def count(self) -> int:
         return self._sessions.count
 
-    def open(self, space: int, peer: NodeRef) -> None:
-        """Ahead of need: dialling and the first transfer connection take longer than a fetch may. Nobody is
-        told if it fails. Open already: nothing happens."""
-        self._sessions.open((space, peer), lambda: self._session(space, peer))
+    def open(self, size_class: int, peer: NodeRef) -> None:
+        """Open a session ahead of need, unless it is open: dialling and the first transfer connection take
+        longer than a fetch may. A failure is not reported."""
+        self._sessions.open((size_class, peer), lambda: self._session(size_class, peer))
 
-    def send(self, space: int, peer: NodeRef, message: NodeToNode) -> None:
-        """In order. If it cannot be delivered, PeerLost says so."""
-        self._sessions.send((space, peer), message, lambda: self._session(space, peer))
+    def send(self, size_class: int, peer: NodeRef, message: NodeToNode) -> None:
+        """Send messages in order. PeerLost follows if one cannot be delivered."""
+        self._sessions.send((size_class, peer), message, lambda: self._session(size_class, peer))
 
     def read(self, read: BlockRead) -> None:
-        """Answered by one ReadDone, and by ReadSettled if that said that bytes may yet land."""
+        """Start a read. It is answered by one ReadDone, and by ReadSettled if bytes may yet land after
+        that."""
         self._spawn(self._read(read))
 
     def close(self) -> None:
@@ -73,8 +75,8 @@ class Asking:
         self._sessions.close()
 
     @asynccontextmanager
-    async def _session(self, space: int, peer: NodeRef) -> AsyncGenerator[NodeEnd]:
-        here = self._space(space)
+    async def _session(self, size_class: int, peer: NodeRef) -> AsyncGenerator[NodeEnd]:
+        here = self._size_class(size_class)
         transfer, owner = await here.transfer(), WorkerId(peer.node_id)
         try:
             async with node_session(peer.address, here.hello(transfer), connect_timeout_s=CONNECT_S) as (
@@ -94,7 +96,7 @@ class Asking:
             await transfer.remove_peer(owner)
 
     async def _read(self, read: BlockRead) -> None:
-        await carry_out(read, await self._space(read.block_bytes).transfer(), self._post)
+        await carry_out(read, await self._size_class(read.block_bytes).transfer(), self._post)
 
 
 class Answering:
@@ -111,9 +113,9 @@ class Answering:
     async def serve(self, theirs: NodeHello, link: NodeEnd) -> None:
         await self._sessions.serve((theirs.block_bytes, theirs.node), link)
 
-    def send(self, space: int, peer: NodeRef, message: NodeToNode) -> None:
-        """Dropped if the session is gone: the reader has heard of its end."""
-        self._sessions.send((space, peer), message)
+    def send(self, size_class: int, peer: NodeRef, message: NodeToNode) -> None:
+        """Send a message, or drop it if the session is gone: the reader knows of its end."""
+        self._sessions.send((size_class, peer), message)
 
     def hang_up(self) -> None:
         """End all sessions; what is queued for them is still sent."""

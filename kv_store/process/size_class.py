@@ -24,14 +24,14 @@ MakeTransfer = Callable[[NodeId, KVMemory], TransferManager]
 """A function that makes a transfer manager, which is not started yet."""
 
 
-class Space:
+class SizeClassMemory:
     """The memory and connections of one size class. Memory is taken from the system slab by slab, ahead of
     its use and beside the loop; a slot that is used before its turn takes its own at once. `give_back_unused`
     ends that: another size class needs memory too."""
 
     def __init__(
         self,
-        opened: e.OpenSpace,
+        opened: e.OpenSizeClass,
         *,
         node: NodeRef,
         generations: npt.NDArray[np.uint64],
@@ -42,10 +42,13 @@ class Space:
     ) -> None:
         """`is_first` means that no other size class shares the host memory yet. Raises SetupError if there is
         too little memory."""
-        self.block_bytes, self._node, self._threads = opened.space, node, threads
+        self.block_bytes, self._node, self._threads = opened.size_class, node, threads
         room_bytes = None if is_first else 0
         self.arena = Arena.create(
-            opened.slot_bytes, opened.slot_count, name=f"baton-store-{opened.space}", room_bytes=room_bytes
+            opened.slot_bytes,
+            opened.slot_count,
+            name=f"baton-store-{opened.size_class}",
+            room_bytes=room_bytes,
         )
         self._generations, self._make_transfer = generations, make_transfer
         self._transfer: asyncio.Task[TransferManager] | None = None
@@ -111,5 +114,5 @@ class Space:
         )
         transfer = self._make_transfer(self._node.node_id, memory)
         await transfer.start()
-        log.info("transfer by %s for blocks of %d bytes", ", ".join(transfer.counters), self.block_bytes)
+        log.info("blocks of %d bytes are transferred by %s", self.block_bytes, ", ".join(transfer.counters))
         return transfer

@@ -72,23 +72,23 @@ class Disks:
             with contextlib.suppress(SetupError):
                 self._lock = own_folder(self._config.ssd_dir)
         found: list[tuple[int, int, int]] = []
-        for space in sorted(files_in(self._config.ssd_dir) if self._config.ssd_dir else ()):
-            slot_bytes = slot_bytes_for(space)
+        for size_class in sorted(files_in(self._config.ssd_dir) if self._config.ssd_dir else ()):
+            slot_bytes = slot_bytes_for(size_class)
             if slot_count := self._config.ssd_bytes // slot_disk_bytes(slot_bytes):
-                self._opening.add(space)
-                found.append((space, slot_bytes, slot_count))
+                self._opening.add(size_class)
+                found.append((size_class, slot_bytes, slot_count))
         self._spawn_open(self._open_all(found))
 
     async def _open_all(self, found: list[tuple[int, int, int]]) -> None:
-        for space, slot_bytes, slot_count in found:
-            await self._open(space, slot_bytes, slot_count)
+        for size_class, slot_bytes, slot_count in found:
+            await self._open(size_class, slot_bytes, slot_count)
 
-    def open(self, opened: e.OpenSpace) -> None:
-        """Open a file beside the loop. It is answered by SpaceOpened, unless there is nothing to open or that
-        is under way."""
-        if opened.ssd_slot_count and opened.space not in self._opening:
-            self._opening.add(opened.space)
-            self._spawn_open(self._open(opened.space, opened.slot_bytes, opened.ssd_slot_count))
+    def open(self, opened: e.OpenSizeClass) -> None:
+        """Open a file beside the loop. It is answered by SizeClassOpened, unless there is nothing to open or
+        that is under way."""
+        if opened.ssd_slot_count and opened.size_class not in self._opening:
+            self._opening.add(opened.size_class)
+            self._spawn_open(self._open(opened.size_class, opened.slot_bytes, opened.ssd_slot_count))
 
     async def until_open(self) -> None:
         """Wait until the content of all files that are being read was reported."""
@@ -100,11 +100,11 @@ class Disks:
         self._opens.add(task)
         task.add_done_callback(self._opens.discard)
 
-    async def _open(self, space: int, slot_bytes: int, slot_count: int) -> None:
+    async def _open(self, size_class: int, slot_bytes: int, slot_count: int) -> None:
         def work() -> tuple[BlockFile, list[e.Recovered]]:
             return BlockFile.open(
                 self._config.ssd_dir,
-                block_bytes=space,
+                block_bytes=size_class,
                 slot_bytes=slot_bytes,
                 slot_count=slot_count,
                 io=self._config.ssd_io,
@@ -114,39 +114,39 @@ class Disks:
         try:
             file, recovered = await asyncio.to_thread(work)
         except (SetupError, OSError) as error:
-            log.error("no SSD tier for blocks of %d bytes: %s", space, error)
-            self._post(e.SpaceOpened(space, error=str(error)))
+            log.error("blocks of %d bytes have no SSD tier: %s", size_class, error)
+            self._post(e.SizeClassOpened(size_class, error=str(error)))
             return
-        self._files[space] = file
+        self._files[size_class] = file
         took_s = time.monotonic() - began_s
         log.info("%s: %d blocks found in %.2f s", file.path, len(recovered), took_s)
         for note in file.notes:
             log.info("%s", note)
-        self._post(e.SpaceOpened(space, tuple(recovered)))
+        self._post(e.SizeClassOpened(size_class, tuple(recovered)))
 
     # --- operations -------------------------------------------------------------------------------
 
     def read(self, action: e.ReadSsd) -> None:
-        file, view = self._files[action.space], self._arena(action.space).view(action.slot)
+        file, view = self._files[action.size_class], self._arena(action.size_class).view(action.slot)
 
         def work() -> e.IoDone:
             checksum = file.read(action.ssd_slot, view, action.block_hash)
             return e.IoDone(action.op_id, checksum=checksum)
 
-        self._start((action.space, action.ssd_slot), action.op_id, work)
+        self._start((action.size_class, action.ssd_slot), action.op_id, work)
 
     def write(self, action: e.WriteSsd) -> None:
-        file, view = self._files[action.space], self._arena(action.space).view(action.slot)
+        file, view = self._files[action.size_class], self._arena(action.size_class).view(action.slot)
 
         def work() -> e.IoDone:
             checksum = file.write(action.ssd_slot, view, action.facts, action.checksum)
             return e.IoDone(action.op_id, checksum=checksum)
 
-        self._start((action.space, action.ssd_slot), action.op_id, work)
+        self._start((action.size_class, action.ssd_slot), action.op_id, work)
 
     def forget(self, action: e.ForgetSsd) -> None:
-        file = self._files.get(action.space)
-        slot = (action.space, action.ssd_slot)
+        file = self._files.get(action.size_class)
+        slot = (action.size_class, action.ssd_slot)
         if file is None:
             return
         if slot in self._last:

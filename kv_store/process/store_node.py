@@ -45,7 +45,7 @@ from kv_store.node.core import NodeCore
 from kv_store.process.local import LocalServer, LocalSessions
 from kv_store.process.metrics import StoreMetrics, accounts
 from kv_store.process.peers import READER_MESSAGES, Answering, Asking
-from kv_store.process.size_class import Space
+from kv_store.process.size_class import SizeClassMemory
 from kv_store.process.ssd import Disks, within_disk
 from kv_store.ssd.errors import DiskError
 from kv_transfer.backend import KVMemory
@@ -84,7 +84,7 @@ class StoreProcess:
         self._is_draining = False
         self._crash = Crash()
         self._background = Background(self._crash.report)
-        self._spaces: dict[int, Space] = {}
+        self._size_classes: dict[int, SizeClassMemory] = {}
         self._generations: dict[int, npt.NDArray[np.uint64]] = {}
         self._answering = Answering(post=lambda event: self._driver.post(event))
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="store")
@@ -100,7 +100,7 @@ class StoreProcess:
         check_room(self._config.store.host_bytes)
         async with AsyncExitStack() as stack:
             stack.callback(self._threads.shutdown, wait=False, cancel_futures=True)
-            stack.push_async_callback(self._close_spaces)
+            stack.push_async_callback(self._close_size_classes)
             await self._open_doors(stack)
             self._assemble()
             stack.push_async_callback(self._disks.close)
@@ -154,9 +154,14 @@ class StoreProcess:
         post = self._driver.post
         self._workers = LocalSessions(sink=self, arena_descriptor=self._arena_of)
         self._disks = Disks(
-            store, arena=lambda space: self._spaces[space].arena, post=post, spawn=self._background.spawn
+            store,
+            arena=lambda block_bytes: self._size_classes[block_bytes].arena,
+            post=post,
+            spawn=self._background.spawn,
         )
-        self._asking = Asking(space=self._spaces.__getitem__, post=post, spawn=self._background.spawn)
+        self._asking = Asking(
+            size_class=self._size_classes.__getitem__, post=post, spawn=self._background.spawn
+        )
         self._registration = StoreRegistration(
             self._directory,
             member=self._member,
@@ -169,14 +174,14 @@ class StoreProcess:
     def _performers(self) -> Performers:
         return performers(
             e.NodeAction,
-            performer(e.OpenSpace, self._open_space),
+            performer(e.OpenSizeClass, self._open_size_class),
             performer(e.ToWorker, self._to_worker),
             performer(e.DropWorker, lambda a: self._workers.drop(a.worker_id, a.message)),
             performer(e.ToPeer, self._to_peer),
             performer(e.ReadSsd, self._read_ssd),
             performer(e.WriteSsd, lambda a: self._disks.write(a)),
             performer(e.ForgetSsd, lambda a: self._disks.forget(a)),
-            performer(e.ForgetHost, lambda a: self._spaces[a.space].forget(a.slot)),
+            performer(e.ForgetHost, lambda a: self._size_classes[a.size_class].forget(a.slot)),
             performer(BlockRead, self._read_peer),
             performer(e.LookUp, lambda a: self._registration.look_up(a)),
             performer(e.Publish, lambda a: self._registration.publish(a.changes)),
@@ -185,9 +190,9 @@ class StoreProcess:
     async def _keep_peers_open(self) -> None:
         """Keep sessions open, so that the first fetch from a peer is as quick as the next."""
         while True:
-            for space in list(self._spaces):
+            for size_class in list(self._size_classes):
                 for peer in self._registration.peers[:PEERS_OPEN_MAX]:
-                    self._asking.open(space, peer)
+                    self._asking.open(size_class, peer)
             await asyncio.sleep(DIAL_S)
 
     async def _serve(self, stop: asyncio.Event, stop_now: asyncio.Event) -> None:
@@ -198,7 +203,7 @@ class StoreProcess:
             return
         timeout_s = self._config.cluster.drain_timeout_s
         log.info(
-            "offering up to %d bytes to %d peers, for at most %g s",
+            "the node offers up to %d bytes to %d peers, for at most %g s",
             budget,
             len(self._registration.peers),
             timeout_s,
@@ -229,18 +234,18 @@ class StoreProcess:
         self._driver.post(e.WorkerLost(worker_id))
 
     def _arena_of(self, hello: StoreHello) -> int:
-        return self._spaces[hello.block_bytes].arena.fd
+        return self._size_classes[hello.block_bytes].arena.fd
 
     # --- actions ----------------------------------------------------------------------------------
 
-    def _open_space(self, action: e.OpenSpace) -> None:
-        for other in self._spaces.values():
+    def _open_size_class(self, action: e.OpenSizeClass) -> None:
+        for other in self._size_classes.values():
             other.give_back_unused()
-        self._spaces[action.space] = Space(
+        self._size_classes[action.size_class] = SizeClassMemory(
             action,
             node=self._node,
-            generations=self._generations[action.space],
-            is_first=not self._spaces,
+            generations=self._generations[action.size_class],
+            is_first=not self._size_classes,
             make_transfer=self._make_transfer,
             threads=self._threads,
             spawn=self._background.spawn,
@@ -249,32 +254,32 @@ class StoreProcess:
 
     def _to_worker(self, action: e.ToWorker) -> None:
         if isinstance(action.message, TakeBlocks):
-            space = self._worker_space(action.worker_id)
-            if space is not None:
-                space.use([place.slot for place in action.message.places])
+            size_class = self._worker_size_class(action.worker_id)
+            if size_class is not None:
+                size_class.use([place.slot for place in action.message.places])
         self._workers.send(action.worker_id, action.message)
 
     def _to_peer(self, action: e.ToPeer) -> None:
         if isinstance(action.message, READER_MESSAGES):
-            self._asking.send(action.space, action.peer, action.message)
+            self._asking.send(action.size_class, action.peer, action.message)
         else:
-            self._answering.send(action.space, action.peer, action.message)
+            self._answering.send(action.size_class, action.peer, action.message)
 
     def _read_ssd(self, action: e.ReadSsd) -> None:
-        self._spaces[action.space].use([action.slot])
+        self._size_classes[action.size_class].use([action.slot])
         self._disks.read(action)
 
     def _read_peer(self, read: BlockRead) -> None:
-        self._spaces[read.block_bytes].use(read.local_blocks)
+        self._size_classes[read.block_bytes].use(read.local_blocks)
         self._asking.read(read)
 
-    def _worker_space(self, worker_id: WorkerId) -> Space | None:
+    def _worker_size_class(self, worker_id: WorkerId) -> SizeClassMemory | None:
         hello = self._workers.hello(worker_id)
-        return self._spaces.get(hello.block_bytes) if hello is not None else None
+        return self._size_classes.get(hello.block_bytes) if hello is not None else None
 
-    def _make_generations(self, space: int, slot_count: int) -> MutableSequence[int]:
+    def _make_generations(self, size_class: int, slot_count: int) -> MutableSequence[int]:
         table = np.zeros(slot_count, dtype=np.uint64)
-        self._generations[space] = table
+        self._generations[size_class] = table
         return cast(MutableSequence[int], table)
 
     def _make_transfer(self, node_id: NodeId, memory: KVMemory) -> TransferManager:
@@ -285,11 +290,11 @@ class StoreProcess:
     # --- peers, as `baton.wire.store_nodes.StoreHandler` ------------------------------------------
 
     async def hello(self, theirs: NodeHello) -> NodeHello:
-        space = self._spaces.get(theirs.block_bytes)
-        if space is None:
+        size_class = self._size_classes.get(theirs.block_bytes)
+        if size_class is None:
             raise IncompatiblePeer(f"{self._node_id} has no blocks of {theirs.block_bytes} bytes")
         try:
-            return space.hello(await space.transfer())
+            return size_class.hello(await size_class.transfer())
         except SetupError as error:
             raise IncompatiblePeer(str(error)) from None
 
@@ -352,7 +357,7 @@ class StoreProcess:
         return sum(tier.block_count for tier in self._core.status().tiers.values())
 
     def _notes(self) -> tuple[str, ...]:
-        arenas = {note: None for space in self._spaces.values() for note in space.arena.notes}
+        arenas = {note: None for size_class in self._size_classes.values() for note in size_class.arena.notes}
         trouble = (f"directory: {self._registration.trouble}",) if self._registration.trouble else ()
         return (*self._core.status().notes, *trouble, *self._disks.notes(), *arenas)
 
@@ -376,9 +381,9 @@ class StoreProcess:
 
     # --- tasks ------------------------------------------------------------------------------------
 
-    async def _close_spaces(self) -> None:
-        for space in self._spaces.values():
-            await space.close()
+    async def _close_size_classes(self) -> None:
+        for size_class in self._size_classes.values():
+            await size_class.close()
 
     async def _stop_server(self, server: grpc.aio.Server) -> None:
         self._answering.hang_up()

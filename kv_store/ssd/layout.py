@@ -88,7 +88,7 @@ def encode_label(label: Label, file_id: bytes) -> bytes:
     likely)."""
     facts = _encoder.encode(label.facts)
     if len(facts) > FACTS_BYTES_MAX:
-        raise ValueError(f"what is told of a block takes {len(facts)} bytes, {FACTS_BYTES_MAX} at most")
+        raise ValueError(f"the facts of a block take {len(facts)} bytes, {FACTS_BYTES_MAX} at most")
     fields = (label.slot, label.sequence, label.payload_bytes, label.payload_checksum)
     return _with_checksum(_LABEL.pack(_LABEL_MAGIC, VERSION, len(facts), file_id, *fields) + facts)
 

@@ -47,7 +47,7 @@ class ParkingPolicy(ABC):
 
     @abstractmethod
     def _front(self) -> BlockHash | None:
-        """Who goes next of those in order. May reorder them, removes none."""
+        """The block that goes next of those in order. May reorder them, removes none."""
 
     @abstractmethod
     def _unlink(self, block_hash: BlockHash) -> None:

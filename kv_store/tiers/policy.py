@@ -37,10 +37,10 @@ class EvictionPolicy(Protocol):
         ...
 
     def victim(self, may_go: Callable[[BlockHash], bool]) -> BlockHash | None:
-        """Who leaves next, of those for which `may_go` is true (not pinned, of that tenant); None: nobody.
-        The block stays until `remove`. One whose turn comes while it may not go steps aside. It goes when
-        a later call finds that it may, or gets a place again when it is touched: the cost is O(1) amortised
-        as long as `may_go` is false for those in use only, and O(blocks) where there is nobody."""
+        """The block that leaves next, of those for which `may_go` is true (not pinned, of that tenant); None:
+        nobody. The block stays until `remove`. One whose turn comes while it may not go steps aside. It goes
+        when a later call finds that it may, or gets a place again when it is touched: the cost is O(1)
+        amortised as long as `may_go` is false for those in use only, and O(blocks) where there is nobody."""
         ...
 
     def earns_next(self, block_hash: BlockHash) -> bool:

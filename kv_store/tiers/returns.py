@@ -102,7 +102,7 @@ class ReturnTimes:
         return rates
 
     def _shape(self, hazard: Floats) -> tuple[Floats, Floats, float]:
-        """Of those that return: density at each age and share returned by then; and how many return."""
+        """The shape of return times: density at each age and share returned by then; and how many return."""
         survival = np.concatenate(([1.0], np.exp(-np.cumsum(hazard * self._widths))))
         chance = max(1e-9, 1.0 - float(survival[-1]))
         density = (survival[:-1] - survival[1:]) / chance / self._widths

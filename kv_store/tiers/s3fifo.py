@@ -7,7 +7,7 @@ from baton.core.store import BlockFacts
 from kv_store.tiers.parking import ParkingPolicy
 
 SMALL_SHARE = 0.1
-"""Of the capacity, on trial (section 4.1 of the paper)."""
+"""Share of the capacity that is on trial (section 4.1 of the paper)."""
 USES_MAX = 3
 """A two-bit counter."""
 USES_TO_STAY = 2

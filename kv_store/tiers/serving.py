@@ -32,7 +32,7 @@ SCORE_MAX = 4.0
 KINDS = 2
 """Used once; used more often."""
 LOSS_SHARE = 0.0015
-"""Of all uses: hits that may be lost against LRU."""
+"""Share of all uses: hits that may be lost against LRU."""
 LRU_FIRST = 4
 """Times the capacity, in uses: so long LRU decides, and chances are learnt (see LABEL_AGE)."""
 ASTRAY_ENDED = 30.0
@@ -77,7 +77,8 @@ class _Block:
 
 
 Request = tuple[int, int, int]
-"""Of a prompt: uses of its deepest known block, new blocks, age of the known ones; each in steps."""
+"""What is known of a prompt: uses of its deepest known block, new blocks, age of the known ones; each in
+steps."""
 UNKNOWN: tuple[Request, bool] = ((0, 0, 0), False)
 
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from baton.core.errors import IncompatiblePeer, SetupError, TransferFailed
 from baton.core.ids import WorkerId
-from kv_transfer.backend import KVMemory, check_blocks, check_source
+from kv_transfer.backend import KVMemory, check_blocks
 from kv_transfer.backends.cma_memory import (
     IOV_MAX,
     CopyPlan,
@@ -64,13 +64,13 @@ class CmaOffer(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """`copy_threads.Steps`. `local_blocks` None: the generations only."""
+    """`copy_threads.Steps`."""
 
     process: ProcessMemory
     memory: KVMemory
     offer: CmaOffer
     source_blocks: Sequence[int]
-    local_blocks: Sequence[int] | None
+    local_blocks: Sequence[int]
     ranges: Ranges
     plans: list[CopyPlan]
 
@@ -215,13 +215,6 @@ class CmaBackend:
         check_ranges(ranges, source_bytes=offer.block_bytes, local_bytes=self._memory.block_bytes)
         return await self._run(peer, offer, source_blocks, local_blocks, ranges, timeout_s)
 
-    async def read_generations(
-        self, peer: WorkerId, source_blocks: Sequence[int], *, timeout_s: float
-    ) -> list[int]:
-        offer = self._known(peer)
-        check_source(peer, offer.block_count, source_blocks)
-        return await self._run(peer, offer, source_blocks, None, (), timeout_s)
-
     async def settled(self, local_blocks: Sequence[int]) -> None:
         if self._threads is not None:
             await self._reads.settled(local_blocks)
@@ -237,13 +230,13 @@ class CmaBackend:
         peer: WorkerId,
         offer: CmaOffer,
         source: Sequence[int],
-        local: Sequence[int] | None,
+        local: Sequence[int],
         ranges: Ranges,
         timeout_s: float,
     ) -> list[int]:
         if self._threads is None:
             raise TransferFailed("transfers are closed")
-        read = self._reads.open(peer, local or ())
+        read = self._reads.open(peer, local)
         job = CopyJob(
             _Read(self._process, self._memory, offer, source, local, ranges, []),
             time.monotonic() + timeout_s,

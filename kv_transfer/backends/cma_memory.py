@@ -130,7 +130,7 @@ class CopyPlan:
 def _addresses(
     blocks: npt.NDArray[np.uint64], place: tuple[int, int], offsets: npt.NDArray[np.uint64]
 ) -> npt.NDArray[np.uint64]:
-    """Of every range of every block, block by block."""
+    """Addresses of every range of every block, block by block."""
     base, block_bytes = place
     starts = blocks * np.uint64(block_bytes) + np.uint64(base)
     return (starts[:, None] + offsets[None, :]).ravel()

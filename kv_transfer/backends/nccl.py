@@ -22,7 +22,7 @@ from kv_transfer.backends.tcp_frames import Line, Malformed, Spans
 READ_THREADS = 2
 """Reads at a time, and groups per peer: a communicator costs device memory and about a second to make."""
 PART_S = 3.0
-"""To make a group, and for one request's blocks to pass; a reader's own time is rarely longer."""
+"""Time to make a group, and for one request's blocks to pass; a reader's own time is rarely longer."""
 FRAME = struct.Struct("<I")
 """Bytes of a message that the two sides of a new group exchange over their line."""
 FRAME_BYTES_MAX = 64 * 1024
@@ -41,7 +41,7 @@ class Pair(Protocol):
         ...
 
     def abort(self) -> None:
-        """From any thread."""
+        """May be called from any thread."""
         ...
 
     def close(self) -> None: ...

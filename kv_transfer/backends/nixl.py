@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from baton.core.errors import IncompatiblePeer, SetupError, TransferFailed
 from baton.core.ids import WorkerId
-from kv_transfer.backend import KVMemory, check_blocks, check_source
+from kv_transfer.backend import KVMemory, check_blocks
 from kv_transfer.backends.nixl_agent import DescriptorList, NixlAgent, PeerLost, keep_within
 from kv_transfer.backends.nixl_thread import Job, Refused, Steps, TransferThread
 from kv_transfer.layout import Ranges, check_ranges, cover
@@ -40,7 +40,7 @@ BLOCK_COUNT_MAX = 2**31 - 1
 GENERATION_BYTES = 8
 SCRATCH_ENTRIES = 4096
 RANGED_DESCRIPTORS = 65_536
-"""Of one request for parts of blocks."""
+"""Descriptors of one request for parts of blocks, at most."""
 CONTROL_TIMEOUT_S = 10.0
 """Adding a peer waits for the reads before it in the transfer thread's queue."""
 COVER_GAP_ENTRIES = 32
@@ -103,7 +103,7 @@ class NixlBackend:
         self._reads: set[_Read] = set()
         self._peers: dict[WorkerId, _Peer] = {}
         self._by_agent: dict[str, _Peer] = {}
-        """Also those whose removal waits for abandoned reads."""
+        """Peers by agent name, those whose removal waits for abandoned reads included."""
         self._peers_lock = asyncio.Lock()
         self._free_scratch: list[_Scratch] = []
         """The transfer thread's."""
@@ -291,14 +291,6 @@ class NixlBackend:
             steps = self._read_steps(known, source_blocks, local_blocks)
         return await self._run(known, steps, frozenset(local_blocks), timeout_s)
 
-    async def read_generations(
-        self, peer: WorkerId, source_blocks: Sequence[int], *, timeout_s: float
-    ) -> list[int]:
-        known = self._known(peer)
-        check_source(peer, known.offer.block_count, source_blocks)
-        steps = self._generation_steps(known, source_blocks)
-        return await self._run(known, steps, frozenset(), timeout_s)
-
     async def settled(self, local_blocks: Sequence[int]) -> None:
         wanted = frozenset(local_blocks)
         for read in list(self._reads):
@@ -354,7 +346,7 @@ class NixlBackend:
             raise TransferFailed(str(error)) from None
 
     def _call_soon(self, call: Callable[..., None], *args: object) -> None:
-        """From the transfer thread. The loop may be gone when the process ends."""
+        """Called from the transfer thread. The loop may be gone when the process ends."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(call, *args)
 
@@ -409,7 +401,7 @@ class NixlBackend:
         return found[np.searchsorted(indices, np.array(source, np.int32))].tolist()
 
     def _take_scratch(self) -> _Scratch:
-        """As many exist as jobs ever ran at once."""
+        """A free table: as many exist as jobs ever ran at once."""
         if self._free_scratch:
             return self._free_scratch.pop()
         entries = np.zeros(SCRATCH_ENTRIES, np.uint64)

@@ -167,7 +167,7 @@ class NixlAgent:
             raise PeerLost(f"{type(error).__name__}: {error}") from error
 
     def release(self, request: Request) -> None:
-        """Of a request that is complete or failed; releasing another one does not stop its bytes."""
+        """Release a request that is complete or failed; releasing another one does not stop its bytes."""
         self._tidy(self._agent.releaseXferReq, request)
 
     def _tidy(self, call: Any, what: object) -> None:

@@ -22,7 +22,7 @@ WATCH_ABANDONED_S = 20e-3
 COMMANDS_MAX = 4096
 
 CLOSE_S = 5.0
-"""For a call into NIXL that is under way to return."""
+"""Time for a call into NIXL that is under way to return."""
 
 log = logging.getLogger(__name__)
 

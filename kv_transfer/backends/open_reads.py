@@ -12,7 +12,7 @@ from baton.core.ids import WorkerId
 _T = TypeVar("_T")
 
 ABORT_S = 0.25
-"""For a read that is out of time to end its step; if it does, nothing of it can land any more."""
+"""Time for a read that is out of time to end its step; if it does, nothing of it can land any more."""
 
 
 @dataclass(slots=True, eq=False)

@@ -19,11 +19,10 @@ import numpy as np
 
 from baton.core.errors import IncompatiblePeer, TransferFailed
 from baton.core.ids import WorkerId
-from kv_transfer.backend import BlockStaging, KVMemory, check_blocks, check_source
+from kv_transfer.backend import BlockStaging, KVMemory, check_blocks
 from kv_transfer.backends.tcp_frames import (
     BLOCK_ID,
     GENERATION,
-    GENERATIONS,
     HELLO,
     MAGIC,
     RANGE,
@@ -192,13 +191,6 @@ class TcpBackend:
         check_ranges(ranges, source_bytes=known.offer.block_bytes, local_bytes=self._memory.block_bytes)
         return await self._ask(known, source_blocks, local_blocks, timeout_s, ranges)
 
-    async def read_generations(
-        self, peer: WorkerId, source_blocks: Sequence[int], *, timeout_s: float
-    ) -> list[int]:
-        known = self._known(peer)
-        check_source(peer, known.offer.block_count, source_blocks)
-        return await self._ask(known, source_blocks, None, timeout_s)
-
     async def settled(self, local_blocks: Sequence[int]) -> None:
         wanted = frozenset(local_blocks)
         for call in list(self._calls):
@@ -215,12 +207,12 @@ class TcpBackend:
         self,
         peer: _Peer,
         source: Sequence[int],
-        local: Sequence[int] | None,
+        local: Sequence[int],
         timeout_s: float,
         ranges: Ranges = (),
     ) -> list[int]:
         deadline_s = time.monotonic() + timeout_s
-        call = _Call(peer, frozenset(local or ()))
+        call = _Call(peer, frozenset(local))
         return await self._run(call, lambda call: self._exchange(call, source, local, ranges, deadline_s))
 
     async def _run(self, call: _Call, work: "Callable[[_Call], _T]") -> _T:
@@ -252,7 +244,7 @@ class TcpBackend:
         self,
         call: _Call,
         source: Sequence[int],
-        local: Sequence[int] | None,
+        local: Sequence[int],
         ranges: Ranges,
         deadline_s: float,
     ) -> list[int]:
@@ -262,8 +254,7 @@ class TcpBackend:
         try:
             for start in range(0, len(source), REQUEST_BLOCKS_MAX):
                 part = slice(start, start + REQUEST_BLOCKS_MAX)
-                into = None if local is None else local[part]
-                generations += self._one_request(line, source[part], into, ranges)
+                generations += self._one_request(line, source[part], local[part], ranges)
         except BaseException:
             line.close()
             raise
@@ -273,9 +264,9 @@ class TcpBackend:
         return generations
 
     def _one_request(
-        self, line: Line, source: Sequence[int], local: Sequence[int] | None, ranges: Ranges
+        self, line: Line, source: Sequence[int], local: Sequence[int], ranges: Ranges
     ) -> list[int]:
-        operation = GENERATIONS if local is None else READ_RANGES if ranges else READ
+        operation = READ_RANGES if ranges else READ
         tail = b""
         if operation == READ_RANGES:
             spans = np.array([(r.source, r.length) for r in ranges], RANGE)
@@ -283,11 +274,11 @@ class TcpBackend:
         line.send(REQUEST.pack(operation, len(source)) + np.array(source, BLOCK_ID).tobytes() + tail)
         (payload_bytes,) = REPLY.unpack(line.take(REPLY.size))
         block_bytes = sum(r.length for r in ranges) or self._memory.block_bytes
-        if payload_bytes != len(local or ()) * block_bytes:
+        if payload_bytes != len(local) * block_bytes:
             raise Malformed(f"an answer of {payload_bytes} B to {len(source)} blocks")
-        if local and ranges:
+        if ranges:
             self._io.receive_spans(line, local, [(r.local, r.length) for r in ranges])
-        elif local:
+        else:
             self._io.receive(line, local)
         return np.frombuffer(line.take(len(source) * GENERATION.itemsize), GENERATION).tolist()
 

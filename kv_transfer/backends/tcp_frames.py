@@ -32,7 +32,7 @@ WELCOME = struct.Struct("<4sH")
 REQUEST = struct.Struct("<BI")
 RANGE_COUNT = struct.Struct("<I")
 REPLY = struct.Struct("<Q")
-READ, GENERATIONS, READ_RANGES = 1, 2, 3
+READ, READ_RANGES = 1, 3
 REQUEST_BLOCKS_MAX = 65_536
 RANGES_MAX = 65_536
 """Within one block."""
@@ -97,7 +97,7 @@ class Line:
         return bytes(data)
 
     def abort(self) -> None:
-        """From any thread: whoever is in `send` or `fill` gets an OSError."""
+        """May be called from any thread: whoever is in `send` or `fill` gets an OSError."""
         self.is_aborted = True
         with contextlib.suppress(OSError):  # not connected any more
             self.sock.shutdown(socket.SHUT_RDWR)

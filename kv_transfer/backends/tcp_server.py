@@ -14,7 +14,6 @@ from kv_transfer.backend import KVMemory
 from kv_transfer.backends.tcp_frames import (
     BLOCK_ID,
     GENERATION,
-    GENERATIONS,
     HELLO,
     MAGIC,
     RANGE,
@@ -36,7 +35,7 @@ from kv_transfer.backends.tcp_frames import (
 CONNECTIONS_MAX = 256
 HELLO_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 30.0
-"""From a request's first byte to its answer's last; readers give up far sooner."""
+"""Time from a request's first byte to its answer's last; readers give up far sooner."""
 IDLE_S = 24 * 3600.0
 
 log = logging.getLogger(__name__)
@@ -118,7 +117,7 @@ class TcpServer:
 
     def _answer(self, line: Line, head: bytes) -> None:
         operation, count = REQUEST.unpack(head)
-        if operation not in (READ, GENERATIONS, READ_RANGES) or not 0 < count <= REQUEST_BLOCKS_MAX:
+        if operation not in (READ, READ_RANGES) or not 0 < count <= REQUEST_BLOCKS_MAX:
             raise Malformed(f"operation {operation} on {count} blocks")
         ids = np.frombuffer(line.take(count * BLOCK_ID.itemsize), BLOCK_ID)
         if int(ids.max()) >= self._memory.block_count:
@@ -126,12 +125,10 @@ class TcpServer:
         if operation == READ:
             line.send(REPLY.pack(count * self._memory.block_bytes))
             self._io.send(line, ids.tolist())
-        elif operation == READ_RANGES:
+        else:
             spans = self._take_spans(line)
             line.send(REPLY.pack(count * sum(length for _, length in spans)))
             self._io.send_spans(line, ids.tolist(), spans)
-        else:
-            line.send(REPLY.pack(0))
         line.send(self._memory.generations[ids].astype(GENERATION).tobytes())
 
     def _take_spans(self, line: Line) -> Spans:

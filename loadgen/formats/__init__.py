@@ -1,1 +1,2 @@
-"""Readers of trace files: a module per format, over `base` (what a trace is) and `lines` (how it is read)."""
+"""Readers of trace files: one module per format, on top of `base` (what a trace is) and `lines` (how a file
+is read)."""

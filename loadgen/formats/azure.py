@@ -1,7 +1,8 @@
-"""Azure's LLM inference traces (github.com/Azure/AzurePublicDataset): CSV, no prefixes, no sessions.
+"""Azure's LLM inference traces (github.com/Azure/AzurePublicDataset) are CSV files without prefixes and
+sessions.
 
-Columns `TIMESTAMP`, `ContextTokens`, `GeneratedTokens`; others (`NumImages` of 2025) are ignored. Instants:
-2023 `2023-11-16 18:15:46.6805900`, 2024 `2024-05-10 00:00:00.009930+00:00`.
+The columns are `TIMESTAMP`, `ContextTokens`, `GeneratedTokens`; others (`NumImages` of 2025) are ignored.
+Instants look like `2023-11-16 18:15:46.6805900` in 2023 and `2024-05-10 00:00:00.009930+00:00` in 2024.
 """
 
 import re
@@ -18,7 +19,7 @@ _INSTANT = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d+))?(Z|[+-]\d
 
 
 def read_azure(path: Path) -> Iterator[TraceRequest]:
-    """In the order of the file. Raises SetupError."""
+    """The trace in the order of the file. Raises SetupError."""
     times = Times()
     for row, (number, cells) in enumerate(table_rows(path, COLUMNS, "Azure CSV")):
         yield at_line(path, number, lambda c, i=row: _request(c, i, times), cells)
@@ -34,8 +35,8 @@ def _request(cells: dict[str, str], row: int, times: Times) -> TraceRequest:
 
 
 def _instant_s(text: str) -> float:
-    # Up to nine digits of a second: datetime takes six, so the fraction is read apart. An instant since 1970
-    # as float keeps 0.2 us, which is finer than anybody can send.
+    # A fraction of a second has up to nine digits and datetime takes six, so it is parsed separately. A float
+    # of seconds since 1970 resolves 0.2 us, which is finer than any sender.
     match = _INSTANT.fullmatch(text)
     if match is None:
         raise ValueError(f"TIMESTAMP {text!r} is not an instant")

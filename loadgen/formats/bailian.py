@@ -1,10 +1,11 @@
-"""Qwen-Bailian's traces (github.com/alibaba-edu/qwen-bailian-usagetraces-anon): JSON lines with turns.
+"""Qwen-Bailian's traces (github.com/alibaba-edu/qwen-bailian-usagetraces-anon) are JSON lines with turns.
 
-`chat_id`, `parent_chat_id` (-1: the first turn), `timestamp` in seconds, `input_length`, `output_length`,
-`type` (text, search, image, file), `turn` from 1, `hash_ids`: one integer per block of 16 prompt tokens. A
-hash is of its block's tokens alone, so that a prefix is the run of ids, which is what Baton compares. Of
-images and files there may be fewer or more ids than blocks: tokens without an id are the request's own, ids
-beyond the prompt are dropped. A turn whose parent is not in the file starts a conversation.
+The fields are `chat_id`, `parent_chat_id` (-1 for the first turn), `timestamp` in seconds, `input_length`,
+`output_length`, `type` (text, search, image, file), `turn` from 1, and `hash_ids`, one integer per block of
+16 prompt tokens. A hash covers the tokens of its block alone, so a prefix is a run of ids, which is what
+Baton compares. Images and files may have fewer or more ids than blocks: tokens without an id belong to the
+request alone, and ids beyond the prompt are dropped. A turn whose parent is not in the file starts a
+conversation.
 """
 
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ class _Turn:
 
 
 def read_bailian(path: Path) -> Iterator[TraceRequest]:
-    """In the order of the file. Raises SetupError."""
+    """The trace in the order of the file. Raises SetupError."""
     turns: dict[int, _Turn] = {}
     times = Times()
     for row, (number, line) in enumerate(lines_of(path)):

@@ -1,4 +1,4 @@
-"""What a trace says of its requests, whatever file it came from. Pure values."""
+"""The requests of a trace, whatever file format it came from. Pure values."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -7,27 +7,28 @@ from itertools import pairwise
 from statistics import median
 
 TRACE_BLOCK_TOKENS = 512
-"""Prompt tokens behind one `hash_id` of Mooncake's traces."""
+"""Prompt tokens per `hash_id` in Mooncake's traces."""
 
 SMALL_BLOCK_TOKENS = 16
-"""The same for Bailian's traces, and for RAGPulse's components once they are cut into blocks."""
+"""Prompt tokens per `hash_id` in Bailian's traces, and in RAGPulse's once their components are cut into
+blocks."""
 
 TOKENS_MAX = 100_000_000
-"""Of one prompt or answer: what is longer is a slip of whoever wrote the file."""
+"""Longest prompt or answer in tokens. A larger number is a mistake in the file."""
 
 YEAR_S = 365.25 * 86_400
 SPAN_YEARS_MAX = 10
-"""Between two requests of a file."""
+"""Longest time between two requests of a file, in years."""
 INSTANT_S_MAX = 1e12
-"""Beyond it, a float does not tell a tenth of a millisecond."""
+"""Largest instant in seconds. A larger float cannot resolve a tenth of a millisecond."""
 
 _SHARED_INSTANTS_SHARE = 0.5
-"""A trace sits on a grid when more than this share of its requests share their instant with another."""
+"""A trace is on a grid if more than this share of its requests have the same instant as another one."""
 
 
 class TraceFormat(StrEnum):
     MOONCAKE = "mooncake"
-    """Also Baton's own, which adds fields to it; see `loadgen.formats.mooncake`."""
+    """Mooncake's format, and Baton's own, which adds fields to it; see `loadgen.formats.mooncake`."""
     AZURE = "azure"
     BURSTGPT = "burstgpt"
     BAILIAN = "bailian"
@@ -44,32 +45,31 @@ _BLOCK_TOKENS = {
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
     at_s: float
-    """Since the first request of the file; since the start of the slice after `cut`."""
+    """Seconds since the first request of the file; after `cut`, since the start of the slice."""
     input_tokens: int
     output_tokens: int
     hash_ids: tuple[int, ...] = ()
-    """One per block from the start of
-    the prompt. Empty: the trace does not say, and no prefix is shared. Tokens that no id covers are the
-    request's own."""
+    """One id per block from the start of the prompt. It is empty if the trace does not record them; then no
+    prefix is shared. Tokens that no id covers belong to the request alone."""
     row: int = 0
-    """Its number in the file, from 0: what `parent_row` of others refers to."""
+    """Row number in the file, from 0; `parent_row` of other requests refers to it."""
     session: str | None = None
-    """Conversation it belongs to; None: it stands alone."""
+    """The conversation that the request belongs to; None if it stands alone."""
     turn: int = 0
-    """Of its session, from 0."""
+    """Turn within the session, from 0."""
     parent_row: int | None = None
-    """The turn before; None: the first, or no session."""
+    """Row of the earlier turn; None for the first turn, and without a session."""
     elapsed_s: float | None = None
-    """How long the recorded system took over the answer; None: not recorded."""
+    """Seconds that the recorded system took for the answer; None if not recorded."""
     think_s: float | None = None
-    """From the end of the turn before to this one, where the trace says so."""
+    """Seconds from the end of the earlier turn to this one, if the trace records them."""
     slo_class: str = ""
     tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A row that is no request to replay: it failed when the trace was recorded, and so has no length."""
+    """A row that cannot be replayed: the request failed when the trace was recorded, so it has no length."""
 
     at_s: float
 
@@ -78,15 +78,15 @@ class LeftOut:
 class Trace:
     format: TraceFormat
     requests: tuple[TraceRequest, ...]
-    """In order of arrival; equal instants keep the order of the file."""
+    """Requests in order of arrival; equal instants keep the order of the file."""
     block_tokens: int | None = None
-    """Prompt tokens behind one hash_id; None: the format's own (`hash_block_tokens`)."""
+    """Prompt tokens per hash_id; None means the format's own number (`hash_block_tokens`)."""
     skipped_at_s: tuple[float, ...] = ()
     """Instants of rows left out: requests that failed when the trace was recorded, and so have no length."""
 
     @property
     def hash_block_tokens(self) -> int:
-        """Prompt tokens behind one hash_id; 0: the trace knows no prefixes."""
+        """Prompt tokens per hash_id; 0 if the trace has no prefixes."""
         return _BLOCK_TOKENS.get(self.format, 0) if self.block_tokens is None else self.block_tokens
 
     @property
@@ -99,13 +99,14 @@ class Trace:
 
     @property
     def tick_s(self) -> float:
-        """Width of the grid the arrivals sit on; 0: none. Some releases of Mooncake's traces stamp requests
-        every 3 s, BurstGPT and RAGPulse every second."""
+        """Width of the grid that arrivals lie on; 0 if there is none. Some releases of Mooncake's traces
+        stamp requests every 3 s, BurstGPT and RAGPulse every second."""
         return measured_tick_s(r.at_s for r in self.requests)
 
 
 def measured_tick_s(instants_s: Iterator[float]) -> float:
-    """The median gap between two distinct instants, if most requests share theirs with another; else 0."""
+    """The median gap between two distinct instants, if most requests have the same instant as another one;
+    else 0."""
     distinct: list[float] = []
     sizes: list[int] = []
     for at_s in instants_s:
@@ -122,12 +123,12 @@ def measured_tick_s(instants_s: Iterator[float]) -> float:
 
 @dataclass(slots=True)
 class Times:
-    """Holds the instants of one file together."""
+    """Checks the instants of one file against each other."""
 
     first_s: float | None = None
 
     def checked(self, at_s: float, name: str) -> float:
-        """Raises ValueError: nobody's trace is so long, and who follows its time would not come to an end."""
+        """Raises ValueError for a trace of implausible length, because a replay of it would never end."""
         if abs(at_s) > INSTANT_S_MAX:
             raise ValueError(
                 f"{name} must be an instant in seconds of at most {INSTANT_S_MAX:g}, is {at_s:g}"
@@ -141,20 +142,20 @@ class Times:
 
 
 def required(fields: Mapping[str, object], names: Iterable[str], what: str) -> None:
-    """Raises ValueError: they are not all there."""
+    """Raises ValueError if a field is missing."""
     if missing := [name for name in names if fields.get(name) is None]:
         raise ValueError(f"this is not {what}: no field {', '.join(missing)}")
 
 
 def whole(value: object, name: str, *, least: int) -> int:
-    """`value` if it is a whole number of at least `least`. Raises ValueError."""
+    """`value`, if it is a whole number of at least `least`. Raises ValueError."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} must be a whole number of at least {least}, is {value!r}")
     return value
 
 
 def tokens(value: object, name: str, *, least: int) -> int:
-    """A length. Raises ValueError."""
+    """A length in tokens. Raises ValueError."""
     count = whole(value, name, least=least)
     if count > TOKENS_MAX:
         raise ValueError(f"{name} must be at most {TOKENS_MAX:,} tokens, is {count}")
@@ -162,7 +163,7 @@ def tokens(value: object, name: str, *, least: int) -> int:
 
 
 def tokens_in(text: str, name: str, *, least: int) -> int:
-    """A length in a cell. Raises ValueError."""
+    """A length in tokens, from the text of a cell. Raises ValueError."""
     number = finite(text, name)
     if not number.is_integer():
         raise ValueError(f"{name} must be a whole number of at least {least}, is {text!r}")
@@ -170,7 +171,7 @@ def tokens_in(text: str, name: str, *, least: int) -> int:
 
 
 def finite(value: object, name: str) -> float:
-    """A number, or text that is one. Raises ValueError."""
+    """A finite number, or text that is one. Raises ValueError."""
     if not isinstance(value, bool) and isinstance(value, int | float | str):
         try:
             number = float(value)

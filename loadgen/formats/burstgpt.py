@@ -1,9 +1,10 @@
-"""BurstGPT (github.com/HPMLL/BurstGPT): CSV, months of ChatGPT and GPT-4, no prefixes.
+"""BurstGPT (github.com/HPMLL/BurstGPT) is a CSV file with months of ChatGPT and GPT-4 requests, without
+prefixes.
 
-Columns `Timestamp` (seconds), `Model`, `Request tokens`, `Response tokens`, `Total tokens`, `Log Type`;
-release 2 puts `Session ID` and `Elapsed time` (seconds until the answer ended) between the first two.
-Session ids are there for conversations and empty for API calls. Requests that failed have no response
-tokens: they are left out, and counted.
+The columns are `Timestamp` (seconds), `Model`, `Request tokens`, `Response tokens`, `Total tokens`, `Log
+Type`. Release 2 adds `Session ID` and `Elapsed time` (seconds until the answer ended) after the first.
+Conversations have session ids, API calls have none. Failed requests have no response tokens; they are left
+out and counted.
 """
 
 import math
@@ -17,7 +18,7 @@ COLUMNS = frozenset({"Timestamp", "Request tokens", "Response tokens"})
 
 
 def read_burstgpt(path: Path) -> Iterator[TraceRequest | LeftOut]:
-    """In the order of the file. Raises SetupError."""
+    """The trace in the order of the file. Raises SetupError."""
     last: dict[str, tuple[int, int]] = {}
     times = Times()
     for row, (number, cells) in enumerate(table_rows(path, COLUMNS, "BurstGPT CSV")):
@@ -50,7 +51,7 @@ def _request(
 
 
 def _elapsed_s(text: str) -> float | None:
-    """None where it is empty or no time: an annotation does not spoil the request."""
+    """None for an empty or invalid cell, because a bad annotation does not spoil the request."""
     try:
         value = float(text)
     except ValueError:

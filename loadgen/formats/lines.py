@@ -1,4 +1,5 @@
-"""Lines of a trace file, one at a time: plain or gzip, so that a file of any length needs no memory.
+"""Reads the lines of a plain or gzip trace file one at a time, so that a file of any length needs little
+memory.
 
 Every error is a `SetupError` of one line that names file and line.
 """
@@ -26,7 +27,7 @@ _Read = TypeVar("_Read")
 
 @contextmanager
 def reading(path: Path) -> Generator[None]:
-    """Turns what goes wrong with the file itself into a SetupError."""
+    """Turn an error of the file itself into a SetupError."""
     try:
         yield
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
@@ -34,7 +35,7 @@ def reading(path: Path) -> Generator[None]:
 
 
 def lines_of(path: Path) -> Iterator[tuple[int, str]]:
-    """(line number from 1, text), blank lines left out. Raises SetupError."""
+    """Yield (line number from 1, text) without blank lines. Raises SetupError."""
     with reading(path), _open(path) as file:
         text = io.TextIOWrapper(file, encoding="utf-8-sig", newline=None)
         number = 0
@@ -47,7 +48,7 @@ def lines_of(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def first_line(path: Path) -> str:
-    """Empty for an empty file. Raises SetupError."""
+    """The first line, or an empty text for an empty file. Raises SetupError."""
     return next((line for _, line in lines_of(path)), "")
 
 
@@ -58,15 +59,15 @@ def _open(path: Path) -> IO[bytes]:
 
 
 def at_line(path: Path, number: int, read: Callable[[_Raw], _Read], raw: _Raw) -> _Read:
-    """`read(raw)`, its ValueError made a SetupError that names the line."""
+    """The result of `read(raw)`; its ValueError becomes a SetupError that names the line."""
     try:
         return read(raw)
-    except ValueError as error:  # orjson.JSONDecodeError is one
+    except ValueError as error:  # includes orjson.JSONDecodeError
         raise SetupError(f"{path}:{number}: {error}") from None
 
 
 def json_object(line: str) -> dict[str, object]:
-    """Raises ValueError."""
+    """A line that is a JSON object. Raises ValueError."""
     if not line.startswith(("{", "[")):
         raise ValueError(f"not a JSON object: {line[:_SHOWN_CHARS]!r}")
     value: object = orjson.loads(line)
@@ -76,7 +77,7 @@ def json_object(line: str) -> dict[str, object]:
 
 
 def cells_of(line: str) -> list[str]:
-    """One line of a CSV file, without the blanks around its cells. Raises ValueError."""
+    """The cells of one CSV line, without blanks around them. Raises ValueError."""
     try:
         return [cell.strip() for cell in next(csv.reader([line]))]
     except csv.Error as error:
@@ -84,7 +85,8 @@ def cells_of(line: str) -> list[str]:
 
 
 def table_rows(path: Path, columns: Collection[str], what: str) -> Iterator[tuple[int, dict[str, str]]]:
-    """(line number, cells by column) of a CSV file whose header has these columns. Raises SetupError."""
+    """Yield (line number, cells by column) of a CSV file whose header has these columns. Raises
+    SetupError."""
     header: Sequence[str] | None = None
     for number, line in lines_of(path):
         cells = at_line(path, number, cells_of, line)

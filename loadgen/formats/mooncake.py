@@ -1,12 +1,12 @@
-"""Mooncake's JSON lines, and Baton's own, which adds fields to them.
+"""Mooncake's JSON lines, and Baton's own format, which adds fields to them.
 
-All released traces have these (github.com/kvcache-ai/Mooncake, FAST25-release: conversation, toolagent,
-synthetic, and the one of the arXiv report): `timestamp` in ms, `input_length` and `output_length` in tokens,
-`hash_ids`: one integer per block of 512 prompt tokens, the last, partial block included.
+All released traces (github.com/kvcache-ai/Mooncake, FAST25-release: conversation, toolagent, synthetic, and
+the one of the arXiv report) have `timestamp` in ms, `input_length` and `output_length` in tokens, and
+`hash_ids`, one integer per block of 512 prompt tokens, the last, partial block included.
 
-Baton reads and writes (`loadgen.synth`) these as well, all of them optional: `session_id` (conversation) and
-`delay` (ms from the end of the turn before), as NVIDIA's aiperf knows them; `block_tokens` where a block is
-not 512 tokens, the same in every row; `slo_class`; `tenant`. A row without `hash_ids` shares nothing.
+Baton also reads and writes (`loadgen.synth`) these optional fields: `session_id` (conversation) and `delay`
+(ms from the end of the earlier turn), as in NVIDIA's aiperf; `block_tokens` if a block is not 512 tokens, the
+same in every row; `slo_class`; `tenant`. A row without `hash_ids` shares nothing.
 """
 
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ class _Sessions:
 
 
 def block_tokens_of(path: Path) -> int:
-    """As the first row says. Raises SetupError."""
+    """The tokens per block that the first row states. Raises SetupError."""
     line = first_line(path)
     return at_line(path, 1, _block_tokens, line) if line else TRACE_BLOCK_TOKENS
 
@@ -49,7 +49,7 @@ def _block_tokens(line: str) -> int:
 
 
 def read_mooncake(path: Path) -> Iterator[TraceRequest]:
-    """In the order of the file. Raises SetupError."""
+    """The trace in the order of the file. Raises SetupError."""
     block_tokens = block_tokens_of(path)
     sessions = _Sessions()
     for row, (number, line) in enumerate(lines_of(path)):
@@ -67,7 +67,8 @@ def _request(line: str, row: int, block_tokens: int, sessions: _Sessions) -> Tra
     before = sessions.last.get(session) if session is not None else None
     think_s = None if fields.get("delay") is None else _delay_s(fields["delay"])
     if fields.get("timestamp") is None and before and think_s is not None:
-        at_s = sessions.times.checked(before[2] + think_s, "delay")  # aiperf: the first turn alone has one
+        # in aiperf's format, only the first turn has a timestamp
+        at_s = sessions.times.checked(before[2] + think_s, "delay")
     else:
         required(fields, ("timestamp",), WHAT)
         at_s = sessions.times.checked(_milliseconds(fields["timestamp"]), "timestamp")

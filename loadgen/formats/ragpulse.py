@@ -1,13 +1,14 @@
-"""RAGPulse (github.com/flashserve/RAGPulse): JSON lines of a RAG service, prompts made of components.
+"""RAGPulse (github.com/flashserve/RAGPulse) is JSON lines of a RAG service, whose prompts are made of
+components.
 
-`timestamp` (seconds, as text), `input_length`, `output_length`, `session_id`, and `hash_ids`: for each part
-of the prompt, in its order (`sys_prompt`, `passages_ids`, `history`, `web_search`, `user_input`), the
-components it is made of. How many tokens a component has stands in the files beside the trace
-(`1_sys_prompt.jsonl` and so on, one `{"..._id": 8302, "token_length": 512}` a line).
+The fields are `timestamp` (seconds, as text), `input_length`, `output_length`, `session_id`, and `hash_ids`:
+the components of each part of the prompt, in the order `sys_prompt`, `passages_ids`, `history`, `web_search`,
+`user_input`. Files beside the trace (`1_sys_prompt.jsonl` and so on) say how many tokens a component has, one
+`{"..._id": 8302, "token_length": 512}` a line.
 
 Components have any length, and a prefix is a run of them. They are laid end to end and cut into blocks of 16
-tokens; a block's id stands for its tokens and all before them, so that two requests share as many ids as
-whole blocks of equal components. Tokens beyond the components are the request's own.
+tokens. A block's id stands for its tokens and all before them, so two requests share as many ids as they
+share whole blocks of equal components. Tokens beyond the components belong to the request alone.
 """
 
 from collections.abc import Iterator
@@ -32,15 +33,15 @@ _Piece = tuple[int, int, int]
 """(component, first token, end) within a block."""
 
 
-class _Blocks:
-    """Numbers for runs of pieces, the same for the same run."""
+class _BlockNumbers:
+    """Numbers for runs of pieces; equal runs get equal numbers."""
 
     def __init__(self, lengths: dict[int, int]) -> None:
         self._lengths = lengths
         self._numbers: dict[tuple[int, tuple[_Piece, ...]], int] = {}
 
     def of(self, components: list[int], input_tokens: int) -> tuple[int, ...]:
-        """Raises ValueError: a component of unknown length."""
+        """Raises ValueError for a component of unknown length."""
         ids: list[int] = []
         pieces: list[_Piece] = []
         room = SMALL_BLOCK_TOKENS
@@ -62,10 +63,11 @@ class _Blocks:
 
 
 def read_ragpulse(path: Path) -> Iterator[TraceRequest]:
-    """In the order of the file. Raises SetupError."""
-    if line := first_line(path):  # before files are missed that another format does not have
+    """The trace in the order of the file. Raises SetupError."""
+    # check the format first, so that no file is reported missing that another format does not have
+    if line := first_line(path):
         at_line(path, 1, _fields, line)
-    blocks = _Blocks(_component_lengths(path))
+    blocks = _BlockNumbers(_component_lengths(path))
     last: dict[str, tuple[int, int]] = {}
     times = Times()
     for row, (number, line) in enumerate(lines_of(path)):
@@ -107,7 +109,7 @@ def _component(line: str) -> tuple[int, int]:
 
 
 def _request(
-    line: str, row: int, blocks: _Blocks, last: dict[str, tuple[int, int]], times: Times
+    line: str, row: int, blocks: _BlockNumbers, last: dict[str, tuple[int, int]], times: Times
 ) -> TraceRequest:
     fields = _fields(line)
     input_tokens = tokens(fields["input_length"], "input_length", least=1)
@@ -133,7 +135,7 @@ def _request(
 
 
 def _components(parts: dict[str, object]) -> list[int]:
-    # Known parts in the order of the prompt, then those a later release may add.
+    # The known parts come in the order of the prompt, followed by parts that a later release may add.
     names = [name for name in _PARTS if name in parts] + [name for name in parts if name not in _PARTS]
     found: list[int] = []
     for name in names:

@@ -1,1 +1,1 @@
-"""A report as one page that needs nothing else: `page.render`."""
+"""A report as one self-contained page; see `page.render`."""

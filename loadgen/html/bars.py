@@ -1,10 +1,10 @@
-"""Charts of bars: requests over time, the latency breakdown, the balance of the pools. Pure."""
+"""Bar charts: requests over time, the latency breakdown, the balance of the pools. Pure."""
 
 from collections.abc import Sequence
 
 from loadgen.html.lines import LETTERS, WIDE, run_class
-from loadgen.html.marks import Axis, Frame, Markup, joined, linear, polyline, snug, tag
-from loadgen.report.model import LatencyBreakdown, Report, Window, WorkerShare
+from loadgen.html.marks import Axis, ChartFrame, Markup, joined, linear, polyline, snug, tag
+from loadgen.report.model import LatencyStages, Report, ReportWindow, WorkerWork
 from loadgen.report.phases import AFTER_FIRST_TOKEN
 from loadgen.units import count, seconds, share, tick_seconds
 
@@ -34,8 +34,8 @@ WORKERS_NAMED_MAX = 32
 
 
 def over_time(report: Report, run: int, *, most_per_s: float, longest_s: float) -> Markup:
-    """Offered requests of each window by what became of them, as rates."""
-    plane = Frame(snug(longest_s, 58, WIDE - 14), linear(most_per_s, 170, 24), WIDE, 212)
+    """Offered requests of each window by outcome, as rates."""
+    plane = ChartFrame(snug(longest_s, 58, WIDE - 14), linear(most_per_s, 170, 24), WIDE, 212)
     parts = [_window_bar(plane, w, report.window_s) for w in report.windows]
     outline: list[tuple[float, float]] = []
     for w in report.windows:
@@ -54,7 +54,7 @@ def over_time(report: Report, run: int, *, most_per_s: float, longest_s: float) 
     )
 
 
-def _window_bar(plane: Frame, window: Window, window_s: float) -> Markup:
+def _window_bar(plane: ChartFrame, window: ReportWindow, window_s: float) -> Markup:
     counts = {
         "met": window.met,
         "late": window.completed - window.met,
@@ -79,8 +79,8 @@ def _window_bar(plane: Frame, window: Window, window_s: float) -> Markup:
                 )
             )
         below += counts[name]
-    said = ", ".join(f"{number} {name}" for name, number in counts.items() if number)
-    tip = f"{window.start_s:g} to {window.start_s + window_s:g} s: {window.offered} offered: {said or 'none'}"
+    text = ", ".join(f"{number} {name}" for name, number in counts.items() if number)
+    tip = f"{window.start_s:g} to {window.start_s + window_s:g} s: {window.offered} offered: {text or 'none'}"
     return tag("g", tag("title", tip), *parts, data_tip=tip)
 
 
@@ -88,21 +88,19 @@ def outcome_legend(reports: Sequence[Report], run: int) -> Markup:
     r = reports[run]
     counts = (r.met, r.completed - r.met, r.refused, r.failed, r.cancelled)
     items = [
-        tag("span", tag("i", class_=f"key o-{name}"), f"{said} ", tag("b", count(number)), class_="item")
-        for (name, said), number in zip(OUTCOMES, counts, strict=True)
+        tag("span", tag("i", class_=f"key o-{name}"), f"{text} ", tag("b", count(number)), class_="item")
+        for (name, text), number in zip(OUTCOMES, counts, strict=True)
         if number
     ]
     return tag("div", *items, class_=f"legend {run_class(run)}")
 
 
-def latency_breakdown_chart(
-    latency_breakdown: LatencyBreakdown, *, as_share: bool, longest_s: float
-) -> Markup:
-    """A row per band of TTFT: seconds, or shares of the row's own time."""
+def latency_breakdown_chart(latency_breakdown: LatencyStages, *, as_share: bool, longest_s: float) -> Markup:
+    """One row per band of TTFT, in seconds or in shares of the row's own time."""
     height = 30 + _ROW * len(latency_breakdown.bands) + 40
     width = WIDE / 2
     span = Axis(0, 1, 96, width - 14) if as_share else snug(longest_s, 96, width - 14)
-    plane = Frame(span, Axis(0, 1, height - 42, 24), width, height)
+    plane = ChartFrame(span, Axis(0, 1, height - 42, 24), width, height)
     rows = [
         _latency_breakdown_row(plane, latency_breakdown, i, as_share=as_share)
         for i in range(len(latency_breakdown.bands))
@@ -121,7 +119,7 @@ def latency_breakdown_chart(
 
 
 def _latency_breakdown_row(
-    plane: Frame, latency_breakdown: LatencyBreakdown, row: int, *, as_share: bool
+    plane: ChartFrame, latency_breakdown: LatencyStages, row: int, *, as_share: bool
 ) -> Markup:
     band = latency_breakdown.bands[row]
     top = 30 + _ROW * row
@@ -142,8 +140,8 @@ def _latency_breakdown_row(
     return joined(parts)
 
 
-def stage_legend(latency_breakdowns: Sequence[LatencyBreakdown]) -> Markup:
-    """Stages that are at least one part in 500 of some row."""
+def stage_legend(latency_breakdowns: Sequence[LatencyStages]) -> Markup:
+    """The stages that take at least one part in 500 of some row."""
     seen = [
         stage
         for stage in STAGE_NAMES
@@ -156,8 +154,9 @@ def stage_legend(latency_breakdowns: Sequence[LatencyBreakdown]) -> Markup:
     return tag("div", *items, class_="legend")
 
 
-def balance_chart(workers: Sequence[WorkerShare], run: int, *, phase: str, most: int) -> Markup:
-    """`phase`: `prompt` or `output`. Few workers by name; many as a profile, most loaded first."""
+def balance_chart(workers: Sequence[WorkerWork], run: int, *, phase: str, most: int) -> Markup:
+    """The load of each worker, where `phase` is `prompt` or `output`. A few workers are shown by name, many
+    as a profile sorted by load."""
     served = [w for w in workers if (w.prefill_requests if phase == "prompt" else w.decode_requests)]
     loads = {w.name: w.prompt_tokens if phase == "prompt" else w.output_tokens for w in served}
     requests = {w.name: w.prefill_requests if phase == "prompt" else w.decode_requests for w in served}
@@ -166,7 +165,7 @@ def balance_chart(workers: Sequence[WorkerShare], run: int, *, phase: str, most:
         return _profile(sorted(loads.values(), reverse=True), run, title=title, most=most)
     height = 28 + 24 * len(served) + 40
     width = WIDE / 2
-    plane = Frame(linear(most, _BAR_LEFT, width - 70), Axis(0, 1, height - 42, 24), width, height)
+    plane = ChartFrame(linear(most, _BAR_LEFT, width - 70), Axis(0, 1, height - 42, 24), width, height)
     parts: list[Markup] = []
     for row, (name, tokens) in enumerate(loads.items()):
         top = 28 + 24 * row
@@ -184,7 +183,7 @@ def _short(name: str) -> str:
 
 
 def _with_mean(
-    plane: Frame, parts: Sequence[Markup], loads: Sequence[int], run: int, *, title: str
+    plane: ChartFrame, parts: Sequence[Markup], loads: Sequence[int], run: int, *, title: str
 ) -> Markup:
     mean = sum(loads) / len(loads) if loads else 0.0
     x = plane.x.px(mean)
@@ -211,7 +210,7 @@ def _thousands(value: float) -> str:
 
 def _profile(loads: Sequence[int], run: int, *, title: str, most: int) -> Markup:
     width, height = WIDE / 2, 230.0
-    plane = Frame(linear(len(loads), 58, width - 14), linear(most, height - 42, 24), width, height)
+    plane = ChartFrame(linear(len(loads), 58, width - 14), linear(most, height - 42, 24), width, height)
     points = [(plane.x.px(i + 0.5), plane.y.px(load)) for i, load in enumerate(loads)]
     mean = sum(loads) / len(loads)
     y = plane.y.px(mean)

@@ -1,11 +1,11 @@
-"""Charts of lines: latency distributions, attainment by SLO scale and by rate, TTFT over time. Pure."""
+"""Line charts: latency distributions, attainment by SLO scale and by rate, TTFT over time. Pure."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import orjson
 
-from loadgen.html.marks import Frame, Markup, linear, logarithmic, polyline, snug, tag
+from loadgen.html.marks import ChartFrame, Markup, linear, logarithmic, polyline, snug, tag
 from loadgen.report.model import Report, SearchResult
 from loadgen.units import seconds, share, three_digits, tick_seconds
 
@@ -13,12 +13,12 @@ HALF_WIDTH, HALF_HEIGHT = 520.0, 290.0
 WIDE = 1060.0
 LETTERS = "ABCDEFGH"
 LETTER_PX, ROW_PX = 6.5, 13.0
-"""Of the small texts beside lines."""
+"""Size of the small texts beside lines."""
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """One run's curve."""
+class RunCurve:
+    """The curve of one run."""
 
     run: int
     name: str
@@ -33,20 +33,20 @@ def run_class(run: int) -> str:
 def cdf(
     reports: Sequence[Report], latency: str, *, title: str, target: Callable[[Report], float | None]
 ) -> Markup:
-    """Share of all judged requests that had answered so fast: what was refused or failed never did, so a
-    curve ends at the share that completed."""
-    lines: list[Line] = []
+    """Share of all judged requests that were answered within a time. Refused and failed requests never were,
+    so a curve ends at the share that completed."""
+    lines: list[RunCurve] = []
     for run, report in enumerate(reports):
         values: tuple[float, ...] = getattr(report.distributions, latency)
         top = report.completed / report.judged if report.judged else 0.0
         points = [(v, level * top) for v, level in zip(values, report.distributions.levels, strict=False)]
         if points:
-            lines.append(Line(run, report.label, points))
+            lines.append(RunCurve(run, report.label, points))
     if not lines:
         return tag("p", f"No {title}: nothing was measured.", class_="none")
     shown = [p[0] for line in lines for p in line.points if p[1] >= 0.005 * line.points[-1][1]]
     targets = sorted({t for r in reports if (t := target(r)) is not None})
-    plane = Frame(
+    plane = ChartFrame(
         logarithmic([*shown, *targets], 58, HALF_WIDTH - 14),
         linear(1.0, HALF_HEIGHT - 42, 24),
         HALF_WIDTH,
@@ -67,15 +67,15 @@ def cdf(
 
 
 def scales_chart(reports: Sequence[Report]) -> Markup:
-    """DistServe's second rows of figures 8 and 9."""
+    """The second rows of DistServe's figures 8 and 9."""
     lines = [
-        Line(run, r.label, _scale_points(r), "dotted-points")
+        RunCurve(run, r.label, _scale_points(r), "dotted-points")
         for run, r in enumerate(reports)
         if len(r.slo_scales.points) > 1
     ]
     if not lines:
         return tag("p", "One SLO scale only.", class_="none")
-    plane = Frame(
+    plane = ChartFrame(
         logarithmic([p[0] for line in lines for p in line.points], 58, HALF_WIDTH - 14),
         linear(1.0, HALF_HEIGHT - 42, 24),
         HALF_WIDTH,
@@ -103,7 +103,7 @@ def scales_chart(reports: Sequence[Report]) -> Markup:
 
 
 def _scale_points(report: Report) -> list[tuple[float, float]]:
-    """With the most stringent scale among them, which the marks lie on."""
+    """The points of the chart, including the most stringent scale, which the marks lie on."""
     scales = report.slo_scales
     points = {p.scale: p.share for p in scales.points}
     exact = scales.most_stringent
@@ -112,7 +112,7 @@ def _scale_points(report: Report) -> list[tuple[float, float]]:
     return sorted(points.items())
 
 
-def _mark(plane: Frame, run: int, x: float, y: float, what: str) -> Markup:
+def _mark(plane: ChartFrame, run: int, x: float, y: float, what: str) -> Markup:
     tip = f"{LETTERS[run % 8]}: {what} {three_digits(x)}"
     return tag(
         "circle",
@@ -126,9 +126,11 @@ def _mark(plane: Frame, run: int, x: float, y: float, what: str) -> Markup:
 
 
 def search_chart(found: Sequence[tuple[int, SearchResult]], *, letters: bool) -> Markup:
-    """Every probe of every search: rate and attainment, with its interval."""
+    """Every probe of every search, with rate, attainment and interval."""
     rates = [p.rate_per_s for _, s in found for p in s.probes]
-    plane = Frame(logarithmic(rates, 58, WIDE - 14), linear(1.0, HALF_HEIGHT - 42, 24), WIDE, HALF_HEIGHT)
+    plane = ChartFrame(
+        logarithmic(rates, 58, WIDE - 14), linear(1.0, HALF_HEIGHT - 42, 24), WIDE, HALF_HEIGHT
+    )
     parts: list[Markup] = []
     found_at: list[tuple[float, str, str]] = []
     parts += levels(plane, [(goal, f"goal {goal:.0%}") for goal in sorted({s.attain for _, s in found})])
@@ -170,7 +172,7 @@ def search_chart(found: Sequence[tuple[int, SearchResult]], *, letters: bool) ->
 
 def ttft_over_time(reports: Sequence[Report]) -> Markup:
     """p50 and p99 of TTFT in each window of planned instants."""
-    lines: list[Line] = []
+    lines: list[RunCurve] = []
     for run, report in enumerate(reports):
         for name, style in (("ttft_p50", ""), ("ttft_p99", "thin")):
             points = [
@@ -179,11 +181,11 @@ def ttft_over_time(reports: Sequence[Report]) -> Markup:
                 if (value := getattr(w, name)) is not None
             ]
             if points:
-                lines.append(Line(run, f"{report.label} {name[-3:]}", points, style))
+                lines.append(RunCurve(run, f"{report.label} {name[-3:]}", points, style))
     if not lines:
         return tag("p", "No TTFT: nothing completed.", class_="none")
     targets = sorted({t for r in reports if (t := r.settings.slo.ttft_s) is not None})
-    plane = Frame(
+    plane = ChartFrame(
         snug(max(r.windows[-1].start_s + r.window_s for r in reports if r.windows), 58, WIDE - 14),
         logarithmic([*(p[1] for line in lines for p in line.points), *targets], 200, 24),
         WIDE,
@@ -203,7 +205,7 @@ def ttft_over_time(reports: Sequence[Report]) -> Markup:
     )
 
 
-def drawn(plane: Frame, line: Line, *, letters: bool) -> Markup:
+def drawn(plane: ChartFrame, line: RunCurve, *, letters: bool) -> Markup:
     points = [(plane.x.px(x), plane.y.px(y)) for x, y in line.points]
     parts = [polyline(points, f"line {line.style}".strip())]
     if line.style == "dotted-points":
@@ -216,14 +218,15 @@ def drawn(plane: Frame, line: Line, *, letters: bool) -> Markup:
 
 
 def _letter_place(points: Sequence[tuple[float, float]], run: int) -> tuple[float, float]:
-    """On the curve, each run at a height of its own, so that letters of like curves stand apart."""
+    """A point of the curve for the run's letter. Each run has its own height, so that letters of similar
+    curves do not overlap."""
     top, bottom = min(y for _, y in points), max(y for _, y in points)
     wanted = bottom - (bottom - top) * (0.5 + 0.11 * (run % 4))
     return min(points, key=lambda p: abs(p[1] - wanted))
 
 
-def uprights(plane: Frame, marks: Sequence[tuple[float, str, str]]) -> list[Markup]:
-    """(value, text, class): lines across the plane. Texts that would lie on one another stand in rows."""
+def uprights(plane: ChartFrame, marks: Sequence[tuple[float, str, str]]) -> list[Markup]:
+    """Vertical lines from (value, text, class). Texts that would overlap are placed in rows."""
     rows: list[list[tuple[float, float]]] = []
     made: list[Markup] = []
     for value, text, class_ in sorted(marks):
@@ -239,7 +242,7 @@ def uprights(plane: Frame, marks: Sequence[tuple[float, str, str]]) -> list[Mark
     return made
 
 
-def _upright(plane: Frame, x: float, text: str, *, is_left: bool, row: int, class_: str) -> Markup:
+def _upright(plane: ChartFrame, x: float, text: str, *, is_left: bool, row: int, class_: str) -> Markup:
     top, side = plane.y.end_px, "end" if is_left else "start"
     at = {"x": x + (-5 if is_left else 5), "y": top - 1 + row * ROW_PX}
     return tag(
@@ -254,8 +257,8 @@ def _overlap(one: tuple[float, float], other: tuple[float, float]) -> bool:
     return one[0] < other[1] + LETTER_PX and other[0] < one[1] + LETTER_PX
 
 
-def levels(plane: Frame, marks: Sequence[tuple[float, str]]) -> list[Markup]:
-    """(value, text): lines along the plane. Texts that would lie on one another stand side by side."""
+def levels(plane: ChartFrame, marks: Sequence[tuple[float, str]]) -> list[Markup]:
+    """Horizontal lines from (value, text). Texts that would overlap are placed side by side."""
     made: list[Markup] = []
     before_px, x = float("inf"), plane.x.end_px
     for value, text in sorted(marks):
@@ -275,9 +278,12 @@ def levels(plane: Frame, marks: Sequence[tuple[float, str]]) -> list[Markup]:
 
 
 def hover(
-    plane: Frame, lines: Sequence[Line], x_text: Callable[[float], str], y_text: Callable[[float], str]
+    plane: ChartFrame,
+    lines: Sequence[RunCurve],
+    x_text: Callable[[float], str],
+    y_text: Callable[[float], str],
 ) -> str:
-    """For the page's script: pixels and text of every point."""
+    """The pixels and text of every point, for the page's script."""
     series = [
         {
             "run": line.run,

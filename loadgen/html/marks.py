@@ -1,4 +1,4 @@
-"""Elements of HTML and SVG as text, and axes. Everything that comes from outside is escaped here."""
+"""Elements of HTML and SVG as text, and axes. All text from outside is escaped here."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,8 +13,9 @@ class Markup(str):
 
 
 def tag(name: str, *children: "Markup | str | float | int | None", **attributes: object) -> Markup:
-    """`class_` is `class`, `data_tip` is `data-tip`; attributes that are None are left out."""
-    said = "".join(
+    """An element. `class_` becomes `class`, `data_tip` becomes `data-tip`, and attributes that are None are
+    left out."""
+    written = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(_text(value), quote=True)}"'
         for key, value in attributes.items()
         if value is not None
@@ -24,7 +25,7 @@ def tag(name: str, *children: "Markup | str | float | int | None", **attributes:
         for child in children
         if child is not None
     )
-    return Markup(f"<{name}{said}>{inner}</{name}>")
+    return Markup(f"<{name}{written}>{inner}</{name}>")
 
 
 def joined(parts: Sequence[Markup]) -> Markup:
@@ -32,13 +33,13 @@ def joined(parts: Sequence[Markup]) -> Markup:
 
 
 def _text(value: object) -> str:
-    # A tenth of a pixel is enough, and keeps the page small.
+    # A tenth of a pixel is precise enough and keeps the page small.
     return f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else str(value)
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """From values to pixels."""
+    """Maps values to pixels."""
 
     low: float
     high: float
@@ -57,18 +58,18 @@ class Axis:
 
 
 def linear(high: float, start_px: float, end_px: float) -> Axis:
-    """From 0 to a round value at or above `high`."""
+    """An axis from 0 to a round value at or above `high`."""
     step = _nice_step((high or 1.0) / 4)
     return Axis(0.0, step * max(1, math.ceil((high or 1.0) / step - 1e-9)), start_px, end_px)
 
 
 def snug(high: float, start_px: float, end_px: float) -> Axis:
-    """From 0 to `high` itself: for what goes along, not up."""
+    """An axis from 0 to exactly `high`, for the horizontal direction."""
     return Axis(0.0, high or 1.0, start_px, end_px)
 
 
 def logarithmic(values: Sequence[float], start_px: float, end_px: float) -> Axis:
-    """Around all positive values, with some room."""
+    """A logarithmic axis around all positive values, with some room."""
     positive = [v for v in values if 0 < v < math.inf] or [1.0]
     low, high = min(positive) / 1.15, max(positive) * 1.15
     if high / low < 4:
@@ -98,8 +99,8 @@ def _log_ticks(low: float, high: float) -> list[float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
-    """The plane of a chart: its axes and what they say."""
+class ChartFrame:
+    """The plane of a chart, with its axes and labels."""
 
     x: Axis
     y: Axis
@@ -131,7 +132,7 @@ class Frame:
         return joined(parts)
 
     def svg(self, *parts: Markup, title: str, series: str | None = None) -> Markup:
-        """`series` is what the page's script reads to show values under the pointer."""
+        """An SVG element. The page's script reads `series` to show values under the pointer."""
         return tag(
             "svg",
             *parts,

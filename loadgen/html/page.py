@@ -1,7 +1,7 @@
-"""The page: one file, no request to anywhere, which its content security policy also forbids. Pure.
+"""The report page is one file that loads nothing, which its content security policy also forbids. Pure.
 
-A colour means the same everywhere: each run has one (after Okabe and Ito's palette, which the colour-blind
-can tell apart) and a letter.
+A colour has the same meaning everywhere. Each run has a letter and a colour (from Okabe and Ito's palette,
+which colour-blind people can tell apart).
 """
 
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inl
 
 
 def render(reports: Sequence[Report], *, title: str = "", more: Sequence[Markup] = ()) -> str:
-    """The page of one run, or of several beside one another; at least one, at most `RUNS_MAX`. `more`:
-    sections of whoever made the reports."""
+    """The page of one run, or of several runs side by side; at least one, at most `RUNS_MAX`. `more` holds
+    further sections from the caller."""
     assert 0 < len(reports) <= RUNS_MAX, f"{len(reports)} runs"
     name = title or " / ".join(dict.fromkeys(r.settings.trace for r in reports))
     head = tag(
@@ -48,7 +48,7 @@ def _resource(name: str) -> str:
 
 
 def _json(reports: Sequence[Report]) -> str:
-    # No "<" may stand in a script element: the parser would look for its end there.
+    # A script element must not contain "<", because the parser would look for its end there.
     return orjson.dumps([r.as_json() for r in reports]).decode().replace("<", "\\u003c")
 
 
@@ -174,12 +174,12 @@ def _time_section(reports: Sequence[Report]) -> Markup:
 
 
 def _latency_breakdown_section(reports: Sequence[Report]) -> Markup | None:
-    told = [(i, r.latency_breakdown) for i, r in enumerate(reports) if r.latency_breakdown is not None]
-    if not told:
+    reported = [(i, r.latency_breakdown) for i, r in enumerate(reports) if r.latency_breakdown is not None]
+    if not reported:
         return None
-    longest = max(sum(b.stages.values()) for _, w in told for b in w.bands)
-    parts: list[Markup] = [bars.stage_legend([w for _, w in told])]
-    for run, latency_breakdown in told:
+    longest = max(sum(b.stages.values()) for _, w in reported for b in w.bands)
+    parts: list[Markup] = [bars.stage_legend([w for _, w in reported])]
+    for run, latency_breakdown in reported:
         caption = tag(
             "p",
             tables.run_name(reports, run),
@@ -205,13 +205,13 @@ def _latency_breakdown_section(reports: Sequence[Report]) -> Markup | None:
 
 
 def _balance_section(reports: Sequence[Report]) -> Markup | None:
-    told = [(i, r.balance) for i, r in enumerate(reports) if r.balance is not None]
-    if not told:
+    reported = [(i, r.balance) for i, r in enumerate(reports) if r.balance is not None]
+    if not reported:
         return None
-    most_prompt = max(w.prompt_tokens for _, b in told for w in b.workers)
-    most_output = max(w.output_tokens for _, b in told for w in b.workers)
+    most_prompt = max(w.prompt_tokens for _, b in reported for w in b.workers)
+    most_output = max(w.output_tokens for _, b in reported for w in b.workers)
     parts: list[Markup] = []
-    for run, balance in told:
+    for run, balance in reported:
         pair = tag(
             "div",
             _figure(bars.balance_chart(balance.workers, run, phase="prompt", most=most_prompt)),
@@ -244,13 +244,13 @@ def _search_section(reports: Sequence[Report]) -> Markup | None:
     found = [(i, r.search) for i, r in enumerate(reports) if r.search is not None]
     if not found:
         return None
-    said = [
+    reasons = [
         tag("p", tables.run_name(reports, i), f": {per_second(s.rate_per_s)}; {s.reason}") for i, s in found
     ]
     return section(
         "Goodput search",
         "Every probe with its 95 % interval; hollow: stopped early, because the goal was out of reach.",
-        *said,
+        *reasons,
         _figure(lines.search_chart(found, letters=len(reports) > 1)),
     )
 

@@ -1,5 +1,5 @@
-"""Tables of the page. Every figure says where in the report it is from (`data-figure`, a path into the page's
-JSON), with its full value (`data-value`). Pure."""
+"""Tables of the page. Every figure carries its place in the page's JSON (`data-figure`) and its full value
+(`data-value`). Pure."""
 
 from collections.abc import Sequence
 
@@ -33,7 +33,7 @@ def badge(run: int) -> Markup:
 
 
 def summary(reports: Sequence[Report]) -> Markup:
-    """A row per figure, a column per run; beside each later run its ratio to the first."""
+    """One row per figure, one column per run. Each later run has its ratio to the first beside it."""
     head = [tag("th", run_name(reports, i), class_="number") for i in range(len(reports))]
     body: list[Markup] = []
     for (name, path, show, better), values in summary_rows(reports):
@@ -81,7 +81,8 @@ GROUPS_SHOWN_MAX = 40
 
 
 def groups(reports: Sequence[Report], kind: str) -> Markup | None:
-    """Per class or per tenant (`kind`: `classes`, `tenants`), all runs; None where nobody names one."""
+    """Figures per class or per tenant of all runs (`kind` is `classes` or `tenants`); None if no request
+    names one."""
     body: list[Markup] = []
     for run, report in enumerate(reports):
         members: tuple[Group, ...] = getattr(report, kind)
@@ -159,7 +160,7 @@ def latencies(reports: Sequence[Report]) -> Markup:
 
 
 def reasons(reports: Sequence[Report]) -> Markup | None:
-    """Why requests were refused or failed; None when all completed."""
+    """Reasons for refusals and failures; None if all requests completed."""
     body = [
         tag("tr", tag("td", run_name(reports, run)), tag("td", reason), tag("td", count(n), class_="number"))
         for run, report in enumerate(reports)
@@ -176,7 +177,7 @@ def reasons(reports: Sequence[Report]) -> Markup | None:
 
 
 def settings(reports: Sequence[Report]) -> Markup:
-    """What was asked for, a column per run."""
+    """The settings of each run, one column per run."""
     columns = [_settings_of(r) for r in reports]
     names = list(dict.fromkeys(name for column in columns for name in column))
     body = [
@@ -205,7 +206,7 @@ def _settings_of(report: Report) -> dict[str, str]:
 
 
 def scales(reports: Sequence[Report]) -> Markup:
-    """Attainment by SLO scale, a column per run; with the highest rates where they were searched."""
+    """Attainment by SLO scale, one column per run, with the highest rates if they were searched."""
     found = [
         (run, i, point)
         for run, report in enumerate(reports)

@@ -1,17 +1,18 @@
-"""What a run has shown, as values: made from records, written as JSON, read back, drawn elsewhere. Pure."""
+"""The results of a run as values: made from records, written as JSON, read back, and drawn elsewhere.
+Pure."""
 
 from loadgen.report.make import judged, make_report
-from loadgen.report.model import Figures, Group, Percentiles, Report, Settings, Share
+from loadgen.report.model import Figures, Group, Percentiles, Report, RunSettings, Share
 from loadgen.report.sample import percentiles
-from loadgen.slo import Objectives, Slo
+from loadgen.slo import ClassObjectives, Slo
 
 __all__ = [
+    "ClassObjectives",
     "Figures",
     "Group",
-    "Objectives",
     "Percentiles",
     "Report",
-    "Settings",
+    "RunSettings",
     "Share",
     "Slo",
     "judged",

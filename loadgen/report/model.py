@@ -1,6 +1,7 @@
-"""The report's types: its JSON is these fields by these names, under `schema`.
+"""The types of a report. Its JSON has these fields by these names, under `schema`.
 
-New fields with defaults do not change the schema's number; a field that goes or changes its meaning does.
+A new field with a default does not change the schema's number. A field that is removed or changes its meaning
+does.
 """
 
 from dataclasses import dataclass, field
@@ -8,54 +9,54 @@ from typing import Literal
 
 import orjson
 
-from loadgen.slo import Objectives, Slo
+from loadgen.slo import ClassObjectives, Slo
 
-SCHEMA = "baton-report/1"
+SCHEMA = "baton-report/2"
 QUANTILE_LEVELS = (
     *(i / 200 for i in range(198)),
     *(0.99 + i / 1000 for i in range(10)),
     1.0,
 )
-"""Of `Distributions`: every half percent, every tenth of a percent in the tail."""
+"""Levels of `Distributions`: every half percent, and every tenth of a percent in the tail."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """What was asked for, as the report repeats it."""
+class RunSettings:
+    """The settings of a run, as the report repeats them."""
 
     trace: str
     target: str
-    """URL of the server, or what was simulated."""
+    """URL of the server, or the name of the simulated cluster."""
     model: str
     slo: Slo = field(default_factory=Slo)
     class_slos: dict[str, Slo] = field(default_factory=dict[str, Slo])
-    """Of classes whose targets differ from `slo`."""
+    """Targets of classes that differ from `slo`."""
     attain: float = 0.9
-    """Share of requests that should meet their targets: what search and SLO scale aim at."""
+    """Share of requests that should meet their targets; search and SLO scale aim at it."""
     planned: int = 0
-    """Requests of the plan; fewer were offered if the run was stopped."""
+    """Requests of the plan. Fewer were offered if the run was stopped."""
     label: str = ""
-    """Name of the run where several are compared."""
+    """Name of the run in comparisons."""
     kind: str = "replay"
     trace_format: str = ""
     time_scale: str = "1"
     seed: int = 0
     expected_hit_ratio: float | None = None
-    """Share of prompt tokens that an LRU prefix cache of the size given would hold. None: the server's tokens
-    are not ours, so nothing can be expected."""
+    """Share of prompt tokens that an LRU prefix cache of the given size would hold. None if the server's
+    tokens differ from ours, so that nothing can be expected."""
     options: dict[str, str | int | float | bool | None] = field(
         default_factory=dict[str, str | int | float | bool | None]
     )
-    """The command's own particulars, shown as they are."""
+    """Options of the command, shown as they are."""
 
     @property
-    def objectives(self) -> Objectives:
-        return Objectives(self.slo, self.class_slos)
+    def objectives(self) -> ClassObjectives:
+        return ClassObjectives(self.slo, self.class_slos)
 
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """Of a sample, seconds."""
+    """Percentiles of a sample, in seconds."""
 
     count: int
     mean: float
@@ -68,7 +69,7 @@ class Percentiles:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """`met` of `judged`, with a 95 % interval that allows for neighbours being alike."""
+    """`met` of `judged`, with a 95 % interval that allows for correlated neighbours."""
 
     met: int
     judged: int
@@ -79,10 +80,11 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """Of all requests, or of those of one class or tenant.
+    """Figures of all requests, or of those of one class or tenant.
 
-    offered = completed + refused + failed + cancelled. Latencies are of completed requests, from the planned
-    instant. Shares are of judged = offered - cancelled: one that the client gave up as planned says nothing.
+    offered = completed + refused + failed + cancelled. Latencies are those of completed requests, from the
+    planned instant. Shares refer to judged = offered - cancelled, because a request that the client cancelled
+    as planned shows nothing.
     """
 
     offered: int
@@ -91,38 +93,40 @@ class Figures:
     failed: int
     cancelled: int
     goodput_share: float
-    """Requests that met both targets, of those judged: a refused or failed one missed them."""
+    """Share of judged requests that met both targets. A refused or failed one missed them."""
     goodput_per_s: float
-    """Over the time of the arrivals, as `offered_per_s`: never more than that."""
+    """Goodput over the time of the arrivals, like `offered_per_s`, so never more than that."""
     goodput: Share
     ttft_attained: Share
     tpot_attained: Share
     ttft: Percentiles | None
     tpot: Percentiles | None
     itl: Percentiles | None
-    """Between two events with text; a server that sends several tokens in one event shows fewer."""
+    """Time between two events with text. A server that sends several tokens in one event has fewer of
+    them."""
     e2e: Percentiles | None
     requests_per_s: float
-    """Completed, over the time until the last end, or that of the arrivals if it is longer; tokens, too."""
+    """Completed requests per second, over the time until the last end or of the arrivals, whichever is
+    longer. The same holds for tokens."""
     prompt_tokens_per_s: float
     output_tokens_per_s: float
     cache_hit_ratio: float | None
-    """Cached by all prompt tokens, over requests where the server says; None: it never does."""
+    """Cached by all prompt tokens, over the requests where the server reports it; None if it never does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group(Figures):
-    """Requests of one class or one tenant."""
+    """The requests of one class or one tenant."""
 
     name: str
-    """Empty: those that name none."""
+    """The name is empty for requests that name none."""
     slo: Slo | None
-    """None: of several classes, with targets that differ."""
+    """None if the requests are of several classes with different targets."""
 
 
 @dataclass(frozen=True, slots=True)
 class Distributions:
-    """Seconds at each of `levels`, of completed requests; empty where there is none."""
+    """Seconds at each of `levels`, over completed requests; empty if there are none."""
 
     levels: tuple[float, ...] = ()
     ttft: tuple[float, ...] = ()
@@ -132,11 +136,11 @@ class Distributions:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
-    """Requests whose planned instant lies in one stretch of time."""
+class ReportWindow:
+    """The requests whose planned instant lies in one stretch of time."""
 
     start_s: float
-    """Since the first planned instant."""
+    """Seconds since the first planned instant."""
     offered: int
     met: int
     completed: int
@@ -149,7 +153,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """Mean seconds of each stage over requests whose TTFT is about one percentile."""
+    """Mean seconds of each stage, over requests whose TTFT is near one percentile."""
 
     name: str
     count: int
@@ -158,57 +162,59 @@ class Band:
 
 
 @dataclass(frozen=True, slots=True)
-class LatencyBreakdown:
-    """Where the time to the first and second token went, of completed requests whose server tells."""
+class LatencyStages:
+    """The stages of the time to the first and second token, over completed requests whose server reports
+    it."""
 
     count: int
     stages: dict[str, Percentiles]
-    """In the order in which they happen. `client` is our own lateness, `rest` what nobody accounts for:
-    network, the server's and our own reading; both are part of TTFT."""
+    """Stages in the order in which they happen. `client` is our own lateness. `rest` is unaccounted time: the
+    network, and the server's and our own reading. Both are part of TTFT."""
     bands: tuple[Band, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerShare:
-    """What one worker did for completed requests. On one worker for both phases, both are counted."""
+class WorkerWork:
+    """The work of one worker for completed requests. A worker that ran both phases has both counted."""
 
     name: str
     prefill_requests: int
     prompt_tokens: int
-    """Cached ones included."""
+    """Prompt tokens, cached ones included."""
     computed_tokens: int
-    """Prompt tokens that were not cached, as far as the server says."""
+    """Prompt tokens that were not cached, as far as the server reports it."""
     decode_requests: int
     output_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class PoolBalance:
-    """Over the workers that served something; one that served nothing is not known here."""
+    """The balance over the workers that served something. Others are not known here."""
 
-    workers: tuple[WorkerShare, ...]
+    workers: tuple[WorkerWork, ...]
     prompt_tokens_max_to_mean: float | None
-    """Most loaded by mean, over workers that prefilled: 1 is even. None: no such worker."""
+    """The most loaded worker by the mean, over workers that prefilled; 1 is even. None without such a
+    worker."""
     output_tokens_max_to_mean: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class PredictionError:
-    """Predicted beside measured."""
+    """Predictions compared with measurements."""
 
     count: int
     mape: float
     """Mean of |predicted - measured| / measured."""
     bias: float
-    """Mean of predicted - measured, by mean measured: above 0 is pessimistic."""
+    """Mean of predicted - measured, divided by the mean measured; above 0 is pessimistic."""
     ape_p50: float
     ape_p90: float
 
 
 @dataclass(frozen=True, slots=True)
 class Predictions:
-    """The server's, of completed requests. TTFT is compared with that from when we sent, not from when we
-    should have. `*_settled` leaves out the first 100 requests."""
+    """The server's predictions for completed requests. TTFT is compared with the time since we sent the
+    request, not since its planned instant. `*_settled` leaves out the first 100 requests."""
 
     ttft: PredictionError | None
     tpot: PredictionError | None
@@ -217,35 +223,35 @@ class Predictions:
 
 
 @dataclass(frozen=True, slots=True)
-class Generator:
-    """Whether the load generator kept up."""
+class GeneratorHealth:
+    """Figures that show whether the load generator kept up."""
 
     lateness: Percentiles | None
-    """Of our own sending; latencies include it."""
+    """Lateness of our own sending; latencies include it."""
     late_share: float
-    """Requests sent more than 10 ms late."""
+    """Share of requests sent more than 10 ms late."""
     connection_limited: int
-    """Requests not sent for want of a connection."""
+    """Requests not sent because no connection was free."""
     warning: str
-    """What is to be done about it; empty: it kept up."""
+    """Advice about what to do; empty if it kept up."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScalePoint:
     scale: float
     share: float
-    """Of judged requests that meet both targets times `scale`."""
+    """Share of judged requests that meet both targets times `scale`."""
     rate_per_s: float | None = None
-    """Highest rate that attains the goal at this scale; None: not searched, or none does."""
+    """Highest rate that attains the goal at this scale; None if it was not searched or does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class SloScales:
-    """DistServe figures 8 and 9: attainment at one rate, as both targets are scaled."""
+    """Attainment at one rate as both targets are scaled, as in DistServe's figures 8 and 9."""
 
     points: tuple[ScalePoint, ...]
     most_stringent: float | None
-    """The least scale at which `attain` of the requests meet both; None: no scale does."""
+    """The least scale at which `attain` of the requests meet both targets; None if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +265,8 @@ class Probe:
     low: float
     high: float
     aborted: bool
-    """Stopped because the goal was out of reach; its share is of the requests until then."""
+    """True if the run was stopped because the goal was out of reach. Its share covers the requests until
+    then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,17 +275,17 @@ class SearchResult:
 
     attain: float
     rate_per_s: float | None
-    """None: not even the lowest rate tried attains it."""
+    """None if not even the lowest rate tried attains it."""
     fails_at_per_s: float | None
-    """The lowest rate above it that does not; None: the highest rate allowed still does."""
+    """The lowest rate above it that does not attain it; None if the highest allowed rate still does."""
     reason: str
     probes: tuple[Probe, ...]
-    """In the order in which they ran."""
+    """Probes in the order in which they ran."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerCheck:
-    """Completed requests whose answers an earlier run of the same requests has, too."""
+    """Completed requests whose answers can be compared with an earlier run of the same requests."""
 
     compared: int
     differing: int
@@ -288,54 +295,54 @@ class AnswerCheck:
 
 @dataclass(frozen=True, slots=True)
 class ShortAnswers:
-    """Completed requests whose answer ended before it had as many tokens as were asked for: a server that
-    stops early does less work than the trace says."""
+    """Completed requests whose answer ended before it had the requested tokens. A server that stops early
+    does less work than the trace requires."""
 
     shorter: int
-    told: int
-    """Where the server counts the answer's tokens."""
+    counted: int
+    """Number of requests whose answer tokens the server counts."""
     mean_share: float | None
-    """Of what was asked for, over those that are shorter; None: none is."""
+    """Mean share of the requested tokens, over answers that are shorter; None if none is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report(Figures):
-    """Of one run."""
+    """The report of one run."""
 
-    settings: Settings
+    settings: RunSettings
     duration_s: float
-    """From the first planned instant to the last end."""
+    """Seconds from the first planned instant to the last end."""
     offered_per_s: float
-    """Over the time of the arrivals."""
+    """Offered requests per second, over the time of the arrivals."""
     interrupted: bool
-    """Fewer were offered than planned."""
+    """True if fewer requests were offered than planned."""
     errors: dict[str, int]
-    """By kind, refusals included."""
+    """Errors by kind, refusals included."""
     refusals: dict[str, int]
-    """By what the server said, numbers left out."""
+    """Refusals by the server's message, without numbers."""
     lateness: Percentiles | None
-    generator: Generator
+    generator: GeneratorHealth
     classes: tuple[Group, ...]
     tenants: tuple[Group, ...]
     window_s: float
-    windows: tuple[Window, ...]
+    windows: tuple[ReportWindow, ...]
     distributions: Distributions
-    latency_breakdown: LatencyBreakdown | None
+    latency_breakdown: LatencyStages | None
     balance: PoolBalance | None
     predictions: Predictions | None
     slo_scales: SloScales
     search: SearchResult | None = None
     failures: dict[str, int] = field(default_factory=dict[str, int])
-    """Failed requests by kind and what was said, numbers left out."""
+    """Failed requests by kind and message, without numbers."""
     began_at_s: float | None = None
-    """Unix time of the first planned instant, to find it in logs and dashboards; None: of no real time."""
+    """Unix time of the first planned instant, to find it in logs and dashboards; None for a simulation."""
     answers: AnswerCheck | None = None
-    """None: not compared with another run's."""
+    """None if the answers were not compared with another run's."""
     arrivals_s: float = 0.0
-    """In which requests came: from the first planned instant to the last, and a mean gap more."""
+    """Time of the arrivals: from the first planned instant to the last, plus a mean gap."""
     short_answers: ShortAnswers | None = None
-    """None: not known of any answer."""
-    schema: Literal["baton-report/1"] = SCHEMA
+    """None if it is not known of any answer."""
+    schema: Literal["baton-report/2"] = SCHEMA
 
     @property
     def judged(self) -> int:

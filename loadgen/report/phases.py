@@ -1,51 +1,52 @@
-"""What the server told of its phases: latency breakdown, balance of the pools, its predictions. Pure."""
+"""The phases that the server reports: latency breakdown, balance of the pools, its predictions. Pure."""
 
 from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
 
-from loadgen.records import Record
+from loadgen.records import RequestRecord
 from loadgen.report.model import (
     Band,
-    LatencyBreakdown,
+    LatencyStages,
     PoolBalance,
     PredictionError,
     Predictions,
-    WorkerShare,
+    WorkerWork,
 )
 from loadgen.report.sample import Floats, as_floats, percentiles
 
 TO_FIRST_TOKEN = ("tokenize", "queue", "route", "retries", "wait", "load", "prefill", "first_hop")
-"""Phases of the server before the first token, in the order in which they happen; in `timings` with `_s`."""
+"""Phases of the server before the first token, in the order in which they happen. Their names in `timings`
+end in `_s`."""
 AFTER_FIRST_TOKEN = ("transfer", "first_decode")
 SETTLED_AFTER = 100
 _BANDS = (("p50", 40, 60), ("p90", 85, 95), ("p99", 98, 100))
-"""Name and the percentiles of TTFT between which its requests lie."""
+"""A name and the percentiles of TTFT between which the requests of the band lie."""
 
 
-def latency_breakdown(done: Sequence[Record]) -> LatencyBreakdown | None:
-    """None: nobody told."""
-    told = [r for r in done if r.timings and r.ttft_s is not None]
-    if not told:
+def latency_breakdown(done: Sequence[RequestRecord]) -> LatencyStages | None:
+    """None if no request reports timings."""
+    reported = [r for r in done if r.timings and r.ttft_s is not None]
+    if not reported:
         return None
-    ttft = as_floats(r.ttft_s for r in told)
-    stages = {"client": np.maximum(np.nan_to_num(as_floats(r.lateness_s for r in told)), 0.0)}
-    stages |= {name: _phase(told, name) for name in TO_FIRST_TOKEN}
+    ttft = as_floats(r.ttft_s for r in reported)
+    stages = {"client": np.maximum(np.nan_to_num(as_floats(r.lateness_s for r in reported)), 0.0)}
+    stages |= {name: _phase(reported, name) for name in TO_FIRST_TOKEN}
     stages["rest"] = np.maximum(ttft - sum(stages.values()), 0.0)
-    stages |= {name: _phase(told, name) for name in AFTER_FIRST_TOKEN}
-    bands = [_band("all", np.full(len(told), True), ttft, stages)]
+    stages |= {name: _phase(reported, name) for name in AFTER_FIRST_TOKEN}
+    bands = [_band("all", np.full(len(reported), True), ttft, stages)]
     for name, low, high in _BANDS:
         from_s, to_s = np.percentile(ttft, (low, high))
         chosen = (ttft >= from_s) & (ttft <= to_s)
-        if chosen.any():  # of a few requests none may be near a percentile
+        if chosen.any():  # few requests may have none near a percentile
             bands.append(_band(name, chosen, ttft, stages))
     figures = {name: percentiles(values) for name, values in stages.items()}
-    return LatencyBreakdown(len(told), {k: v for k, v in figures.items() if v is not None}, tuple(bands))
+    return LatencyStages(len(reported), {k: v for k, v in figures.items() if v is not None}, tuple(bands))
 
 
-def _phase(told: Sequence[Record], name: str) -> Floats:
-    return as_floats((r.timings or {}).get(f"{name}_s", 0.0) for r in told)
+def _phase(reported: Sequence[RequestRecord], name: str) -> Floats:
+    return as_floats((r.timings or {}).get(f"{name}_s", 0.0) for r in reported)
 
 
 def _band(name: str, chosen: np.ndarray, ttft: Floats, stages: dict[str, Floats]) -> Band:
@@ -53,13 +54,13 @@ def _band(name: str, chosen: np.ndarray, ttft: Floats, stages: dict[str, Floats]
     return Band(name, int(np.count_nonzero(chosen)), float(ttft[chosen].mean()), means)
 
 
-def balance(done: Sequence[Record]) -> PoolBalance | None:
-    """None: nobody told who served."""
-    told = [r for r in done if r.served_by]
-    if not told:
+def balance(done: Sequence[RequestRecord]) -> PoolBalance | None:
+    """None if no request reports its workers."""
+    reported = [r for r in done if r.served_by]
+    if not reported:
         return None
     counts: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0, 0])
-    for record in told:
+    for record in reported:
         prompt = record.prompt_tokens or 0
         prefill, decode = counts[record.served_by[0]], counts[record.served_by[-1]]
         prefill[0] += 1
@@ -67,7 +68,7 @@ def balance(done: Sequence[Record]) -> PoolBalance | None:
         prefill[2] += prompt - (record.cached_tokens or 0)
         decode[3] += 1
         decode[4] += record.tokens_out
-    workers = tuple(WorkerShare(name, *counted) for name, counted in sorted(counts.items()))
+    workers = tuple(WorkerWork(name, *counted) for name, counted in sorted(counts.items()))
     return PoolBalance(
         workers,
         _max_to_mean([w.prompt_tokens for w in workers if w.prefill_requests]),
@@ -79,8 +80,8 @@ def _max_to_mean(loads: Sequence[int]) -> float | None:
     return max(loads) * len(loads) / sum(loads) if sum(loads) else None
 
 
-def predictions(done: Sequence[Record]) -> Predictions | None:
-    """None: nobody predicted anything."""
+def predictions(done: Sequence[RequestRecord]) -> Predictions | None:
+    """None if no request reports predictions."""
     ttft = _pairs(done, "predicted_ttft_s", [_sent_to_first(r) for r in done])
     tpot = _pairs(done, "predicted_tpot_s", [r.tpot_s for r in done])
     if not len(ttft) and not len(tpot):
@@ -88,13 +89,13 @@ def predictions(done: Sequence[Record]) -> Predictions | None:
     return Predictions(_error(ttft), _error(tpot), _error(ttft[SETTLED_AFTER:]), _error(tpot[SETTLED_AFTER:]))
 
 
-def _sent_to_first(record: Record) -> float | None:
+def _sent_to_first(record: RequestRecord) -> float | None:
     if record.ttft_s is None:
         return None
     return record.ttft_s - (record.lateness_s or 0.0)
 
 
-def _pairs(done: Sequence[Record], name: str, measured: Sequence[float | None]) -> Floats:
+def _pairs(done: Sequence[RequestRecord], name: str, measured: Sequence[float | None]) -> Floats:
     """[requests, 2]: predicted, measured."""
     rows = [
         (record.timings[name], took_s)

@@ -10,7 +10,7 @@ from loadgen.report.model import QUANTILE_LEVELS, Percentiles, Share
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
-_Z = 1.959964  # 95 %, two sides
+_Z = 1.959964  # two-sided 95 %
 _RESAMPLES = 1000
 
 
@@ -25,22 +25,22 @@ def percentiles(sample: Iterable[float | None] | Floats) -> Percentiles | None:
 
 
 def as_floats(sample: Iterable[float | None]) -> Floats:
-    """NaN for None."""
+    """The sample as floats, with NaN for None."""
     return np.array([np.nan if v is None else v for v in sample], dtype=np.float64)
 
 
 def quantiles(values: Floats) -> tuple[float, ...]:
-    """At `QUANTILE_LEVELS`; empty for an empty sample."""
+    """The quantiles at `QUANTILE_LEVELS`; empty for an empty sample."""
     known = values[~np.isnan(values)]
     return tuple(float(q) for q in np.quantile(known, QUANTILE_LEVELS)) if known.size else ()
 
 
 def share_of(met: Bools, *, seed: int = 0) -> Share:
-    """Of requests in the order of their planned instants.
+    """The share of requests that met their targets, in the order of planned instants.
 
-    The interval is the wider, on each side, of Wilson's, which takes requests as independent, and of a
-    circular block bootstrap, which does not: in a queue a miss seldom comes alone. Blocks are of sqrt(n)
-    requests; Wilson's is what remains when all met or all missed, where resampling shows no spread.
+    The interval is the wider one, on each side, of Wilson's, which treats requests as independent, and a
+    circular block bootstrap's, which does not: in a queue, misses come in groups. Blocks have sqrt(n)
+    requests. Wilson's interval remains if all met or all missed, where resampling shows no spread.
     """
     count, hits = int(met.size), int(np.count_nonzero(met))
     if not count:
@@ -66,7 +66,7 @@ def _block_bootstrap(met: Bools, *, seed: int) -> tuple[float, float]:
     block = max(1, round(count**0.5))
     around = np.concatenate([met, met[: block - 1]]).astype(np.float64)
     sums = np.cumsum(np.concatenate([[0.0], around]))
-    block_means = (sums[block:] - sums[:-block]) / block  # one per start, count of them
+    block_means = (sums[block:] - sums[:-block]) / block  # one mean per possible start
     starts = np.random.default_rng(seed).integers(0, count, size=(_RESAMPLES, -(-count // block)))
     low, high = np.percentile(block_means[starts].mean(axis=1), (2.5, 97.5))
     return float(low), float(high)

@@ -1,4 +1,4 @@
-"""The figures that stand first in every table of one run or of several. Pure."""
+"""The figures that come first in every table of one run or of several. Pure."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,7 +7,7 @@ from loadgen.units import count, per_second, seconds, share, times
 
 Show = Callable[[float | None], str]
 Row = tuple[str, str, Show, str]
-"""Name, path into a report, how it is shown, and which is better: `high`, `low` or neither."""
+"""A name, a path into a report, how it is shown, and which is better: `high`, `low` or neither."""
 
 SUMMARY: tuple[Row, ...] = (
     ("Goodput, share of judged", "goodput_share", share, "high"),
@@ -42,7 +42,7 @@ SUMMARY: tuple[Row, ...] = (
 
 
 def look_up(value: object, path: str) -> object:
-    """Attribute, key or index by a dotted path; None where the way ends."""
+    """The attribute, key or index at a dotted path; None where the path ends."""
     for part in path.split("."):
         if value is None:
             return None
@@ -59,7 +59,7 @@ def number_at(report: Report, path: str) -> float | None:
 
 
 def summary_rows(reports: Sequence[Report]) -> list[tuple[Row, list[float | None]]]:
-    """Figures that at least one of the reports has."""
+    """The figures that at least one of the reports has."""
     rows = [(row, [number_at(r, row[1]) for r in reports]) for row in SUMMARY]
     return [(row, values) for row, values in rows if any(v is not None for v in values)]
 
@@ -68,19 +68,20 @@ DIFFERENT_RATE = 0.02
 
 
 def differences(reports: Sequence[Report]) -> dict[str, list[str]]:
-    """What was not the same in all runs, and what it was in each: then figures differ for that, too."""
-    said: dict[str, list[str]] = {
+    """The settings that differ between runs, with their values, because figures then differ for that reason,
+    too."""
+    values_of: dict[str, list[str]] = {
         "trace": [r.settings.trace for r in reports],
         "offered rate": [per_second(r.offered_per_s) for r in reports],
         "objectives": [_objectives(r) for r in reports],
         "goal": [f"{r.settings.attain:.0%}" for r in reports],
     }
     for option in ("length_scale", "output_scale"):
-        said[option] = [str(r.settings.options.get(option, "-")) for r in reports]
+        values_of[option] = [str(r.settings.options.get(option, "-")) for r in reports]
     rates = [r.offered_per_s for r in reports]
     if rates and max(rates) <= min(rates) * (1 + DIFFERENT_RATE):
-        del said["offered rate"]
-    return {what: values for what, values in said.items() if len(set(values)) > 1}
+        del values_of["offered rate"]
+    return {what: values for what, values in values_of.items() if len(set(values)) > 1}
 
 
 def _objectives(report: Report) -> str:
@@ -89,6 +90,6 @@ def _objectives(report: Report) -> str:
 
 
 def ratio_to_first(values: Sequence[float | None], run: int) -> float | None:
-    """None for the first one, and where there is nothing to divide."""
+    """None for the first run, and if the divisor is missing or 0."""
     base, value = values[0], values[run]
     return value / base if run and base and value is not None else None

@@ -1,2 +1,2 @@
-"""Traces that look like a production trace, made from a few numbers fitted to it: no request of it is in
-them."""
+"""Synthetic traces that resemble a production trace, made from a few fitted numbers. They contain none of its
+requests."""

@@ -1,4 +1,4 @@
-"""Instants of a synthetic trace. Pure, seeded, and of any number."""
+"""The instants of a synthetic trace of any length. Pure and seeded."""
 
 import math
 from collections.abc import Iterator
@@ -11,10 +11,11 @@ STEPS_PER_CORRELATION = 4
 
 
 def instants_s(arrivals: Arrivals, rng: Random, *, requests_per_s: float) -> Iterator[float]:
-    """Rising, without end; the first is 0.
+    """Rising instants without end; the first is 0.
 
-    Gaps are drawn in units of the expected number of requests and then laid out over a rate that is constant
-    in steps. The profile and the modulation keep their seconds at any mean rate."""
+    Gaps are drawn in units of the expected number of requests, and then mapped to time by a rate that is
+    constant in steps. The profile and the modulation keep their seconds at any mean rate.
+    """
     steps = _rates(arrivals, rng, requests_per_s)
     start_s, width_s, rate = next(steps)
     at_s = 0.0
@@ -29,7 +30,8 @@ def instants_s(arrivals: Arrivals, rng: Random, *, requests_per_s: float) -> Ite
 
 
 def mean_factor(arrivals: Arrivals, until_s: float) -> float:
-    """The profile's mean over that of its beginning: a rate times it is the mean rate until then."""
+    """The profile's mean divided by that of its beginning. A rate times this factor is the mean rate until
+    then."""
     parts = arrivals.profile
     part_s = arrivals.profile_s / len(parts)
     rounds, rest_s = divmod(until_s, arrivals.profile_s)
@@ -40,12 +42,12 @@ def mean_factor(arrivals: Arrivals, until_s: float) -> float:
 
 
 def _rates(arrivals: Arrivals, rng: Random, requests_per_s: float) -> Iterator[tuple[float, float, float]]:
-    """(start, width, rate) of steps, one after the other."""
+    """The (start, width, rate) of steps, one after the other."""
     parts = arrivals.profile
     mean = sum(parts) / len(parts)
     part_s = arrivals.profile_s / len(parts)
     step_s = min(part_s, arrivals.modulation_s / STEPS_PER_CORRELATION) if arrivals.modulation else part_s
-    step_s = part_s / math.ceil(part_s / step_s)  # whole steps in a part
+    step_s = part_s / math.ceil(part_s / step_s)  # a part has whole steps
     keeps = math.exp(-step_s / arrivals.modulation_s)
     level = rng.gauss(0.0, 1.0)
     number = 0

@@ -1,4 +1,4 @@
-"""`baton synth`: look-alikes of a production trace, from a few numbers fitted to it."""
+"""`baton synth` makes synthetic traces that resemble a production trace, from a few numbers fitted to it."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,20 +17,29 @@ from loadgen.synth.fit import fit, spread_trace
 from loadgen.synth.generate import stream, synthesize
 from loadgen.synth.goodness import Goodness, compare
 from loadgen.synth.library import names, params_of
-from loadgen.synth.params import Source, SynthParams, to_toml
+from loadgen.synth.params import FitSource, SynthParams, to_toml
 from loadgen.traces import read_trace
 
 _Source = Annotated[str, typer.Argument(help="Built-in name, parameter file (.toml), or a trace to fit.")]
-_Requests = Annotated[int | None, typer.Option(min=1, help="How many; default: as many as were fitted to.")]
-_Duration = Annotated[float | None, typer.Option(min=0, help="As many as come in so many seconds.")]
-_Rate = Annotated[float | None, typer.Option(min=0, help="Mean requests per second: more or fewer users.")]
-_Seed = Annotated[int, typer.Option(help="Another seed is another trace of the same kind.")]
-_Out = Annotated[str, typer.Option(help="Write the trace there, as JSON lines; - is standard output.")]
-_Plain = Annotated[bool, typer.Option("--plain", help="Only the four fields of Mooncake's traces.")]
-_Save = Annotated[str, typer.Option(help="Write the fitted parameters there; - is standard output.")]
+_Requests = Annotated[
+    int | None, typer.Option(min=1, help="Number of requests; default: as many as the fitted trace has.")
+]
+_Duration = Annotated[float | None, typer.Option(min=0, help="Make the requests of this many seconds.")]
+_Rate = Annotated[
+    float | None, typer.Option(min=0, help="Mean requests per second, as from more or fewer users.")
+]
+_Seed = Annotated[int, typer.Option(help="Random seed; each seed gives another trace of the same kind.")]
+_Out = Annotated[str, typer.Option(help="Write the trace to this file, as JSON lines; - is standard output.")]
+_Plain = Annotated[bool, typer.Option("--plain", help="Write only the four fields of Mooncake's traces.")]
+_Save = Annotated[str, typer.Option(help="Write the fitted parameters to this file; - is standard output.")]
 _Check = Annotated[Path | None, typer.Option(help="Compare the parameters with this trace.")]
-_Format = Annotated[TraceFormat | None, typer.Option("--format", help="Of the trace; default: by content.")]
-_Json = Annotated[str, typer.Option("--json", help="Write how alike they are there; - is standard output.")]
+_Format = Annotated[
+    TraceFormat | None,
+    typer.Option("--format", help="Format of the trace; default: detected from its content."),
+]
+_Json = Annotated[
+    str, typer.Option("--json", help="Write the comparison to this file; - is standard output.")
+]
 
 
 def synth(
@@ -46,7 +55,7 @@ def synth(
     trace_format: _Format = None,
     json_to: _Json = "",
 ) -> None:
-    """Make a synthetic trace, or fit the parameters of one and show how good the fit is.
+    """Make a synthetic trace, or fit the parameters of a trace and show how good the fit is.
 
     baton synth mooncake-conversation --requests 5000 --out x.jsonl
 
@@ -60,10 +69,10 @@ def synth(
             goodness = compare(original, synthesize(params, seed=seed, requests=len(original.requests)))
             show(new_console(stderr=any(map(is_stdout, (out, save, json_to)))), source, goodness)
             if json_to:
-                told = orjson.dumps(
+                comparison = orjson.dumps(
                     goodness.as_json(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
                 )
-                write_whole(json_to, [told])
+                write_whole(json_to, [comparison])
         if save:
             write_whole(save, [to_toml(params).encode()])
         if out:
@@ -87,7 +96,7 @@ def _check_options(
     check: Path | None,
     json_to: str,
 ) -> None:
-    """Raises SetupError: something would be left undone, or overwrite something else."""
+    """Raises SetupError if an option would have no effect, or would overwrite another output."""
     is_trace = not _has_params(source)
     if requests is not None and duration is not None:
         raise SetupError("--requests and --duration: give one of them")
@@ -97,9 +106,9 @@ def _check_options(
             "parameters with another trace, --save them and give that file"
         )
     if json_to and check is None and not is_trace:
-        raise SetupError("--json tells how alike a trace and its parameters are: give --check TRACE")
+        raise SetupError("--json writes the comparison of a trace with its parameters: give --check TRACE")
     if not out and not (requests is None and duration is None and rate is None):
-        raise SetupError("--requests, --duration and --rate are of the trace that is made: give --out FILE")
+        raise SetupError("--requests, --duration and --rate describe the trace to make: give --out FILE")
     check_apart({"--out": out, "--save": save, "--json": json_to})
 
 
@@ -110,18 +119,21 @@ def _has_params(source: str) -> bool:
 def _params(
     source: str, check: Path | None, trace_format: TraceFormat | None
 ) -> tuple[SynthParams, Trace | None]:
-    """And the trace to compare with, arrivals spread inside its ticks."""
+    """The parameters, and the trace to compare with, whose arrivals are spread inside its ticks."""
     if _has_params(source):
         original = None if check is None else spread_trace(read_trace(check, format=trace_format))
         return params_of(source), original
     if not Path(source).exists():
-        raise SetupError(f"{source} is neither a file nor built in: built in are {', '.join(names())}")
+        raise SetupError(
+            f"{source} is neither a file nor a built-in name; built-in names are {', '.join(names())}"
+        )
     trace = read_trace(Path(source), format=trace_format)
-    return fit(trace, source=Source(name=Path(source).name)), spread_trace(trace)
+    return fit(trace, source=FitSource(name=Path(source).name)), spread_trace(trace)
 
 
 def rows(made: Iterator[TraceRequest], block_tokens: int, *, plain: bool) -> Iterator[str]:
-    """JSON lines as `loadgen.formats.mooncake` reads them. Instants are whole milliseconds, as Mooncake's."""
+    """JSON lines as `loadgen.formats.mooncake` reads them. Instants are whole milliseconds, as in Mooncake's
+    traces."""
     for r in made:
         row: dict[str, object] = {
             "timestamp": round(r.at_s * 1000),
@@ -141,7 +153,7 @@ def rows(made: Iterator[TraceRequest], block_tokens: int, *, plain: bool) -> Ite
 
 
 def show(console: Console, name: str, goodness: Goodness) -> None:
-    table = Table(title=f"{name}: original beside synthetic", title_justify="left")
+    table = Table(title=f"{name}: original and synthetic", title_justify="left")
     for column in ("", "original", "synthetic", "KS distance"):
         table.add_column(column, justify="right" if column else "left")
     for figure in goodness.figures:

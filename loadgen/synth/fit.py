@@ -1,4 +1,4 @@
-"""Parameters of a trace: when requests come, how long they are, what they share. Pure."""
+"""Fits the parameters of a trace: when requests arrive, how long they are, what they share. Pure."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -13,7 +13,7 @@ from loadgen.arrivals import spread_ticks
 from loadgen.formats.base import Trace
 from loadgen.synth.fit_arrivals import fit_arrivals
 from loadgen.synth.lineage import Descent, Kind, descents
-from loadgen.synth.params import Branches, Head, Lengths, Quantiles, Source, SynthParams, Turns
+from loadgen.synth.params import Branches, FitSource, Head, LengthModel, Quantiles, SynthParams, Turns
 
 REQUESTS_MIN = 50
 TURN_DEPTH = 6
@@ -28,14 +28,14 @@ def spread_trace(trace: Trace, *, seed: int = 0) -> Trace:
     return replace(trace, requests=tuple(requests))
 
 
-def fit(trace: Trace, *, source: Source | None = None) -> SynthParams:
-    """Raises SetupError when the trace is too short to say anything."""
+def fit(trace: Trace, *, source: FitSource | None = None) -> SynthParams:
+    """Raises SetupError if the trace is too short to fit."""
     if len(trace.requests) < REQUESTS_MIN:
         raise SetupError(f"{len(trace.requests)} requests are too few to fit; at least {REQUESTS_MIN}")
     trace = spread_trace(trace)
     requests = trace.requests
     found, head_blocks = descents(trace)
-    made = source or Source()
+    made = source or FitSource()
     span_s = requests[-1].at_s - requests[0].at_s
     fresh = [i for i, d in enumerate(found) if d.kind is Kind.FRESH]
     return SynthParams(
@@ -60,12 +60,12 @@ def _heads(found: Sequence[Descent], head_blocks: Sequence[int]) -> tuple[Head, 
     )
 
 
-def _lengths(inputs: Sequence[float], outputs: Sequence[float]) -> Lengths:
-    return Lengths(Quantiles.of(inputs), Quantiles.of(outputs), _correlation(inputs, outputs))
+def _lengths(inputs: Sequence[float], outputs: Sequence[float]) -> LengthModel:
+    return LengthModel(Quantiles.of(inputs), Quantiles.of(outputs), _correlation(inputs, outputs))
 
 
 def _correlation(a: Sequence[float], b: Sequence[float]) -> float:
-    """Of the Gaussian copula with the same rank correlation (Pearson: 2 sin(pi/6 rank))."""
+    """The correlation of the Gaussian copula with the same rank correlation (Pearson: 2 sin(pi/6 rank))."""
     if len(a) < 3:
         return 0.0
     ranks_a, ranks_b = _ranks(a), _ranks(b)
@@ -76,15 +76,15 @@ def _correlation(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def _ranks(sample: Sequence[float]) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
-    """Ties share the mean of their ranks."""
+    """The ranks of a sample; ties have the mean of their ranks."""
     _, places, counts = np.unique(np.asarray(sample), return_inverse=True, return_counts=True)
     ends = np.cumsum(counts)
     return (ends - (counts - 1) / 2)[places]
 
 
 def _share(trace: Trace, chosen: Sequence[int], lags_s: Sequence[float]) -> float:
-    """Of requests, as it would be in the middle of a long trace: near its start there is nothing to go back
-    to."""
+    """A share of requests as in the middle of a long trace. Near the start of a trace there is nothing to go
+    back to."""
     sorted_lags = np.sort(np.asarray(lags_s))
     at_s = np.array([r.at_s for r in trace.requests]) - trace.requests[0].at_s
     possible = np.searchsorted(sorted_lags, at_s, side="right").sum() / max(1, len(sorted_lags))
@@ -92,7 +92,7 @@ def _share(trace: Trace, chosen: Sequence[int], lags_s: Sequence[float]) -> floa
 
 
 def _turns(trace: Trace, found: Sequence[Descent]) -> Turns | None:
-    """None: nothing is continued."""
+    """None if no request is continued."""
     requests = trace.requests
     turns = [i for i, d in enumerate(found) if d.kind is Kind.TURN]
     if len(turns) < 3:
@@ -132,21 +132,21 @@ def _grown(trace: Trace, i: int, parent: int) -> int:
 
 
 def _blocks(trace: Trace, i: int) -> int:
-    """Without prefixes in units of 100 tokens, which serves as well to say how long a prompt is."""
+    """Blocks of a prompt; without prefixes, units of 100 tokens, which describe a length just as well."""
     return -(-trace.requests[i].input_tokens // (trace.hash_block_tokens or 100))
 
 
 def _chances(
     turns: Sequence[int], lengths: Sequence[int], parents: Counter[int], length_bins: int
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Chances to be continued by turn and by length, such that their product gives the shares that each bin
-    of either has (iterative proportional fitting); relative to the largest."""
+    """Chances to be continued, by turn and by length, whose product gives the measured shares of each bin of
+    both (iterative proportional fitting). They are relative to the largest."""
     seen = np.zeros((TURN_DEPTH, length_bins))
     continued = np.zeros_like(seen)
     for i, cell in enumerate(zip(turns, lengths, strict=True)):
         seen[cell] += 1
         continued[cell] += i in parents
-    # A bin with few requests says little: pulled towards the mean by ten requests of it.
+    # A bin with few requests is uncertain, so it is pulled towards the mean with the weight of ten requests.
     mean = continued.sum() / seen.sum()
     seen_t, seen_l = seen.sum(axis=1), seen.sum(axis=0)
     wanted_t = (continued.sum(axis=1) + 10 * mean) / (seen_t + 10) * seen_t
@@ -159,12 +159,12 @@ def _chances(
 
 
 def _relative(chances: "np.ndarray[Any, np.dtype[np.float64]]") -> tuple[float, ...]:
-    known = np.where(chances > 0, chances, chances.max())  # a bin that no request is in
+    known = np.where(chances > 0, chances, chances.max())  # a bin without requests
     return tuple(round(float(c), 4) for c in known / known.max())
 
 
 def _branches(trace: Trace, found: Sequence[Descent]) -> Branches | None:
-    """None: there are none."""
+    """None if there are no branches."""
     requests = trace.requests
     chosen = [(i, d, p) for i, d in enumerate(found) if d.kind is Kind.BRANCH and (p := d.parent) is not None]
     if len(chosen) < 3:

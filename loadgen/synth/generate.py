@@ -1,9 +1,11 @@
-"""Requests of a synthetic trace, one after the other, in memory that does not grow. Pure, seeded.
+"""Makes the requests of a synthetic trace one after the other, in bounded memory. Pure and seeded.
 
 Each request is fresh, a turn that continues an earlier one, or a branch off an earlier one. For the latter
-two a lag is drawn, and of the requests around the instant that lies so far back one is taken, by how likely
-requests of its turn and length are to be continued. So the distances of reuse are those of the fitted trace
-in seconds; at twice the rate twice as many others come between, as with twice as many users."""
+two a lag is drawn, and one of the requests around the instant that lies so far back is taken, weighted by how
+likely requests of its turn and length are to be continued. The distances of reuse are thus those of the
+fitted trace in seconds; at twice the rate, twice as many other requests come between, as with twice as many
+users.
+"""
 
 import math
 from bisect import bisect_left
@@ -16,21 +18,21 @@ from baton.core.errors import SetupError
 from loadgen.formats.base import Trace, TraceFormat, TraceRequest
 from loadgen.lengths import ASSUMED_TPOT_S
 from loadgen.synth.arrive import instants_s, mean_factor
-from loadgen.synth.params import Lengths, Quantiles, SynthParams
+from loadgen.synth.params import LengthModel, Quantiles, SynthParams
 
 NEIGHBOURS = 24
-"""Candidates looked at around the instant that a lag points to."""
+"""Candidates around the instant that a lag points to."""
 STEPS_MAX = 400
 FORGET_AT_ONCE = 1024
 REQUESTS_MAX = 1_000_000_000
-"""Of a trace whose duration is asked for: a typing error is not to fill a disk."""
+"""Maximum requests of a trace with a given duration, so that a typing error does not fill a disk."""
 _ROOT = 2
-"""Blocks that a branch shares at least: with one, it would only share a head."""
+"""Minimum blocks that a branch shares; with one, it would share only a head."""
 
 
 @dataclass(slots=True)
 class _Past:
-    """An earlier request that others may go back to."""
+    """An earlier request that others may continue."""
 
     at_s: float
     input_tokens: int
@@ -43,9 +45,9 @@ class _Past:
 
 
 class _Pair:
-    """Draws (input, output) of a Gaussian copula."""
+    """Draws (input, output) from a Gaussian copula."""
 
-    def __init__(self, lengths: Lengths) -> None:
+    def __init__(self, lengths: LengthModel) -> None:
         self._input, self._output = lengths.input.table(), lengths.output.table()
         self._keeps = lengths.correlation
         self._rest = math.sqrt(max(0.0, 1 - lengths.correlation**2))
@@ -59,8 +61,8 @@ def _normal(x: float) -> float:
     return 0.5 * math.erfc(-x / math.sqrt(2))
 
 
-class Generator:
-    """Makes requests for ever; `synthesize` and `stream` cut."""
+class RequestGenerator:
+    """Makes requests without end; `synthesize` and `stream` limit their number."""
 
     def __init__(self, params: SynthParams, *, seed: int, requests_per_s: float | None = None) -> None:
         self._params = params
@@ -75,7 +77,7 @@ class Generator:
         self._row = 0
         self._past: list[_Past] = []
         self._gone = 0
-        """How many at its start are too old to go back to."""
+        """Number of requests at the start of the list that are too old to continue."""
         self._fresh = _Pair(params.fresh)
         self._growth = _Pair(params.turns.growth) if params.turns else None
         self._branch = _Pair(params.branches.lengths) if params.branches else None
@@ -126,7 +128,7 @@ class Generator:
         return self._new(at_s)
 
     def _earlier(self, at_s: float, kind: str) -> _Past | None:
-        """None: the lag points to before the trace began, or nobody is left there."""
+        """None if the lag points to before the trace began, or no candidate is left there."""
         target_s = at_s - self._lags[kind].draw(self._rng)
         past, gone = self._past, self._gone
         if target_s < 0 or gone == len(past):
@@ -221,10 +223,10 @@ def stream(
     duration_s: float | None = None,
     requests_per_s: float | None = None,
 ) -> Iterator[TraceRequest]:
-    """So many requests, or as many as come in so many seconds; neither: as many as were fitted to.
+    """Yield this many requests, or those of this many seconds; with neither, as many as the fitted trace has.
 
-    `requests_per_s` is the mean of what is made, whatever part of the fitted profile that covers. Memory is
-    that of the requests inside the longest lag. Raises SetupError.
+    `requests_per_s` is the mean rate of the result, whatever part of the fitted profile it covers. Memory
+    holds the requests inside the longest lag. Raises SetupError.
     """
     if requests_per_s is not None and not 0 < requests_per_s < math.inf:
         raise SetupError(f"--rate {requests_per_s:g}: must be above 0, and a number")
@@ -241,10 +243,10 @@ def stream(
             f"--duration {duration_s:g}: {rate:.3g} requests per second are more than {REQUESTS_MAX:,} in "
             "that time: make a shorter trace, or give --requests"
         )
-    return _cut(Generator(params, seed=seed, requests_per_s=requests_per_s), requests, duration_s)
+    return _cut(RequestGenerator(params, seed=seed, requests_per_s=requests_per_s), requests, duration_s)
 
 
-def _cut(made: Generator, requests: int | None, duration_s: float | None) -> Iterator[TraceRequest]:
+def _cut(made: RequestGenerator, requests: int | None, duration_s: float | None) -> Iterator[TraceRequest]:
     for request in islice(made, requests):
         if duration_s is not None and request.at_s >= duration_s:
             return
@@ -259,6 +261,6 @@ def synthesize(
     duration_s: float | None = None,
     requests_per_s: float | None = None,
 ) -> Trace:
-    """`stream`, as a trace."""
+    """The result of `stream` as a trace."""
     made = stream(params, seed=seed, requests=requests, duration_s=duration_s, requests_per_s=requests_per_s)
     return Trace(TraceFormat.MOONCAKE, tuple(made), block_tokens=params.block_tokens)

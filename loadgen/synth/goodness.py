@@ -1,7 +1,8 @@
-"""How much alike two traces are: one as recorded, one made from what was fitted to it. Pure.
+"""Measures how alike a recorded trace and a synthetic one are. Pure.
 
-What a cache-aware router sees of a trace is how often prefixes come back, and how soon; so the curve of an
-LRU cache's hit ratio over its size is compared, beside the distributions of gaps and lengths."""
+A cache-aware router depends on how often prefixes return, and how soon. So the hit ratio of an LRU cache over
+its size is compared, besides the distributions of gaps and lengths.
+"""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -14,10 +15,10 @@ from loadgen.formats.base import Trace
 from loadgen.synth.lineage import Kind, descents
 
 HIT_RATIO_TOLERANCE = 0.03
-"""Between the curves, at any size."""
+"""Allowed difference between the curves at any size."""
 KS_TOLERANCE = 0.05
 CACHE_SHARES = (0.005, 0.02, 0.05, 0.15, 0.3, 0.6)
-"""Sizes of the cache, of the original's distinct blocks."""
+"""Sizes of the cache, as shares of the original's distinct blocks."""
 
 _Floats = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -31,7 +32,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Distance:
-    """Kolmogorov and Smirnov's: the largest difference between two distribution functions."""
+    """The Kolmogorov-Smirnov distance: the largest difference between two distribution functions."""
 
     name: str
     ks: float
@@ -40,7 +41,7 @@ class Distance:
 @dataclass(frozen=True, slots=True)
 class HitRatio:
     capacity_blocks: int | None
-    """None: a cache without bound."""
+    """None for a cache without bound."""
     original: float
     synthetic: float
 
@@ -50,7 +51,7 @@ class Goodness:
     figures: tuple[Figure, ...]
     distances: tuple[Distance, ...]
     hit_ratios: tuple[HitRatio, ...]
-    """Of a trace's own blocks, in one LRU cache; empty: the trace knows no prefixes."""
+    """Hit ratios of the trace's own blocks in one LRU cache; empty if the trace has no prefixes."""
     hit_ratio_tolerance: float = HIT_RATIO_TOLERANCE
     ks_tolerance: float = KS_TOLERANCE
 
@@ -68,7 +69,7 @@ class Goodness:
 
 
 def compare(original: Trace, synthetic: Trace) -> Goodness:
-    """Both with at least two requests, arrivals already spread inside ticks."""
+    """Compare two traces of at least two requests each, whose arrivals are already spread inside ticks."""
     samples = [_samples(original), _samples(synthetic)]
     distances = tuple(Distance(name, ks_distance(samples[0][name], samples[1][name])) for name in samples[0])
     a, b = (_figures(trace, sample) for trace, sample in zip((original, synthetic), samples, strict=True))
@@ -80,7 +81,7 @@ def compare(original: Trace, synthetic: Trace) -> Goodness:
 
 
 def ks_distance(a: _Floats, b: _Floats) -> float:
-    """0: the same distribution; 1: nothing in common."""
+    """0 for the same distribution, 1 for distributions without overlap."""
     a, b = np.sort(a), np.sort(b)
     both = np.concatenate((a, b))
     below_a = np.searchsorted(a, both, side="right") / len(a)
@@ -132,7 +133,7 @@ def _ranks(sample: _Floats) -> _Floats:
 
 
 def _dispersion(at_s: _Floats, window_s: float) -> float:
-    """Variance by mean of counts: 1 for Poisson arrivals."""
+    """Variance of counts divided by their mean: 1 for Poisson arrivals."""
     counts, _ = np.histogram(at_s, bins=np.arange(at_s[0], at_s[-1] + window_s, window_s))
     whole = counts[:-1] if len(counts) > 1 else counts
     return float(whole.var() / whole.mean()) if whole.mean() > 0 else 0.0

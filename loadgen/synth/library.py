@@ -1,4 +1,4 @@
-"""Parameters that come with Baton, fitted to public traces."""
+"""The parameters that come with Baton, fitted to public traces."""
 
 from importlib.resources import files
 from pathlib import Path
@@ -16,7 +16,7 @@ def names() -> list[str]:
 
 
 def params_of(name: str) -> SynthParams:
-    """Built in under this name, or a file. Raises SetupError."""
+    """The built-in parameters of this name, or those of a file. Raises SetupError."""
     if name in names():
         return from_toml((_FOLDER / f"{name}.toml").read_text(encoding="utf-8"), name=name)
     if not name.endswith(".toml"):

@@ -1,9 +1,11 @@
-"""Where the beginning of each prompt came from: a head that many share, an earlier request, or nowhere. Pure.
+"""Finds where the beginning of each prompt comes from: a head that many share, an earlier request, or
+nowhere. Pure.
 
-Only prompts are looked at, in order of arrival. A request that shares more than its head with an earlier one
-descends from the last request that touched the deepest block they share: as a *turn* when it has all of that
-prompt's whole blocks, else as a *branch*. Where a trace names its conversations but no prefixes, its turns
-are the turns."""
+Only prompts matter, in order of arrival. A request that shares more than its head with an earlier one
+descends from the last request that touched the deepest block they share. It is a *turn* if it has all whole
+blocks of that prompt, else a *branch*. If a trace names its conversations but no prefixes, the turns of its
+conversations are the turns.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -16,7 +18,7 @@ from loadgen.formats.base import Trace
 HEAD_SHARE_MIN = 0.01
 HEADS_MAX = 32
 _SPLIT_SHARE_MIN = 0.1
-"""A head ends where at least this share of those who have it go different ways."""
+"""A head ends where at least this share of the requests that have it continue differently."""
 
 
 class Kind(IntEnum):
@@ -32,13 +34,13 @@ class Descent:
     shared: int
     """Leading blocks that an earlier request had."""
     parent: int | None
-    """Index of the request it descends from; None: fresh."""
+    """Index of the request that it descends from; None if fresh."""
     head: int
-    """Number of its head; -1: it has none."""
+    """Number of its head; -1 if it has none."""
 
 
 class Tree:
-    """Prefixes by number: a block and all before it."""
+    """Prefixes by number; a prefix is a block and all blocks before it."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[int, int], int] = {}
@@ -57,7 +59,7 @@ class Tree:
 
 
 def descents(trace: Trace) -> tuple[list[Descent], tuple[int, ...]]:
-    """Of every request, and the lengths of the heads in blocks."""
+    """The descent of every request, and the lengths of the heads in blocks."""
     tree = Tree()
     chains = [tree.chain(r.hash_ids) for r in trace.requests]
     heads = _heads(chains)
@@ -93,13 +95,13 @@ def _node_of(heads: dict[int, int], number: int) -> int:
 
 
 def _heads(chains: Sequence[Sequence[int]]) -> dict[int, int]:
-    """Number of each head by its last prefix, the most popular first.
+    """The number of each head by its last prefix, the most popular first.
 
-    A head ends at a prefix that enough requests have and after which enough of them part.
+    A head ends at a prefix that enough requests have, and after which enough of them diverge.
     """
     counts = Counter(node for chain in chains for node in chain)
     goes_on: dict[int, int] = {}
-    """Of each prefix, how many requests its most popular continuation has."""
+    """The number of requests of each prefix's most popular continuation."""
     for chain in chains:
         for node, following in pairwise(chain):
             goes_on[node] = max(goes_on.get(node, 0), counts[following])

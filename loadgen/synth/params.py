@@ -1,7 +1,9 @@
-"""The numbers a synthetic trace is made from, and their file: TOML, a few KB, meant to be read and changed.
+"""The parameters of a synthetic trace and their file: a few KB of TOML, meant to be read and edited.
 
-Distributions are given by their quantiles (`Quantiles`), since production lengths have several modes and no
-family fits them; dependence between input and output lengths by the correlation of a Gaussian copula."""
+Distributions are given by their quantiles (`Quantiles`), because production lengths have several modes and
+fit no family. The dependence between input and output lengths is given by the correlation of a Gaussian
+copula.
+"""
 
 import math
 import tomllib
@@ -21,7 +23,7 @@ LEVELS = (
     *(k / 40 for k in range(2, 39)),
     *(0.96, 0.97, 0.98, 0.985, 0.99, 0.995, 0.999, 1.0),
 )
-"""Of every `Quantiles`."""
+"""The levels of every `Quantiles`."""
 
 SCHEMA = "baton-synth/1"
 
@@ -34,14 +36,15 @@ class Quantiles:
 
     @classmethod
     def of(cls, sample: Sequence[float]) -> "Quantiles":
-        """Rounded to four digits: a description, not a copy. An empty sample is all 0."""
+        """The quantiles of a sample, rounded to four digits, because they describe it and do not copy it. An
+        empty sample gives zeros."""
         if not len(sample):
             return cls((0.0,) * len(LEVELS))
         found = np.quantile(np.asarray(sample, dtype=np.float64), LEVELS)
         return cls(tuple(_rounded(float(v)) for v in found))
 
     def at(self, level: float) -> float:
-        """The value that a share of `level` is below."""
+        """The value that a share `level` of the distribution is below."""
         logs = [math.log1p(v) for v in self.values]
         return math.expm1(float(np.interp(level, LEVELS, logs)))
 
@@ -50,7 +53,7 @@ class Quantiles:
 
 
 class Inverse:
-    """`Quantiles.at`, often."""
+    """A fast `Quantiles.at` for many calls."""
 
     def __init__(self, logs: "np.ndarray[Any, np.dtype[np.float64]]") -> None:
         fine = np.linspace(0.0, 1.0, 4097)
@@ -67,8 +70,8 @@ class Inverse:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """What the numbers were fitted to."""
+class FitSource:
+    """The trace that the numbers were fitted to."""
 
     name: str = ""
     url: str = ""
@@ -83,18 +86,18 @@ class Arrivals:
 
     rate_per_s: float = 1.0
     shape: float = 1.0
-    """Of the Gamma gaps, at a steady rate; 1 is Poisson, below it is bursty."""
+    """Shape of the Gamma gaps at a steady rate: 1 is Poisson, less is bursty."""
     modulation: float = 0.0
     """Standard deviation of the logarithm of the rate."""
     modulation_s: float = 1.0
-    """In which its correlation falls to 1/e."""
+    """Seconds in which the correlation of the rate falls to 1/e."""
     profile: tuple[float, ...] = (1.0,)
-    """Rate relative to the mean, in equal parts of `profile_s`; repeats."""
+    """Rate relative to the mean, in equal parts of `profile_s`; the profile repeats."""
     profile_s: float = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
+class LengthModel:
     """Input and output tokens of one kind of request, and the correlation of their copula."""
 
     input: Quantiles
@@ -107,54 +110,54 @@ class Head:
     """A prefix that unrelated requests share, such as a system prompt."""
 
     share: float
-    """Of requests that are no turn."""
+    """Share of the requests that are not turns."""
     blocks: int
 
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """Requests whose prompt begins with all of an earlier one's."""
+    """Requests whose prompt begins with the whole prompt of an earlier one."""
 
     share: float
     lag_s: Quantiles
-    """Since the request that is continued."""
-    growth: Lengths
-    """Its `input` is what the prompt grew by beyond the earlier prompt."""
+    """Seconds since the request that is continued."""
+    growth: LengthModel
+    """Its `input` is the growth beyond the earlier prompt."""
     repeat: float
-    """Share of turns that add nothing: the same prompt again."""
+    """Share of turns that add nothing and repeat the prompt."""
     shared: float
-    """Share of turns whose earlier request has been continued before."""
+    """Share of turns whose earlier request was continued before."""
     by_turn: tuple[float, ...]
-    """Relative chance to be continued, of first requests, second turns and so on; the last stands for all
-    later."""
+    """Relative chance to be continued, of first requests, second turns and so on. The last value stands for
+    all later turns."""
     by_length: tuple[float, ...]
-    """The same by prompt length, at `length_blocks`."""
+    """Relative chance to be continued by prompt length, at `length_blocks`."""
     length_blocks: tuple[int, ...]
     """Upper ends, in blocks, of all but the last of `by_length`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Branches:
-    """Requests that share the beginning of an earlier one's prompt, but not all of it."""
+    """Requests that share the beginning of an earlier prompt, but not all of it."""
 
     share: float
     lag_s: Quantiles
     kept: Quantiles
     """Share of the earlier prompt's blocks that is shared."""
-    lengths: Lengths
+    lengths: LengthModel
 
 
 @dataclass(frozen=True, slots=True)
 class SynthParams:
-    source: Source
+    source: FitSource
     arrivals: Arrivals
     block_tokens: int
-    """0: the trace knows no prefixes."""
+    """Tokens per block; 0 if the trace has no prefixes."""
     input_tokens_max: int
-    """No prompt grows beyond."""
+    """No prompt grows beyond this."""
     heads: tuple[Head, ...]
-    fresh: Lengths
-    """Of requests that share at most a head."""
+    fresh: LengthModel
+    """Lengths of requests that share at most a head."""
     turns: Turns | None
     branches: Branches | None
 
@@ -164,7 +167,7 @@ def _rounded(value: float) -> float:
 
 
 def to_toml(params: SynthParams) -> str:
-    """As `from_toml` reads it."""
+    """The text that `from_toml` reads."""
     lines = [f'schema = "{SCHEMA}"']
     _write(lines, "", params)
     return "\n".join(lines) + "\n"
@@ -208,7 +211,7 @@ def from_toml(text: str, *, name: str) -> SynthParams:
         if table.get("schema") != SCHEMA:
             raise ValueError(f'schema must be "{SCHEMA}"')
         return _params(table)
-    except (ValueError, TypeError, KeyError) as error:  # tomllib's is a ValueError
+    except (ValueError, TypeError, KeyError) as error:  # tomllib's error is a ValueError
         what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise SetupError(f"{name}: not parameters of `baton synth`: {what}") from None
 
@@ -226,7 +229,7 @@ def _params(table: Mapping[str, Any]) -> SynthParams:
     arrivals = dict(table["arrivals"])
     arrivals["profile"] = tuple(_numbers(arrivals.get("profile", [1.0])))
     made = SynthParams(
-        source=Source(**table.get("source", {})),
+        source=FitSource(**table.get("source", {})),
         arrivals=Arrivals(**arrivals),
         block_tokens=int(table["block_tokens"]),
         input_tokens_max=int(table["input_tokens_max"]),
@@ -261,8 +264,8 @@ def _branches(table: Mapping[str, Any]) -> Branches:
     )
 
 
-def _lengths(table: Mapping[str, Any]) -> Lengths:
-    return Lengths(
+def _lengths(table: Mapping[str, Any]) -> LengthModel:
+    return LengthModel(
         _quantiles(table, "input"), _quantiles(table, "output"), float(table.get("correlation", 0.0))
     )
 
@@ -301,6 +304,18 @@ def _check(made: SynthParams) -> None:
 
 
 __all__ = [
-    "LEVELS", "SCHEMA", "Arrivals", "Branches", "Head", "Inverse", "Lengths", "Quantiles", "Source",
-    "SynthParams", "Turns", "from_toml", "read_params", "to_toml",
+    "LEVELS",
+    "SCHEMA",
+    "Arrivals",
+    "Branches",
+    "FitSource",
+    "Head",
+    "Inverse",
+    "LengthModel",
+    "Quantiles",
+    "SynthParams",
+    "Turns",
+    "from_toml",
+    "read_params",
+    "to_toml",
 ]  # fmt: skip

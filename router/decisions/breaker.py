@@ -87,7 +87,7 @@ def slowness(costs: StepCosts | None, first: StepCosts | None) -> float | None:
 
 
 def _standard_s(costs: StepCosts) -> float:
-    """Of a step like many, by which two sets of costs are compared."""
+    """The cost of a typical step, by which two sets of costs are compared."""
     return costs.step_s(prompt_tokens=256, decodes=8, context_tokens=4096, pairs=65_536)
 
 

@@ -74,7 +74,8 @@ class RouterCore:
         self._hedging = self._failures.hedging
         self._placing.suspended = self._failures.suspended
         self.peers = self._placing.peers
-        """Of other routers; what it is asked for is no decision, so it may be asked between events."""
+        """The accounts of other routers; what it is asked for is no decision, so it may be asked between
+        events."""
         self._flows: dict[SequenceId, Flow] = {}
         self._waiting = Waiting(
             config=config,
@@ -145,7 +146,7 @@ class RouterCore:
         )
 
     def demand(self, router_id: RouterId, *, now_s: float) -> DemandReport:
-        """For whoever decides how many workers there shall be."""
+        """The report for whoever decides how many workers there shall be."""
         flows, up_s = self._flows.values(), now_s - self._began_s
         return demand_of(router_id, self._arrival_counters, self._cluster, flows, up_s=up_s, now_s=now_s)
 

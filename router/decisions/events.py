@@ -41,7 +41,7 @@ class Submit(msgspec.Struct, frozen=True):
     tpot_slo_s: float = 0.0
     """Objective; 0: none."""
     slo_class: str = ""
-    """Which set of objectives these are, by the operator's name for it."""
+    """The set of objectives that these are, by the operator's name for it."""
     refuse_late: bool = False
     """Once its objectives are lost, it is refused rather than served last."""
     tenant: str = ""
@@ -56,7 +56,7 @@ class Submit(msgspec.Struct, frozen=True):
     group: str = ""
     """Sequences of one group share their prompt, and are placed together while there is room."""
     hashes: HashSource | None = None
-    """Of the blocks of this sequence alone, computed where it holds nobody up; None: computed when the
+    """Hashes of the blocks of this sequence alone, computed where it holds nobody up; None: computed when the
     sequence is placed."""
     stored: StoredPrefix | None = None
     """What the hosts' stores have of the prompt; None: nothing, or it is not known."""
@@ -138,7 +138,7 @@ class Deliver(msgspec.Struct, frozen=True):
     logprobs: tuple[TokenLogprobs, ...] = ()
     """One per token, if asked for."""
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
-    """With the first token, once, if asked for."""
+    """Delivered with the first token, once, if asked for."""
 
 
 class RetryCause(StrEnum):
@@ -165,7 +165,7 @@ class Finished(msgspec.Struct, frozen=True):
     embedding: tuple[float, ...] = ()
     """Task EMBED."""
     latency_breakdown: "LatencyBreakdown | None" = None
-    """Of the first token; None: it came from an attempt that told no timings."""
+    """Times of the first token; None: it came from an attempt that told no timings."""
     served: "Served | None" = None
 
 
@@ -198,12 +198,12 @@ class LatencyBreakdown(msgspec.Struct, frozen=True):
 
 
 class Served(msgspec.Struct, frozen=True):
-    """Who served a sequence, and what was expected of them."""
+    """The workers that served a sequence, and what was expected of them."""
 
     prefill_worker: WorkerId
-    """Of the attempt that brought the first token."""
+    """Worker of the attempt that brought the first token."""
     decode_worker: WorkerId
-    """Of the last attempt; the same where one worker runs both phases."""
+    """Worker of the last attempt; the same where one worker runs both phases."""
     predicted_ttft_s: float | None
     """When it was placed, counted from its arrival; None: nothing was predicted."""
     predicted_tpot_s: float | None
@@ -242,7 +242,7 @@ class Failed(msgspec.Struct, frozen=True):
 
 
 class Note(msgspec.Struct, frozen=True):
-    """For metrics, spans and logs: a decision or a phase change, with its reason."""
+    """A decision or a change of state, with its reason, for metrics, spans and logs."""
 
     seq_id: SequenceId
     what: str
@@ -252,7 +252,7 @@ class Note(msgspec.Struct, frozen=True):
     seconds: float = 0.0
     bytes: int = 0
     cause: RetryCause | None = None
-    """Of `retried` only."""
+    """Set for `retried` only."""
 
 
 RouterAction = ToWorker | Deliver | Finished | Failed | Note

@@ -74,7 +74,7 @@ class Flow:
         self.arrival = arrival
         self.epoch = 0
         self.phases: Mapping[WorkerId, Phase] = {}
-        """Who holds something for the current attempt."""
+        """The workers that hold something for the current attempt."""
         self.avoid: frozenset[WorkerId] = frozenset()
         """Workers to be placed on last."""
         self.was_placed = False
@@ -96,7 +96,7 @@ class Flow:
         self.submitted_at_s = now_s
         self._waiting_since_s = now_s
         self._part: Mapping[WorkerId, Phase] = {}
-        """Who took part in the current attempt, whether or not it still holds anything."""
+        """The workers that took part in the current attempt, whether or not it still holds anything."""
         self._has_joined = False
         self._turned_away = ""
         """Why the source refused the decode worker, while the source itself has not said anything."""
@@ -137,7 +137,7 @@ class Flow:
 
     @property
     def fingerprint(self) -> str:
-        """Of the workers that computed the tokens so far; "": there are none."""
+        """Fingerprint of the workers that computed the tokens so far; "": there are none."""
         return self._fingerprint if self.generated else ""
 
     @property
@@ -311,7 +311,7 @@ class Flow:
                 return [note, *self._requeue(worker_id, {worker_id}, reason, self._refusals, now_s=now_s)]
 
     def on_failed(self, worker_id: WorkerId, failed: SequenceFailed, *, now_s: float) -> list[RouterAction]:
-        """Of a worker that no longer matters (prefill, once decode has everything): nothing happens."""
+        """A worker that no longer matters (prefill, once decode has everything) changes nothing."""
         if failed.epoch != self.epoch or worker_id not in self.phases:
             return []
         reason = f"{failed.reason}: {failed.message}" if failed.message else str(failed.reason)

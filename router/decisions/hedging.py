@@ -24,7 +24,7 @@ SIGMA_MIN = 0.25
 
 
 def submitted_name(name: SequenceId) -> SequenceId:
-    """Of the sequence that a flow with this name serves."""
+    """The name of the sequence that a flow with this name serves."""
     return SequenceId(name.partition("~")[0])
 
 
@@ -48,7 +48,7 @@ class Recent:
 
 
 class Hedging:
-    """Of one router."""
+    """The backup attempts of one router."""
 
     def __init__(self, config: RouterConfig) -> None:
         self._share, self._least_s = config.hedge_share, config.hedge_after_s
@@ -57,7 +57,7 @@ class Hedging:
         self._budget = CreditBudget(share=config.hedge_share, saved_max=SAVED_MAX)
         self._recent = Recent()
         self._other: dict[SequenceId, SequenceId] = {}
-        """Of two that race, each one's rival."""
+        """Each attempt's rival, of two that race."""
         self._serves: dict[SequenceId, SequenceId] = {}
         """Client's name of a sequence -> the name of the hedge that serves it."""
         self._client_of: dict[SequenceId, SequenceId] = {}

@@ -1,4 +1,4 @@
-"""Which workers hold a block, as a number: sets of workers that are met often, each kept once.
+"""The workers that hold a block, as a number: sets of workers that are met often, each kept once.
 
 A block's entry in the prefix table is the id of its set, so that millions of blocks share a few
 thousand sets. A set is a row of bits, two for each worker's slot: it said that it holds the block, or
@@ -70,8 +70,8 @@ class HolderSets:
         return np.bitwise_or.reduce(self._rows[ids], axis=1) == 0
 
     def id_of(self, bits: int, *, or_else: int) -> int:
-        """Of the set with these bits; `or_else` if there is no room for one more. A new one must be counted
-        before the next is asked for."""
+        """The number of the set with these bits; `or_else` if there is no room for one more. A new one must
+        be counted before the next is asked for."""
         found = self._ids.get(bits)
         return self._add(bits, or_else=or_else) if found is None else found
 

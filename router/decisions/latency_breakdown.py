@@ -13,7 +13,7 @@ from router.decisions.prediction.forecast import Forecast
 
 
 class LatencyClock:
-    """Of one sequence. Told what happens to it, in order; instants are on the router's clock."""
+    """The clock of one sequence. It is told what happens, in order; instants are on the router's clock."""
 
     __slots__ = (
         "_are_timings_due",
@@ -39,7 +39,7 @@ class LatencyClock:
         self._second_s: float | None = None
 
     def fork(self) -> "LatencyClock":
-        """For a second attempt that begins while the first one runs."""
+        """A copy for a second attempt that begins while the first one runs."""
         return copy.copy(self)
 
     @property
@@ -66,7 +66,7 @@ class LatencyClock:
             self._are_timings_due = False  # a later attempt's are not the first token's
 
     def told(self, timings: PhaseTimings) -> None:
-        """By the worker that prefills, maybe after the first token was heard of elsewhere."""
+        """The worker that prefills says so, maybe after the first token was heard of elsewhere."""
         if self._timings is None and self._are_timings_due:
             self._timings = timings
 

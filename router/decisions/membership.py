@@ -1,4 +1,4 @@
-"""Which workers to talk to. Pure: the directory's views in, addresses and events out.
+"""The workers to talk to. Pure: the directory's views in, addresses and events out.
 
 What the directory said last holds until it says otherwise, and a worker that it no longer lists is
 merely not dialled again: a session that is open says more about its worker than a directory that has
@@ -12,7 +12,7 @@ from baton.core.messages import MembershipView, Role
 from router.decisions.events import WorkerUpdated
 
 
-class Roster:
+class FollowedMembership:
     def __init__(self, static_addresses: Iterable[str] = ()) -> None:
         """`static_addresses`: workers given by hand, wanted whatever the directory says."""
         self._static = frozenset(static_addresses)

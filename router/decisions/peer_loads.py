@@ -28,7 +28,7 @@ class PeerBook:
         self._shares: dict[RouterId, dict[WorkerId, WorkerShare]] = {}
         """What each peer has where; none of them empty."""
         self._told: dict[WorkerId, WorkerShare] = {}
-        """Of our own, as the followers know them; none of them empty."""
+        """Our own shares, as the followers know them; none of them empty."""
         self._expected: dict[WorkerId, list[BlockHash]] = {}
         self._expected_count = 0
 
@@ -101,7 +101,8 @@ class PeerBook:
     # --- what we tell -----------------------------------------------------------------------------
 
     def snapshot(self, router_id: RouterId) -> RouterUpdate:
-        """For one that follows from now on, together with those who do already: `changes` is told to all."""
+        """The first update for one that follows from now on, together with those who do already: `changes` is
+        told to all."""
         return RouterUpdate(router_id, is_snapshot=True, shares=tuple(self._told.values()))
 
     def changes(self, router_id: RouterId) -> RouterUpdate | None:

@@ -1,4 +1,5 @@
-"""Which worker holds which prefix, as far as block events tell, plus what was just sent there.
+"""The prefix index knows which worker holds which prefix, as far as block events tell, plus what was just
+sent there.
 
 An inverted index: block hash -> set of workers, in `prefix_table` and `holder_sets`.
 Hashes are chained, so the longest cached prefix over all workers is one walk along the prompt's hashes

@@ -91,7 +91,7 @@ class _Slots:
         return found
 
     def insert(self, keys: Numbers, ids: Numbers) -> None:
-        """Of keys that are not there, each once."""
+        """Make rows for keys that are not there, each once."""
         self.used += len(keys)
         entries = keys << ID_BITS | ids
         at = keys & self.mask
@@ -128,7 +128,7 @@ class Update(NamedTuple):
     steps: list[tuple[int, int, int]]
     """(bits before, bits after, number of blocks)"""
     changed: Numbers
-    """Of the blocks whose holders changed."""
+    """The rows of the blocks whose holders changed."""
 
 
 class _Step:
@@ -150,7 +150,7 @@ class PrefixTable:
         self._moved = 0
         self._halves: tuple[_Slots, ...] = (self._slots,)
         self.block_count = 0
-        """With a holder, or left behind by a worker that was lost."""
+        """Rows with a holder, or left behind by a worker that was lost."""
 
     def get_one(self, key: int) -> int:
         """Id of the holders of one block."""

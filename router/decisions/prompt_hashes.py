@@ -32,14 +32,14 @@ class PromptHashes:
 
     @classmethod
     def computed(cls, salt: bytes, tokens: Sequence[int], kinds: Iterable[ChainKind]) -> "PromptHashes":
-        """With what a placement will ask for: to be called off the event loop."""
+        """Compute what a placement will ask for. Call it off the event loop."""
         hashes = cls(salt)
         for kind in kinds:
             hashes.of(tokens, kind.fingerprint, kind.block_tokens)
         return hashes
 
     def fork(self) -> "PromptHashes":
-        """For another sequence with the same prompt: what is known is shared, what follows is not."""
+        """A copy for another sequence with the same prompt: what is known is shared, what follows is not."""
         other = PromptHashes(self._salt)
         other._chains.update(self._chains)
         return other

@@ -38,7 +38,7 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     is_index_known: bool
     """False: waiting for a snapshot of its prefix cache."""
     predictions: PredictionErrors
-    """Of what was placed there."""
+    """Errors of predictions for what was placed there."""
     block_tokens: int
     costs: StepCosts | None
     """What its steps cost, as it says."""
@@ -64,7 +64,7 @@ class RouterStatus(msgspec.Struct, frozen=True):
     peer_count: int = 0
     """Other routers whose work counts here."""
     index_bytes: int = 0
-    """Of the prefix index."""
+    """Memory of the prefix index."""
     failure_handling: FailureStatus = FailureStatus()
 
     @property

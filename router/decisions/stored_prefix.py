@@ -1,4 +1,4 @@
-"""Which blocks of a prompt the hosts' stores have, as the directory says. Pure."""
+"""The blocks of a prompt that the hosts' stores have, as the directory says. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple

@@ -28,7 +28,7 @@ class TokenOrder:
         self.embedding: tuple[float, ...] = ()
         self._held: dict[int, int] = {}
         self._held_logprobs: dict[int, TokenLogprobs] = {}
-        """Of tokens that the client does not have yet."""
+        """Extras of tokens that the client does not have yet."""
         self._prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
         self._ends: tuple[int, FinishReason] | None = None
         """(token count, reason), as a worker said it."""

@@ -11,12 +11,12 @@ from enum import Enum, auto
 
 from baton.config.router import RouterConfig, SloConfig
 from baton.core.ids import SequenceId
-from router.decisions.admission.attainment import Chances, chances
-from router.decisions.admission.drain_rate import RETRY_AFTER_S_MAX, Ends, Pace, retry_after_s
+from router.decisions.admission.attainment import Attainment, attainment
+from router.decisions.admission.drain_rate import RETRY_AFTER_S_MAX, DrainRate, Ends, retry_after_s
 from router.decisions.admission.fair_shares import GENERATED_TOKEN_COST
-from router.decisions.admission.queue import LOOK_AHEAD, Full, Waiter, WaitLine
-from router.decisions.admission.retry_reservations import Promises
-from router.decisions.admission.tenant_usage import Holdings
+from router.decisions.admission.queue import LOOK_AHEAD, AdmissionQueue, Full, Waiter
+from router.decisions.admission.retry_reservations import RetryReservations
+from router.decisions.admission.tenant_usage import TenantUsage
 from router.decisions.events import FailureKind, RouterAction
 from router.decisions.flow import Flow, RequestState
 from router.decisions.placement.interface import NoPlace, Placement
@@ -27,16 +27,16 @@ HELD_MAX = 4
 """Sequences that are held though there is room, passed by one look at most: those behind them would be,
 too."""
 TIMELY_MIN = 0.5
-"""Who meets its objectives with less than this probability goes behind those that do with more. The earliest
+"""A sequence that meets its objectives with less than this probability goes behind the others. The earliest
 deadline first is a bad order under overload: everybody would be served when it is just too late."""
 LATE_LEAVES_SHARE = 0.25
-"""Of a worker's blocks: late sequences are placed only while so much stays free."""
+"""Share of a worker's blocks: late sequences are placed only while so much stays free."""
 WAIT_FOR_SPEED_SHARE = 0.5
-"""Of the time until its first token is due, for decode to become fast enough; then it is late."""
+"""Share of the time until its first token is due, for decode to become fast enough; then it is late."""
 BURST_S = 2.0
-"""Of all service: what a tenant that had less than its share lately may have before the others."""
+"""Seconds of all service: what a tenant that had less than its share lately may have before the others."""
 BLIND_STEPS = 2
-"""Of prompts, that a worker is given ahead while predictions are not trusted."""
+"""Steps of prompts that a worker is given ahead while predictions are not trusted."""
 HOLD_S_MIN = 0.01
 """Between two looks for no other reason than that time has passed."""
 LOOK_S = 0.004
@@ -72,16 +72,16 @@ class Waiting:
         """`start` begins an attempt of a flow; `settle` makes all accounts follow what a flow became."""
         self._config, self._placing, self._flows = config, placing, flows
         self._start, self._settle = start, settle
-        self._line = WaitLine(
+        self._queue = AdmissionQueue(
             new_max=config.queue_requests_max,
             class_max={name: one.queue_max for name, one in slo.classes.items()},
             tenant_max=config.queue_tenant_max,
         )
         self._resting: set[SequenceId] = set()
-        self._pace, self._ends = Pace(), Ends()
-        self._promises = Promises()
-        self._holdings = Holdings()
-        self._promised: set[SequenceId] = set()
+        self._drain_rate, self._ends = DrainRate(), Ends()
+        self._retries = RetryReservations()
+        self._usage = TenantUsage()
+        self._expected_back: set[SequenceId] = set()
         """Came back when they were told to: let in, whatever the line looks like."""
         self._join_late: set[SequenceId] = set()
         self._had_a_turn: SequenceId | None = None
@@ -97,15 +97,15 @@ class Waiting:
 
     def __len__(self) -> int:
         """Sequences without a place."""
-        return len(self._line) + len(self._resting)
+        return len(self._queue) + len(self._resting)
 
     def __contains__(self, seq_id: SequenceId) -> bool:
-        return seq_id in self._line or seq_id in self._resting
+        return seq_id in self._queue or seq_id in self._resting
 
     @property
     def next_tick_s(self) -> float | None:
-        due_s, held_s = self._line.next_due_s, self._held_until_s
-        if self.wants_look and len(self._line):
+        due_s, held_s = self._queue.next_due_s, self._held_until_s
+        if self.wants_look and len(self._queue):
             held_s = self._look_after_s
         if due_s is None or held_s is None:
             return held_s if due_s is None else due_s
@@ -113,22 +113,22 @@ class Waiting:
 
     def is_due(self, now_s: float) -> bool:
         """Whether to look along the line now."""
-        if self.wants_look and not len(self._line):
+        if self.wants_look and not len(self._queue):
             return True
         return (next_s := self.next_tick_s) is not None and next_s <= now_s
 
     def counts(self) -> Mapping[tuple[str, str], int]:
         """(class, tenant) -> sequences in the line that were never placed."""
-        return self._line.counts()
+        return self._queue.counts()
 
     # --- coming and going -------------------------------------------------------------------------
 
     def arrive(self, flow: Flow, *, now_s: float) -> list[RouterAction]:
         """A new sequence: placed, refused, or left queued for `settle` to put it into the line."""
         waiter = self._waiter(flow)
-        self._holdings.asked(waiter.tenant, waiter.weight, now_s)
-        if self._promises.take(waiter.tenant, self._promise_key(flow), now_s):
-            self._promised.add(waiter.seq_id)
+        self._usage.asked(waiter.tenant, waiter.weight, now_s)
+        if self._retries.take(waiter.tenant, self._reservation_key(flow), now_s):
+            self._expected_back.add(waiter.seq_id)
         outcome, forecast = None, None
         if self._may_be_tried(now_s):
             outcome, actions, forecast = self._try(flow, now_s=now_s)
@@ -144,12 +144,12 @@ class Waiting:
     def _may_be_tried(self, now_s: float) -> bool:
         """Though others wait: they were held for other workers than those it may find free, or found no room
         where there may be some for it. Whoever is due to be looked at goes first."""
-        if not len(self._line):
+        if not len(self._queue):
             return True
-        return self._line.may_be_passed(is_short_of_room=self._is_short_of_room) and not self.is_due(now_s)
+        return self._queue.may_be_passed(is_short_of_room=self._is_short_of_room) and not self.is_due(now_s)
 
     def _make_room(self, flow: Flow, waiter: Waiter, now_s: float) -> list[RouterAction]:
-        room = self._line.room_for(waiter)
+        room = self._queue.room_for(waiter)
         if room is None:
             return []
         leaves = flow if isinstance(room, Full) else self._flows[room]
@@ -166,42 +166,42 @@ class Waiting:
         """Line and rest follow what the flow became."""
         seq_id = flow.name
         if flow.phases:
-            self._holdings.placed(seq_id, flow.submit.tenant, flow.token_count)
+            self._usage.placed(seq_id, flow.submit.tenant, flow.token_count)
         else:
-            self._holdings.left(seq_id)
+            self._usage.left(seq_id)
         if flow.is_over or flow.state is not RequestState.QUEUED:
             self._leave(seq_id, now_s)
             self._resting.discard(seq_id)
             if flow.is_over:
-                self._promised.discard(seq_id)
+                self._expected_back.discard(seq_id)
                 if flow.was_placed:
                     self._ends.ended(now_s)
         elif flow.rest_until_s > now_s:
             self._resting.add(seq_id)
-        elif seq_id not in self._line:
+        elif seq_id not in self._queue:
             self._resting.discard(seq_id)
-            if not len(self._line):
-                self._pace.began(now_s)
+            if not len(self._queue):
+                self._drain_rate.began(now_s)
             is_late = seq_id in self._join_late
             self._join_late.discard(seq_id)
-            credit_tokens = BURST_S * (self._pace.tokens_per_s(now_s) or 0.0)
-            self._line.add(self._waiter(flow), is_late=is_late, credit_tokens=credit_tokens)
+            credit_tokens = BURST_S * (self._drain_rate.tokens_per_s(now_s) or 0.0)
+            self._queue.add(self._waiter(flow), is_late=is_late, credit_tokens=credit_tokens)
             if self._had_a_turn == seq_id:
-                self._line.missed(seq_id)
+                self._queue.missed(seq_id)
             # A late one was not placed yet only because others may come before it.
             self.wants_look = self.wants_look or flow.was_placed or is_late
 
     def generated(self, flow: Flow, count: int) -> None:
         """So many of its tokens were delivered."""
         submit = flow.submit
-        self._line.shares.charge(submit.tenant, GENERATED_TOKEN_COST * count, submit.weight)
+        self._queue.shares.charge(submit.tenant, GENERATED_TOKEN_COST * count, submit.weight)
 
     def _leave(self, seq_id: SequenceId, now_s: float) -> None:
-        if seq_id not in self._line:
+        if seq_id not in self._queue:
             return
-        self._line.remove(seq_id)
-        if not len(self._line):
-            self._pace.ended(now_s)
+        self._queue.remove(seq_id)
+        if not len(self._queue):
+            self._drain_rate.ended(now_s)
             self._held_until_s = None
 
     def _waiter(self, flow: Flow) -> Waiter:
@@ -223,14 +223,14 @@ class Waiting:
 
     def look(self, *, now_s: float) -> list[RouterAction]:
         """Place those that can be, in order."""
-        if not len(self._line):
+        if not len(self._queue):
             self.wants_look, self._held_until_s, self._is_short_of_room = False, None, False
             return []
         self.wants_look, self._held_until_s, self._is_short_of_room = False, None, False
         actions = self._end_overdue(now_s)
         misses = held = 0
         smallest_miss: dict[bool, int] = {}
-        for seq_id in self._line.candidates():
+        for seq_id in self._queue.candidates():
             flow = self._flows[seq_id]
             # Room only shrinks during one look: what is no shorter than a miss is a miss.
             missed_tokens = smallest_miss.get(flow.is_last_token)
@@ -244,15 +244,15 @@ class Waiting:
                 if outcome is Outcome.NO_ROOM:
                     smallest_miss[flow.is_last_token] = flow.token_count
             if outcome is Outcome.LATE:
-                self._line.make_late(seq_id)
+                self._queue.make_late(seq_id)
                 continue
             misses += 1
             if outcome is Outcome.HELD:
                 held += 1
             else:
-                self._line.missed(seq_id)
+                self._queue.missed(seq_id)
                 self._is_short_of_room = True
-            if misses >= LOOK_AHEAD or held >= HELD_MAX or self._line.is_starving(seq_id):
+            if misses >= LOOK_AHEAD or held >= HELD_MAX or self._queue.is_starving(seq_id):
                 break
         if held:
             self._look_after_s = now_s + LOOK_S
@@ -260,7 +260,7 @@ class Waiting:
 
     def _end_overdue(self, now_s: float) -> list[RouterAction]:
         actions: list[RouterAction] = []
-        for seq_id in self._line.take_overdue(now_s):
+        for seq_id in self._queue.take_overdue(now_s):
             flow = self._flows[seq_id]
             if flow.submit.refuse_late and flow.submit.ttft_slo_s > 0:
                 reason = f"no first token is possible any more within {flow.submit.ttft_slo_s:g} s"
@@ -297,16 +297,16 @@ class Waiting:
         a sequence would stay there when they are trusted again."""
         worker = placement.prefill
         is_busy = worker.prediction.backlog.tokens >= BLIND_STEPS * worker.facts.step_tokens_max
-        return is_busy and not self._line.is_starving(flow.name)
+        return is_busy and not self._queue.is_starving(flow.name)
 
     def _count_placed(self, flow: Flow, placement: Placement, now_s: float) -> None:
         worker = placement.prefill
         cached = placement.cached_blocks.get(worker.worker_id, 0) * worker.facts.block_tokens
         computed = 0 if flow.was_placed else max(1, flow.token_count - cached)
-        self._pace.placed(flow.token_count, now_s)
-        self._line.placed(self._waiter(flow), computed)
-        if not len(self._line):
-            self._pace.ended(now_s)
+        self._drain_rate.placed(flow.token_count, now_s)
+        self._queue.placed(self._waiter(flow), computed)
+        if not len(self._queue):
+            self._drain_rate.ended(now_s)
             self._held_until_s = None
 
     def _too_long(self, flow: Flow) -> str:
@@ -320,12 +320,12 @@ class Waiting:
     def _judge(
         self, flow: Flow, placement: Placement, forecast: Forecast, *, now_s: float
     ) -> tuple[Outcome, str]:
-        """Of a sequence that could be placed now: PLACED, HELD or LATE."""
+        """The outcome for a sequence that could be placed now: PLACED, HELD or LATE."""
         seq_id = flow.name
-        if seq_id not in self._promised and self._has_objectives(flow):
-            found = self._chances(flow, forecast, now_s=now_s)
+        if seq_id not in self._expected_back and self._has_objectives(flow):
+            found = self._attainment(flow, forecast, now_s=now_s)
             is_hopeless = self._is_hopeless(flow, found)
-            is_late = found.both < TIMELY_MIN and not self._line.is_late(seq_id)
+            is_late = found.both < TIMELY_MIN and not self._queue.is_late(seq_id)
             waits = is_late and found.ttft >= 0.5 and self._may_get_faster(flow, placement, now_s)
             if waits and (not is_hopeless or self._is_owed(flow, now_s)):
                 return Outcome.HELD, f"decode would take {forecast.tpot_s:.3f} s per token"
@@ -333,25 +333,25 @@ class Waiting:
                 return Outcome.HOPELESS, _unmet(flow, forecast, found)
             if is_late:
                 return Outcome.LATE, _unmet(flow, forecast, found)
-        if self._line.is_late(seq_id) and self._takes_the_last_room(flow, placement):
+        if self._queue.is_late(seq_id) and self._takes_the_last_room(flow, placement):
             return Outcome.HELD, "the room that is left is kept for requests in time"
         hold_above_s = self._config.hold_above_s
-        if 0 < hold_above_s < forecast.wait_s and not self._line.is_starving(seq_id):
+        if 0 < hold_above_s < forecast.wait_s and not self._queue.is_starving(seq_id):
             self._hold(forecast.wait_s - hold_above_s, now_s)
             return Outcome.HELD, f"the worker that suits it is busy for {forecast.wait_s:.2f} s"
         return Outcome.PLACED, ""
 
     def _is_owed(self, flow: Flow, now_s: float) -> bool:
         """Others are active, and its tenant has less than its share."""
-        is_contended = self._placing.keeps_room and self._holdings.is_contended(now_s)
+        is_contended = self._placing.keeps_room and self._usage.is_contended(now_s)
         return is_contended and not self._is_beyond(flow, now_s)
 
     def _is_beyond(self, flow: Flow, now_s: float) -> bool:
         """Its tenant holds more than its share. Whose turn it is because nobody may starve takes what there
         is, and who was served before goes on."""
-        if not self._placing.keeps_room or flow.was_placed or self._line.has_right(flow.name):
+        if not self._placing.keeps_room or flow.was_placed or self._queue.has_right(flow.name):
             return False
-        return self._holdings.is_beyond(flow.submit.tenant, now_s)
+        return self._usage.is_beyond(flow.submit.tenant, now_s)
 
     def _takes_the_last_room(self, flow: Flow, placement: Placement) -> bool:
         """Blocks are held until a sequence ends: what comes in time later would wait for those that were
@@ -360,7 +360,7 @@ class Waiting:
         left = worker.load.free_blocks - worker.blocks_for(flow.token_count)
         return worker.load.sequences > 0 and left < LATE_LEAVES_SHARE * worker.facts.block_count
 
-    def _is_hopeless(self, flow: Flow, found: Chances) -> bool:
+    def _is_hopeless(self, flow: Flow, found: Attainment) -> bool:
         return flow.submit.refuse_late and found.both < self._config.reject_below
 
     def _has_objectives(self, flow: Flow) -> bool:
@@ -377,19 +377,19 @@ class Waiting:
         until_s = now_s + max(HOLD_S_MIN, seconds)
         self._held_until_s = min(until_s, self._held_until_s or math.inf)
 
-    def _chances(self, flow: Flow, forecast: Forecast, *, now_s: float, line_s: float = 0.0) -> Chances:
+    def _attainment(self, flow: Flow, forecast: Forecast, *, now_s: float, line_s: float = 0.0) -> Attainment:
         submit = flow.submit
         left_s = flow.arrived_s + submit.ttft_slo_s - now_s if submit.ttft_slo_s > 0 else math.inf
-        return chances(forecast, left_s=left_s, tpot_slo_s=submit.tpot_slo_s, line_s=line_s)
+        return attainment(forecast, left_s=left_s, tpot_slo_s=submit.tpot_slo_s, line_s=line_s)
 
     def _refuse_at_the_door(
         self, flow: Flow, waiter: Waiter, forecast: Forecast | None, now_s: float
     ) -> list[RouterAction] | None:
-        """Of one that has to wait: refused, or None after noting whether it is late already. `forecast`:
+        """The refusal of one that has to wait, or None after noting whether it is late already. `forecast`:
         if it was tried, and one was made."""
-        if not self._has_objectives(flow) or waiter.seq_id in self._promised:
+        if not self._has_objectives(flow) or waiter.seq_id in self._expected_back:
             return None
-        line_s = self._line_s(waiter, now_s)
+        line_s = self._queue_s(waiter, now_s)
         if line_s is None:
             return None
         if forecast is None:
@@ -397,7 +397,7 @@ class Waiting:
             if not isinstance(found, Placement) or found.forecast is None:
                 return None
             forecast = found.forecast
-        chance = self._chances(flow, self._as_when_placed(forecast), now_s=now_s, line_s=line_s)
+        chance = self._attainment(flow, self._as_when_placed(forecast), now_s=now_s, line_s=line_s)
         if chance.ttft >= 0.5 and self._is_owed(flow, now_s):
             return None  # room is made for it, see `_judge`
         if not self._is_hopeless(flow, chance):
@@ -414,11 +414,11 @@ class Waiting:
             return forecast
         return forecast._replace(wait_s=min(forecast.wait_s, hold_above_s))
 
-    def _line_s(self, waiter: Waiter, now_s: float) -> float | None:
+    def _queue_s(self, waiter: Waiter, now_s: float) -> float | None:
         """Until the sequence would be placed if it joined the line now; None: not known."""
         is_owed = self._is_owed(self._flows[waiter.seq_id], now_s)
-        line_s = self._pace.takes_s(self._line.tokens_before(waiter, goes_first=is_owed), now_s)
-        return None if line_s is None else line_s + self._promises.expected_s(waiter.tenant, now_s + line_s)
+        line_s = self._drain_rate.takes_s(self._queue.tokens_before(waiter, goes_first=is_owed), now_s)
+        return None if line_s is None else line_s + self._retries.expected_s(waiter.tenant, now_s + line_s)
 
     # --- refusing ---------------------------------------------------------------------------------
 
@@ -436,10 +436,10 @@ class Waiting:
         """Seconds after which a request like this will be let in, see `retry_reservations`."""
         submit = flow.submit
         waiter = self._waiter(flow)
-        line_s = self._line_s(waiter, now_s)
-        work_s = self._pace.takes_s(waiter.tokens, now_s)
+        line_s = self._queue_s(waiter, now_s)
+        work_s = self._drain_rate.takes_s(waiter.tokens, now_s)
         if line_s is None or work_s is None:  # nothing was placed from the line lately
-            line_s, work_s = self._ends.interval_s * (len(self._line) + 1), self._ends.interval_s
+            line_s, work_s = self._ends.interval_s * (len(self._queue) + 1), self._ends.interval_s
         ttft_s = 0.0 if forecast is None else forecast.ttft_s
         least_s = 0.0 if forecast is None else forecast.ttft_s - forecast.wait_s
         may_wait_s = self._config.queue_wait_s
@@ -450,9 +450,9 @@ class Waiting:
         wait_s = max(line_s + ttft_s - may_wait_s, work_s)
         if 0 < submit.tpot_slo_s < (0.0 if forecast is None else forecast.tpot_s):
             wait_s, work_s = max(wait_s, self._ends.interval_s), max(work_s, self._ends.interval_s)
-        booked_s = self._promises.book(
+        booked_s = self._retries.book(
             waiter.tenant,
-            self._promise_key(flow),
+            self._reservation_key(flow),
             wait_s=wait_s,
             work_s=work_s,
             now_s=now_s,
@@ -460,7 +460,7 @@ class Waiting:
         )
         return retry_after_s(booked_s)
 
-    def _promise_key(self, flow: Flow) -> str:
+    def _reservation_key(self, flow: Flow) -> str:
         submit = flow.submit
         return f"{submit.slo_class}\n{submit.request_digest}" if submit.request_digest else ""
 
@@ -468,23 +468,23 @@ class Waiting:
 
     def check(self) -> None:
         """Raises AssertionError if the accounts disagree."""
-        self._line.check()
-        self._promises.check()
+        self._queue.check()
+        self._retries.check()
         placed = {seq_id for seq_id, flow in self._flows.items() if flow.phases}
-        self._holdings.check(placed)
+        self._usage.check(placed)
         assert self._resting <= self._flows.keys()
-        assert self._promised <= self._flows.keys()
+        assert self._expected_back <= self._flows.keys()
         assert not self._join_late
         for seq_id, flow in self._flows.items():
-            places = (seq_id in self._line, seq_id in self._resting, bool(flow.phases))
+            places = (seq_id in self._queue, seq_id in self._resting, bool(flow.phases))
             assert sum(places) == 1, f"{seq_id} is in {places}"
-            assert not (seq_id in self._line and self._line[seq_id].is_new and flow.was_placed)
+            assert not (seq_id in self._queue and self._queue[seq_id].is_new and flow.was_placed)
         if not self._flows:
             assert not len(self)
             assert self.next_tick_s is None
 
 
-def _unmet(flow: Flow, forecast: Forecast, found: Chances) -> str:
+def _unmet(flow: Flow, forecast: Forecast, found: Attainment) -> str:
     submit = flow.submit
     parts: list[str] = []
     if submit.ttft_slo_s > 0:

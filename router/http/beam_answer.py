@@ -6,11 +6,11 @@ from baton.core.sampling import SamplingParams
 from router.http.prepare import RequestPreparation, TokenizedPrompt
 from router.http.sequence_group import SequenceGroup
 from router.http.service import Service
-from router.openai import requests as openai_api
 from router.openai.beam import BeamSearch, Hypothesis
 from router.openai.call import Beam, Call
 from router.openai.choice_stream import ChoiceOptions, call_id, message_body
 from router.openai.responses import AnswerFormat, Usage
+from router.openai.sampling import sampling_params
 
 
 class BeamAnswer:
@@ -34,7 +34,7 @@ class BeamAnswer:
 
     async def _search(self, at: int, prompt: TokenizedPrompt, group: SequenceGroup) -> list[Hypothesis]:
         call, service = self._call, self._service
-        wanted = openai_api.sampling_params(
+        wanted = sampling_params(
             call, choice_index=0, prompt_tokens=len(prompt.tokens), limits=service.limits
         )
         vocab = service.limits.card.vocab_size

@@ -16,10 +16,10 @@ from router.decisions.stored_prefix import StoredPrefix
 from router.http.client import ANYBODY, AuthenticatedClient
 from router.http.service import Service
 from router.live.store_lookup import StoreLookup
-from router.openai import requests as openai_api
 from router.openai.call import Call, Endpoint
 from router.openai.choice_stream import ChoiceOptions, Echo, call_id, short_call_id
 from router.openai.logprobs import LogprobFormat
+from router.openai.sampling import sampling_params
 from router.openai.tool_grammar import tool_grammar
 from router.tenants.service_classes import NO_OBJECTIVES, RequestObjectives
 from router.text.conversation import ToolMode
@@ -225,7 +225,7 @@ class RequestPreparation:
         echo: Echo | None, *, is_late: bool,
     ) -> Part:  # fmt: skip
         call, service = self._call, self._service
-        sampling = openai_api.sampling_params(
+        sampling = sampling_params(
             call,
             choice_index=index,
             prompt_tokens=len(prompt.tokens),

@@ -12,7 +12,7 @@ from baton.core.messages import MembershipView, RouterMessage, WorkerHello, Work
 from baton.core.sharing import RouterMember
 from baton.wire.client import DirectoryClient
 from baton.wire.link import LinkBroken
-from router.decisions.membership import Roster
+from router.decisions.membership import FollowedMembership
 from router.live.driver import Connection, Driver
 from router.live.drivers import Drivers
 from router.live.silence import SilenceWatch
@@ -58,20 +58,20 @@ class WorkerSessions:
     def __init__(
         self,
         drivers: Drivers,
-        roster: Roster,
+        membership: FollowedMembership,
         *,
         router_id: RouterId,
         silence_s: float,
         dial: Dial,
     ) -> None:
         """Each worker belongs to the driver of its model. A worker of an unknown model is never used."""
-        self._drivers, self._roster, self._dial = drivers, roster, dial
+        self._drivers, self._membership, self._dial = drivers, membership, dial
         self._router_id, self._silence_s = router_id, silence_s
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._open: set[str] = set()
 
     async def __aenter__(self) -> "WorkerSessions":
-        self._follow_roster()
+        self._follow_membership()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -81,16 +81,16 @@ class WorkerSessions:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def on_view(self, view: MembershipView) -> None:
-        for update in self._roster.on_view(view):
+        for update in self._membership.on_view(view):
             self._drivers.feed(update)
-        self._follow_roster()
+        self._follow_membership()
 
-    def _follow_roster(self) -> None:
-        for address in self._roster.addresses - self._tasks.keys():
+    def _follow_membership(self) -> None:
+        for address in self._membership.addresses - self._tasks.keys():
             task = asyncio.create_task(self._keep(address), name=f"session {address}")
             task.add_done_callback(self._ended)
             self._tasks[address] = task
-        for address in self._tasks.keys() - self._roster.addresses - self._open:
+        for address in self._tasks.keys() - self._membership.addresses - self._open:
             self._tasks.pop(address).cancel()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
@@ -100,7 +100,7 @@ class WorkerSessions:
 
     async def _keep(self, address: str) -> None:
         backoff = Backoff()
-        while address in self._roster.addresses:
+        while address in self._membership.addresses:
             try:
                 await self._one_session(address, backoff)
             except (LinkBroken, BatonError, OSError) as error:

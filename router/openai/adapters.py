@@ -10,7 +10,13 @@ import msgspec
 
 from baton.core.errors import AdapterNotFound, ClientError, SetupError
 from baton.core.messages import AdapterRef
-from engine.adapter_files import AdapterFiles, check_values, digest_adapter, read_adapter, resolve_adapter
+from engine.model_files.adapter_files import (
+    AdapterFiles,
+    check_values,
+    digest_adapter,
+    read_adapter,
+    resolve_adapter,
+)
 from router.text.model_card import ModelCard
 
 ADAPTERS_MAX = 4096

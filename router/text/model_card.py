@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from baton.core.errors import PromptTooLong
-from engine.models.read import load_spec
+from engine.model_files.read_spec import load_spec
 
 
 class ModelCard(msgspec.Struct, frozen=True):

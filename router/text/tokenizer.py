@@ -12,7 +12,7 @@ import msgspec
 import transformers
 
 from baton.core.errors import ClientError, PromptTooLong, QueueFull, SetupError
-from engine.model_files import FILES_WITHOUT_WEIGHTS, resolve_model
+from engine.model_files.resolve import FILES_WITHOUT_WEIGHTS, resolve_model
 from router.text.conversation import Template
 from router.text.model_card import ModelCard, prompt_too_long, read_model_card
 from router.text.quick_encoder import QuickEncoder, quick_encoder

@@ -10,11 +10,11 @@ from baton.core.ids import WorkerId
 from baton.core.messages import (
     KVGrant,
     KVReleased,
+    OwnerMessage,
     SequenceFailed,
     SequenceJoined,
     SequenceOutput,
     SequenceRefused,
-    SourceMessage,
     StartSequence,
     StepOutput,
     WorkerMessage,
@@ -47,16 +47,16 @@ class Checkers:
         "_leases",
         "_progress",
         "_scenario",
-        "_turns",
+        "_starvation",
         "clients",
-        "is_calm",
+        "is_without_faults",
         "run",
     )
 
     def __init__(self, run: RunContext, clients: list[SimClient], scenario: Scenario) -> None:
         self.run, self._scenario = run, scenario
         self.clients: dict[str, SimClient] = {client.seq_id: client for client in clients}
-        self.is_calm = not scenario.faults
+        self.is_without_faults = not scenario.faults
         """The run has no faults, so nothing may fail for want of a worker."""
         self._audits: dict[str, int] = {}
         self._granted: dict[tuple[WorkerId, WorkerId, int, int], set[tuple[WorkerId, str, int]]] = {}
@@ -66,7 +66,7 @@ class Checkers:
         self._contents: dict[tuple[WorkerId, int], tuple[str, int]] = {}
         """The sequence that began to fill a block, and the block's generation then."""
         self._progress: dict[tuple[WorkerId, str, int], int] = {}
-        self._turns: dict[WorkerId, StarvationChecker] = {}
+        self._starvation: dict[WorkerId, StarvationChecker] = {}
         self._failures: dict[str, FailureChecker] = {}
         """One failure checker per router."""
         self._ended_outputs: set[tuple[WorkerId, str, int]] = set()
@@ -136,7 +136,7 @@ class Checkers:
             raise Violation(0, f"an internal failure: {action.message}", seq_id=client.seq_id)
         patient = client.time_limit_s > 30
         excused = {FailureKind.TOO_LONG, FailureKind.QUEUE_FULL, FailureKind.NO_CAPACITY}
-        if self.is_calm and patient and action.kind not in excused:
+        if self.is_without_faults and patient and action.kind not in excused:
             raise Violation(6, f"no fault in this run, but {client.failure}", seq_id=client.seq_id)
         self.run.counts[f"failed: {action.kind}"] += 1
         self.ended(client, Ending.FAILED)
@@ -172,7 +172,7 @@ class Checkers:
             case "retried":
                 client.state = "queued"
                 self.run.counts[f"retried: {note.cause}"] += 1
-                if self.is_calm:
+                if self.is_without_faults:
                     raise Violation(
                         6, f"no fault in this run, but retried: {note.reason}", seq_id=note.seq_id
                     )
@@ -190,7 +190,7 @@ class Checkers:
 
     def after_router_event(self, router: ObservedRouter) -> None:
         """Check invariant 8 every few events: the router's accounts agree with its sequences."""
-        self._failures_of(router.name).looked(router)
+        self._failures_of(router.name).observe_router(router)
         count = self._audits.get(router.name, 0) + 1
         self._audits[router.name] = count
         if count % AUDIT_EVERY == 0:
@@ -213,7 +213,7 @@ class Checkers:
         except AssertionError as error:
             raise Violation(3, f"{worker.name}'s accounts: {error}") from error
 
-    def worker_says(self, worker: ObservedWorker, message: WorkerMessage) -> None:
+    def observe_worker_message(self, worker: ObservedWorker, message: WorkerMessage) -> None:
         counts = self.run.counts
         match message:
             case SequenceJoined():
@@ -239,10 +239,10 @@ class Checkers:
         if output.finish is not None:
             self._ended_outputs.add(key)
 
-    def source_says(self, worker: ObservedWorker, reader: WorkerId, message: SourceMessage) -> None:
+    def observe_owner_message(self, worker: ObservedWorker, reader: WorkerId, message: OwnerMessage) -> None:
         """Remember until when what is held, and count leases that nobody releases or renews."""
         if not isinstance(message, KVGrant):
-            self.run.counts["asks refused by the source"] += 1
+            self.run.counts["KV requests refused by the owner"] += 1
             return
         if message.source_blocks:
             self.run.counts["grants of blocks"] += 1
@@ -271,7 +271,7 @@ class Checkers:
                     seq_id=min(keys)[1],
                 )
 
-    def source_hears(self, worker: ObservedWorker, message: object) -> None:
+    def observe_reader_message(self, worker: ObservedWorker, message: object) -> None:
         if isinstance(message, KVReleased):
             self._leases.pop((worker.worker_id, message.seq_id, message.epoch), None)
             self.run.counts["leases released" if message.taken else "leases given back unread"] += 1
@@ -287,14 +287,14 @@ class Checkers:
         if not copy.blocks or len(copy.blocks) != len(copy.slots) or len(set(copy.slots)) != len(copy.slots):
             raise Violation(0, f"{worker.name}: malformed {copy}")
 
-    def worker_heard(self, worker: ObservedWorker, start: StartSequence) -> None:
-        self._turns.setdefault(worker.worker_id, StarvationChecker()).heard(worker, start)
+    def observe_start(self, worker: ObservedWorker, start: StartSequence) -> None:
+        self._starvation.setdefault(worker.worker_id, StarvationChecker()).observe_start(worker, start)
 
     def step_planned(self, worker: ObservedWorker, plan: StepPlan) -> None:
         if not plan.items:
             raise Violation(0, f"{worker.name}: an empty step")
         self._count_features(worker, plan)
-        self._turns.setdefault(worker.worker_id, StarvationChecker()).planned(worker, plan)
+        self._starvation.setdefault(worker.worker_id, StarvationChecker()).observe_plan(worker, plan)
         for item in plan.items:
             self._is_still_wanted(worker, item)
             self._is_new_content(worker, item)
@@ -313,7 +313,7 @@ class Checkers:
         counts["blocks swapped out"] += len(plan.swap_out)
         counts["blocks swapped in"] += len(plan.swap_in)
         for item in plan.items:
-            counts["drafts"] += item.draft_count
+            counts["draft tokens"] += item.draft_count
             counts["histories given"] += item.history is not None
             counts["embeddings"] += item.wants_embedding
 

@@ -18,10 +18,12 @@ FAILURES_SHOWN_MAX = 3
 
 
 def sim(
-    seeds: Annotated[int, typer.Option(min=1, help="How many seeds to run.")] = 100,
-    seed: Annotated[int | None, typer.Option(help="Run this one alone, and tell its story.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Count of seeds to run.")] = 100,
+    seed: Annotated[
+        int | None, typer.Option(help="Run this seed alone, and print the history of its failure.")
+    ] = None,
     start: Annotated[int, typer.Option(min=0, help="First seed.")] = 0,
-    jobs: Annotated[int, typer.Option(min=0, help="Processes; 0: one per core.")] = 0,
+    jobs: Annotated[int, typer.Option(min=0, help="Processes; 0 means one per core.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print the report as JSON on stdout.")] = False,
 ) -> None:
     """Fault simulator: run the production decisions (router, scheduler, leases, KV receiver) under virtual

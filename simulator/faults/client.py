@@ -23,7 +23,7 @@ class Ending(StrEnum):
     BROKEN = auto()
     """The client's router died."""
     REFUSED = auto()
-    """No router listened when the client came."""
+    """The client came when no router listened."""
 
 
 class SimClient:

@@ -18,12 +18,12 @@ from control_plane.reconcile_events import (
     MemberSilent,
     ReconcileAction,
     ReconcileEvent,
+    ReconcileTick,
     ReplicaExited,
     RestartPolicy,
     SetDesired,
     StartReplica,
     SwitchReplicaRole,
-    Tick,
 )
 from simulator.faults.checkers import Checkers
 from simulator.faults.client import Ending, SimClient
@@ -80,8 +80,8 @@ class Cluster:
         "_is_forgetful",
         "_lives",
         "_reconciler",
+        "_reported",
         "_rng",
-        "_told",
         "checkers",
         "directory",
         "hosts",
@@ -121,14 +121,14 @@ class Cluster:
         """The control plane was killed: what it knew of workers is gone."""
         self._incarnations = self._lives = 0
         self._rng = run.stream("control")
-        self._told: dict[WorkerId, tuple[Role, bool, bool]] = {}
-        """What the reconciler heard last of each worker: its role, whether it drains, whether it is
+        self._reported: dict[WorkerId, tuple[Role, bool, bool]] = {}
+        """The last report to the reconciler about each worker: its role, whether it drains, whether it is
         silent."""
         self._desired = Counter(scenario.roles)
         self._reconciler = self._new_reconciler()
         for host in self.hosts:
             self._start_node(host)
-        self._tell(self._set_desired())
+        self._feed_reconciler(self._set_desired())
         for index in range(scenario.router_count):
             self.routers.append(self._new_router(index))
         self._publish()
@@ -185,7 +185,7 @@ class Cluster:
 
     def drain(self, slot: Slot) -> None:
         if not self.is_down and slot.worker is not None:
-            self._tell(DrainWanted(slot.worker.worker_id, "by order"))
+            self._feed_reconciler(DrainWanted(slot.worker.worker_id, "by order"))
 
     def set_role(self, slot: Slot, role: Role) -> None:
         """Want one fewer of the role that the worker has and one more of the other, so that this very worker
@@ -194,7 +194,7 @@ class Cluster:
         if self.is_down or state is None or state.role is role:
             return
         self._desired = Counter(self._desired) - Counter([state.role]) + Counter([role])
-        self._tell(self._set_desired({slot.name: role}))
+        self._feed_reconciler(self._set_desired({slot.name: role}))
 
     def _set_desired(self, roles: Mapping[str, Role] | None = None) -> SetDesired:
         return SetDesired((Pool(MODEL_NAME, dict(self._desired)),), roles=roles or {})
@@ -227,27 +227,27 @@ class Cluster:
             self._reconcile_host(host)
         for slot in list(self.slots):
             self._observe(slot)
-        self._tell(Tick())
+        self._feed_reconciler(ReconcileTick())
 
     def _start_anew(self) -> None:
         """Begin another life of the control plane. It learns from the workers who is there, and remembers
         orders only. Workers that do not answer are killed."""
         self.run.counts["control planes started anew"] += 1
         self._reconciler = self._new_reconciler()
-        self._told.clear()
+        self._reported.clear()
         for slot in self.slots:
             worker, slot.drain_since_s = slot.worker, None
             if worker is None or not worker.is_alive or worker.is_frozen:
-                self._bury(slot)
+                self._forget_worker(slot)
                 continue
             status = worker.core.status()
-            self._tell(Adopted(worker.worker_id, MODEL_NAME, status.role, FIRST_VERSION.name))
+            self._feed_reconciler(Adopted(worker.worker_id, MODEL_NAME, status.role, FIRST_VERSION.name))
             if status.is_draining:  # nobody waits for its end any more
-                self._bury(slot)
-                self._tell(ReplicaExited(worker.worker_id, "it was on its way out"))
-        self._tell(self._set_desired())
+                self._forget_worker(slot)
+                self._feed_reconciler(ReplicaExited(worker.worker_id, "it was on its way out"))
+        self._feed_reconciler(self._set_desired())
 
-    def _bury(self, slot: Slot) -> None:
+    def _forget_worker(self, slot: Slot) -> None:
         if slot.worker is not None and slot.worker.is_alive:
             slot.worker.kill(noticed_s=0.0)
         slot.worker, slot.frozen_since_s, slot.drain_since_s = None, None, None
@@ -260,37 +260,37 @@ class Cluster:
         if worker.is_alive and slot.drain_since_s is not None and self._is_drained(slot, worker):
             worker.kill(noticed_s=0.0)
         if not worker.is_alive:
-            self._bury(slot)
-            self._told.pop(worker.worker_id, None)
-            self._tell(ReplicaExited(worker.worker_id, "it died"))
+            self._forget_worker(slot)
+            self._reported.pop(worker.worker_id, None)
+            self._feed_reconciler(ReplicaExited(worker.worker_id, "it died"))
             self._publish()
             return
         if worker.is_frozen:
             since_s = slot.frozen_since_s = slot.frozen_since_s or now_s
             if now_s - since_s > self.scenario.member_lease_s:
                 self.run.counts["frozen workers killed"] += 1
-                self._tell(LeaseLapsed(worker.worker_id))
+                self._feed_reconciler(LeaseLapsed(worker.worker_id))
             elif now_s - since_s > self.scenario.member_lease_s / 2:
-                self._heard(slot, worker, is_silent=True)
+                self._report_status(slot, worker, is_silent=True)
             return
         slot.frozen_since_s = None
-        self._heard(slot, worker, is_silent=False)
+        self._report_status(slot, worker, is_silent=False)
 
-    def _heard(self, slot: Slot, worker: SimWorker, *, is_silent: bool) -> None:
+    def _report_status(self, slot: Slot, worker: SimWorker, *, is_silent: bool) -> None:
         status = worker.core.status()
         news = (status.role, status.is_draining, is_silent)
-        if self._told.get(worker.worker_id) == news:
+        if self._reported.get(worker.worker_id) == news:
             return
-        self._told[worker.worker_id] = news
+        self._reported[worker.worker_id] = news
         if is_silent:
-            self._tell(MemberSilent(worker.worker_id))
+            self._feed_reconciler(MemberSilent(worker.worker_id))
         else:
-            self._tell(MemberSeen(self._member(slot, worker)))
+            self._feed_reconciler(MemberSeen(self._member(slot, worker)))
         self._publish()
 
     # --- what the reconciler wants ------------------------------------------------------------------
 
-    def _tell(self, event: ReconcileEvent) -> None:
+    def _feed_reconciler(self, event: ReconcileEvent) -> None:
         for action in self._reconciler.handle(event, now_s=self.run.clock.now_s):
             self._perform(action)
 
@@ -325,7 +325,7 @@ class Cluster:
                 return
             is_drained = worker.core.status().is_draining and worker.core.is_idle
             if is_drained or self.run.clock.now_s >= until_s:
-                self.run.counts["running workers flipped"] += 1
+                self.run.counts["running workers that switched roles"] += 1
                 worker.post_event(SetRole(role, resumes=True))
             else:
                 self._finish_switch(slot, worker, role, number, until_s)
@@ -415,7 +415,7 @@ class Cluster:
             model=MODEL_NAME,
             fingerprint=worker.fingerprint,
             is_draining=status.is_draining or slot.drain_since_s is not None,
-            is_suspect=self._told.get(worker.worker_id, (None, None, False))[2],
+            is_suspect=self._reported.get(worker.worker_id, (None, None, False))[2],
         )
 
     def _publish(self) -> None:

@@ -45,7 +45,7 @@ class FailureChecker:
             case _:
                 pass
 
-    def looked(self, router: ObservedRouter) -> None:
+    def observe_router(self, router: ObservedRouter) -> None:
         """Look after every event at whom the router keeps out."""
         if not router.core.has_open_breakers and not any(s != "closed" for s in self._states.values()):
             return

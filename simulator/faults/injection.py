@@ -1,4 +1,4 @@
-"""The bad day: which fault strikes when, drawn from the seed. `stop` ends it and heals everything."""
+"""The faults of a run: the seed decides which of them strikes when, and `stop` ends and heals all of them."""
 
 import random
 from collections.abc import Callable
@@ -141,9 +141,9 @@ class Faults:
     def _session_break(self) -> None:
         session = self._session()
         if session is not None:
-            session.break_off("reset", hears_s=(self._hears_s(), self._hears_s()))
+            session.break_off("reset", noticed_after_s=(self._noticed_after_s(), self._noticed_after_s()))
 
-    def _hears_s(self) -> float:
+    def _noticed_after_s(self) -> float:
         return self._rng.choice((0.0, 0.001, 0.1, 0.7)) * self._rng.random()
 
     def _session(self) -> SimSession | None:

@@ -58,7 +58,7 @@ class SimProcess:
             run.clock, origin_s=rng.uniform(0, 1000), rate=rng.uniform(0.995, 1.005)
         )
         self.clock_trusted_from_s = 0.0
-        """Until this instant the local clock may be late by more than any slack, because it stopped not long
+        """The local clock may be late by more than any slack until this instant, because it stopped not long
         ago."""
         self._inbox: list[Callable[[], None]] = []
 
@@ -155,18 +155,18 @@ class SimSession:
         until_s = self.network.run.clock.now_s + seconds
         self.stalled_until_s[to_end] = max(self.stalled_until_s[to_end], until_s)
 
-    def break_off(self, reason: str, *, hears_s: tuple[float | None, float | None]) -> None:
-        """Break the session. `hears_s[i]` is the time after which ends[i] hears of it; None means that it
-        knows."""
+    def break_off(self, reason: str, *, noticed_after_s: tuple[float | None, float | None]) -> None:
+        """Break the session. Each of `noticed_after_s` is the time after which that end hears of it; None
+        means that it knows."""
         if not self.is_open:
             return
         self.is_open = False
         self.network.forget(self)
-        for end, delay_s in zip(self.ends, hears_s, strict=True):
+        for end, delay_s in zip(self.ends, noticed_after_s, strict=True):
             if delay_s is not None:
-                self._tell(end, delay_s, reason)
+                self._notify(end, delay_s, reason)
 
-    def _tell(self, end: SessionEnd, delay_s: float, reason: str) -> None:
+    def _notify(self, end: SessionEnd, delay_s: float, reason: str) -> None:
         run = self.network.run
         run.clock.after(delay_s, lambda: end.process.post(lambda: end.on_break(self, reason)))
 
@@ -236,5 +236,5 @@ class Network:
             other = 1 if session.ends[0].process is process else 0
             delay_s = noticed_s + self.delay_s()
             session.break_off(
-                f"{process.name} died", hears_s=(delay_s, None) if other == 0 else (None, delay_s)
+                f"{process.name} died", noticed_after_s=(delay_s, None) if other == 0 else (None, delay_s)
             )

@@ -1,7 +1,7 @@
 """The worker process around the production `WorkerCore`: its memory, its GPU, its sessions, its timer.
 
 The rules are those of the asyncio process: messages to a lost router are dropped; a session to a KV owner is
-opened when first needed, and `SourceLost` says that it broke or could not be opened.
+opened when first needed, and `OwnerLost` says that it broke or could not be opened.
 """
 
 import random
@@ -15,12 +15,12 @@ from baton.core.messages import (
     CancelSequence,
     FailureReason,
     KVGrant,
+    OwnerMessage,
     PeerRef,
     ReaderMessage,
     Role,
     RouterMessage,
     SequenceFailed,
-    SourceMessage,
     StartSequence,
 )
 from baton.core.steps import StepPlan, StepResult
@@ -36,19 +36,19 @@ from worker.core import WorkerCore
 from worker.events import (
     CopyFromStore,
     CopyToStore,
+    FromOwner,
     FromReader,
     FromRouter,
-    FromSource,
+    OwnerLost,
     ReaderLost,
     RouterJoined,
     RouterLost,
     RunStep,
-    SourceLost,
     StepDone,
     Tick,
+    ToOwner,
     ToReader,
     ToRouter,
-    ToSource,
     ToStore,
     WorkerAction,
     WorkerEvent,
@@ -65,7 +65,7 @@ TICK_EPSILON_S = 1e-6
 TICKS_PER_MS_MAX = 200
 
 
-class Timer:
+class CoreTimer:
     """A timer that calls back when a core's `next_tick_s` has come, on that process's own clock."""
 
     __slots__ = ("_armed_for_s", "_process", "_spins", "_spins_since_s", "_version")
@@ -117,12 +117,12 @@ class SimWorker(SimProcess):
         "_device_free_s",
         "_model",
         "_network",
+        "_owner_sessions",
         "_reader_sessions",
         "_reads",
         "_results",
         "_router_sessions",
         "_scenario",
-        "_source_sessions",
         "_steps",
         "_timer",
         "core",
@@ -163,14 +163,14 @@ class SimWorker(SimProcess):
         """The worker fails whatever it is told to start."""
         self.on_grant: Callable[[], None] | None = None
         """A call that happens once, as the next grant of a KV owner arrives and before it is read."""
-        self._timer = Timer(self)
+        self._timer = CoreTimer(self)
         self._steps: deque[tuple[StepPlan, list[list[int]]]] = deque()
         """Steps under way, each with the generations of its items' blocks when it was planned."""
         self._device_free_s = 0.0
         """The virtual instant at which the last of them is done."""
         self._router_sessions: dict[RouterId, SimSession] = {}
         self._reader_sessions: dict[WorkerId, SimSession] = {}
-        self._source_sessions: dict[WorkerId, SimSession] = {}
+        self._owner_sessions: dict[WorkerId, SimSession] = {}
         self._connecting: dict[WorkerId, list[ReaderMessage]] = {}
         self._results: deque[StepResult] = deque()
         self.core = WorkerCore(
@@ -219,10 +219,10 @@ class SimWorker(SimProcess):
         if not isinstance(event, Tick):
             self.run.note(self.name, event)
             if isinstance(event, FromReader):
-                self._checkers.source_hears(self, event.message)
+                self._checkers.observe_reader_message(self, event.message)
         actions = self.core.handle(event, now_s=self.local_clock.now_s())
         if isinstance(event, FromRouter) and isinstance(event.message, StartSequence):
-            self._checkers.worker_heard(self, event.message)
+            self._checkers.observe_start(self, event.message)
         for action in actions:
             self._perform(action)
         self._arm()
@@ -239,17 +239,17 @@ class SimWorker(SimProcess):
     def _perform(self, action: WorkerAction) -> None:
         match action:
             case ToRouter(router_id, message):
-                self._checkers.worker_says(self, message)
+                self._checkers.observe_worker_message(self, message)
                 session = self._router_sessions.get(router_id)
                 if session is not None:
                     session.send(0, message)
             case ToReader(reader, message):
                 self.run.note(f"{self.name} -> {reader}", message)
-                self._checkers.source_says(self, reader, message)
+                self._checkers.observe_owner_message(self, reader, message)
                 session = self._reader_sessions.get(reader)
                 if session is not None:
                     session.send(0, message)
-            case ToSource(source, message):
+            case ToOwner(source, message):
                 self.run.note(f"{self.name} -> {source.worker_id}", message)
                 self._to_source(source, message)
             case BlockRead():
@@ -267,7 +267,7 @@ class SimWorker(SimProcess):
 
     def _to_source(self, source: PeerRef, message: ReaderMessage) -> None:
         peer_id = source.worker_id
-        session = self._source_sessions.get(peer_id)
+        session = self._owner_sessions.get(peer_id)
         if session is not None and session.is_open:
             session.send(1, message)
         elif peer_id in self._connecting:
@@ -283,13 +283,13 @@ class SimWorker(SimProcess):
         messages = self._connecting.pop(source.worker_id, [])
         is_cut_off = self._network.is_cut_off(source.worker_id) or self._network.is_cut_off(self.name)
         if not isinstance(peer, SimWorker) or not peer.is_alive or peer.is_frozen or is_cut_off:
-            gone = SourceLost(source.worker_id, "cannot connect")
+            gone = OwnerLost(source.worker_id, "cannot connect")
             self.run.clock.after(self._scenario.connect_timeout_s / 4, lambda: self.post_event(gone))
             return
         if peer.fingerprint != self.fingerprint:
             raise Violation(7, f"{self.name} is told to pull from {peer.name}, which runs other weights")
-        session = self._network.open(TowardsSource(self, peer.worker_id), TowardsReader(peer, self.worker_id))
-        self._source_sessions[source.worker_id] = session
+        session = self._network.open(ReaderEnd(self, peer.worker_id), OwnerEnd(peer, self.worker_id))
+        self._owner_sessions[source.worker_id] = session
         peer.accept_reader(self.worker_id, session)
         for message in messages:
             session.send(1, message)
@@ -320,7 +320,7 @@ class SimWorker(SimProcess):
         if start.epoch:
             self.feed(FromRouter(router_id, CancelSequence(start.seq_id, start.epoch - 1)))
         failed = SequenceFailed(start.seq_id, start.epoch, FailureReason.INTERNAL, "sick")
-        self._checkers.worker_says(self, failed)
+        self._checkers.observe_worker_message(self, failed)
         session.send(0, failed)
 
     def on_break(self, session: SimSession, reason: str) -> None:
@@ -334,14 +334,14 @@ class SimWorker(SimProcess):
         break is no news."""
         self._reader_sessions[reader] = session
 
-    def source_broke(self, source: WorkerId, session: SimSession, reason: str) -> None:
-        if self._source_sessions.get(source) is session:
-            del self._source_sessions[source]
+    def on_owner_break(self, source: WorkerId, session: SimSession, reason: str) -> None:
+        if self._owner_sessions.get(source) is session:
+            del self._owner_sessions[source]
             if self._compute_rng.random() < 0.5:
                 self._reads.give_up(self, source)
-            self.feed(SourceLost(source, reason))
+            self.feed(OwnerLost(source, reason))
 
-    def reader_broke(self, reader: WorkerId, session: SimSession) -> None:
+    def on_reader_break(self, reader: WorkerId, session: SimSession) -> None:
         if self._reader_sessions.get(reader) is session:
             del self._reader_sessions[reader]
             self.feed(ReaderLost(reader))
@@ -386,7 +386,7 @@ class SimWorker(SimProcess):
         self._network.process_died(self, noticed_s=noticed_s)
 
 
-class TowardsSource:
+class ReaderEnd:
     """The reader's end of a session between two workers."""
 
     __slots__ = ("_source", "_worker")
@@ -403,13 +403,13 @@ class TowardsSource:
         if strike is not None and isinstance(message, KVGrant):
             worker.on_grant = None
             strike()
-        worker.post_event(FromSource(self._source, cast(SourceMessage, message)))
+        worker.post_event(FromOwner(self._source, cast(OwnerMessage, message)))
 
     def on_break(self, session: SimSession, reason: str) -> None:
-        self._worker.source_broke(self._source, session, reason)
+        self._worker.on_owner_break(self._source, session, reason)
 
 
-class TowardsReader:
+class OwnerEnd:
     """The owner's end of a session between two workers."""
 
     __slots__ = ("_reader", "_worker")
@@ -425,4 +425,4 @@ class TowardsReader:
         self._worker.feed(FromReader(self._reader, cast(ReaderMessage, message)))
 
     def on_break(self, session: SimSession, reason: str) -> None:
-        self._worker.reader_broke(self._reader, session)
+        self._worker.on_reader_break(self._reader, session)

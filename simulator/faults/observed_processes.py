@@ -1,4 +1,4 @@
-"""What the checkers see of the processes that they watch."""
+"""Processes as the checkers see them, from outside."""
 
 from typing import Protocol
 

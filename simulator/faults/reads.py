@@ -118,7 +118,7 @@ class SimReads:
     """The NICs of all workers."""
 
     __slots__ = (
-        "_by_source",
+        "_by_owner",
         "_network",
         "_rng",
         "block_s",
@@ -137,19 +137,19 @@ class SimReads:
         self.slowness = 1.0
         self.faults = ReadFaults()
         self.workers: dict[WorkerId, PoolOwner] = {}
-        self._by_source: dict[WorkerId, list[SimRead]] = {}
+        self._by_owner: dict[WorkerId, list[SimRead]] = {}
         self._rng: random.Random = run.stream("reads")
 
     def register(self, worker: PoolOwner) -> None:
         self.workers[worker.worker_id] = worker
-        self._by_source[worker.worker_id] = []
+        self._by_owner[worker.worker_id] = []
         worker.generations.on_rise = lambda block: self._on_rise(worker.worker_id, block)
 
     def _on_rise(self, source: WorkerId, block: int) -> None:
         """Check invariant 5: nobody reuses a block under a read that is in time by its reader's clock. When
         that clock has stood still, only the generations protect the reader."""
         now_s = self.run.clock.now_s
-        for read in self._by_source[source]:
+        for read in self._by_owner[source]:
             if now_s < read.reader.clock_trusted_from_s:
                 continue
             if now_s <= read.in_time_until_s and block in read.action.source_blocks:
@@ -165,7 +165,7 @@ class SimReads:
         counts["reads"] += 1
         source = self.workers.get(action.owner)
         if source is None or not source.is_alive:
-            counts["reads of a dead source"] += 1
+            counts["reads of a dead owner"] += 1
             self.run.clock.after(
                 min(action.timeout_s, 10 * self.latency_s),
                 lambda: reader.post_event(ReadDone(action.read_id, error="no such peer")),
@@ -173,7 +173,7 @@ class SimReads:
             return
         read = SimRead(action, reader, source, self.run.clock.now_s)
         self._check_lease(read)
-        self._by_source[action.owner].append(read)
+        self._by_owner[action.owner].append(read)
         draw = rng.random()
         cut_s = max(
             self._network.cut_off_for_s(source.worker_id), self._network.cut_off_for_s(reader.worker_id)
@@ -274,17 +274,17 @@ class SimReads:
     def _answer(self, read: SimRead, done: ReadDone) -> None:
         if not read.is_answered:
             read.is_answered = True
-            self._by_source[read.action.owner].remove(read)
+            self._by_owner[read.action.owner].remove(read)
             read.reader.post_event(done)
 
     def give_up(self, reader: PoolOwner, source: WorkerId) -> None:
         """Drop a peer, as the adapter does: its reads end with an error now, and settle when they settle."""
-        for read in [r for r in self._by_source.get(source, ()) if r.reader is reader]:
+        for read in [r for r in self._by_owner.get(source, ()) if r.reader is reader]:
             self.run.counts["reads unsettled"] += 1
             self._answer(read, ReadDone(read.action.read_id, error="peer removed", is_settled=False))
 
     def reader_died(self, reader: PoolOwner) -> None:
-        for reads in self._by_source.values():
+        for reads in self._by_owner.values():
             for read in [r for r in reads if r.reader is reader]:
                 read.is_answered = True
                 reads.remove(read)

@@ -26,7 +26,7 @@ from router.decisions.events import (
 from simulator.faults.checkers import Checkers
 from simulator.faults.client import Ending, SimClient
 from simulator.faults.network import Network, SimProcess, SimSession
-from simulator.faults.node import SimWorker, Timer
+from simulator.faults.node import CoreTimer, SimWorker
 from simulator.faults.reads import SimReads
 from simulator.faults.run_context import RunContext, Violation
 from simulator.faults.scenario import Scenario
@@ -35,15 +35,15 @@ BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.05, 0.5
 
 
 class MemberLink:
-    """What the router's adapter knows of its session to one member."""
+    """The state of the router's session to one member."""
 
-    __slots__ = ("backoff_s", "has_hello", "last_heard_s", "member", "session")
+    __slots__ = ("backoff_s", "has_hello", "last_message_s", "member", "session")
 
     def __init__(self, member: Member) -> None:
         self.member = member
         self.session: SimSession | None = None
         self.has_hello = False
-        self.last_heard_s = 0.0
+        self.last_message_s = 0.0
         self.backoff_s = BACKOFF_FIRST_S
 
 
@@ -77,7 +77,7 @@ class SimRouter(SimProcess):
         self.router_id = router_id
         self._scenario, self._network, self._reads, self._checkers = scenario, network, reads, checkers
         self._rng: random.Random = run.stream(f"router/{router_id}")
-        self._timer = Timer(self)
+        self._timer = CoreTimer(self)
         self._links: dict[WorkerId, MemberLink] = {}
         self.live: dict[str, SimClient] = {}
         self.core = RouterCore(
@@ -192,7 +192,7 @@ class SimRouter(SimProcess):
             return
         session = self._network.open(self, worker)
         link.session, link.has_hello = session, False
-        link.last_heard_s = self.run.clock.now_s
+        link.last_message_s = self.run.clock.now_s
         self.run.clock.after(
             self._network.delay_s(),
             lambda: worker.post(lambda: worker.accept_router(self.router_id, session)),
@@ -202,13 +202,13 @@ class SimRouter(SimProcess):
     def _watch(self, link: MemberLink, session: SimSession) -> None:
         """Watch for silence: `worker_silence_s` without a message is a loss, whatever the session says."""
         silence_s = self._scenario.router.worker_silence_s
-        due_s = link.last_heard_s + silence_s + 1e-6
+        due_s = link.last_message_s + silence_s + 1e-6
         self.run.clock.at(due_s, lambda: self.post(lambda: self._on_watch(link, session)))
 
     def _on_watch(self, link: MemberLink, session: SimSession) -> None:
         if link.session is not session:
             return
-        if self.run.clock.now_s - link.last_heard_s < self._scenario.router.worker_silence_s:
+        if self.run.clock.now_s - link.last_message_s < self._scenario.router.worker_silence_s:
             self._watch(link, session)
             return
         self.run.counts["workers lost by silence"] += 1
@@ -219,8 +219,8 @@ class SimRouter(SimProcess):
         session, link.session = link.session, None
         if session is None:
             return
-        hears_s = self._network.delay_s() + (self._rng.uniform(0, 1.0) if reason == "silent" else 0.0)
-        session.break_off(reason, hears_s=(None, hears_s))
+        noticed_after_s = self._network.delay_s() + (self._rng.uniform(0, 1.0) if reason == "silent" else 0.0)
+        session.break_off(reason, noticed_after_s=(None, noticed_after_s))
         self._lost(link, reason)
 
     def _lost(self, link: MemberLink, reason: str) -> None:
@@ -233,7 +233,7 @@ class SimRouter(SimProcess):
         link = self._links.get(worker_id)
         if link is None or link.session is not session:
             return
-        link.last_heard_s = self.run.clock.now_s
+        link.last_message_s = self.run.clock.now_s
         if not link.has_hello:
             self._on_hello(link, message)
         else:

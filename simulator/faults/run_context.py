@@ -19,7 +19,7 @@ class Violation(Exception):
 
 
 class RunContext:
-    """What everything in a run has in common: the clock, the seed, the trace and the counts."""
+    """The context of one run: its clock, its seed, its trace and its counts."""
 
     __slots__ = ("_crc", "clock", "counts", "seed", "trace")
 
@@ -44,7 +44,7 @@ class RunContext:
 
     @property
     def digest(self) -> str:
-        """What happened in what order, in a few characters: equal for two runs of one seed."""
+        """A few characters that tell what happened in what order; two runs of one seed have the same."""
         return f"{self._crc:08x}-{self.clock.event_count}"
 
 

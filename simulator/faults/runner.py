@@ -52,7 +52,7 @@ MUST_HAPPEN = (
     "tails copied",
     "blocks swapped out",
     "blocks swapped in",
-    "drafts",
+    "draft tokens",
     "histories given",
     "embeddings",
     "decode phases joined",
@@ -64,7 +64,7 @@ MUST_HAPPEN = (
     "reads unsettled",
     "reads posted late",
     "stale reads refused",
-    "reads of a dead source",
+    "reads of a dead owner",
     "messages repeated",
     "blocks copied to the store",
     "blocks copied from the store",
@@ -91,11 +91,11 @@ MUST_HAPPEN = (
 """Counts that must not be zero over enough seeds."""
 
 SEEDS_FOR_COVERAGE = 100
-"""From this many seeds on, a zero in `MUST_HAPPEN` fails the run."""
+"""A run of at least this many seeds fails when a count of `MUST_HAPPEN` is zero."""
 
 
 class SeedOptions(msgspec.Struct, frozen=True):
-    """What may be changed about a run of one seed without changing what the seed draws."""
+    """Options of a run of one seed that do not change what the seed draws."""
 
     keeps_history: bool = True
     """Collect the history of a failure; it costs nothing when there is none."""

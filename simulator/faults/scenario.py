@@ -1,4 +1,4 @@
-"""What one seed is about: the cluster, the load and the faults, all drawn from the seed."""
+"""The cluster, the load and the faults of one seed, all drawn from the seed."""
 
 import random
 from dataclasses import dataclass, replace
@@ -80,7 +80,7 @@ ARRIVALS_S = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One small cluster and its bad day. Seconds are virtual."""
+    """One small cluster, its load and its faults. Seconds are virtual."""
 
     roles: tuple[Role, ...]
     router_count: int
@@ -174,7 +174,7 @@ def draw_scenario(rng: random.Random) -> Scenario:
     )
     if not faults:
         return _calm(scenario)
-    shapes = (*BAD_DAYS, _forgetful, _forgetful, _forgetful)
+    shapes = (*STRESS_SHAPES, _forgetful, _forgetful, _forgetful)
     shape = rng.choice((*(None,) * 6, *shapes))
     return scenario if shape is None else shape(scenario)
 
@@ -398,5 +398,5 @@ def _draw_router(rng: random.Random) -> RouterConfig:
     )
 
 
-BAD_DAYS = (_lease_storm, _lease_storm, _crowd, _orphans, _rush, _sick, _sick)
+STRESS_SHAPES = (_lease_storm, _lease_storm, _crowd, _orphans, _rush, _sick, _sick)
 """Shapes that press on one thing; those of the store are beside them."""

@@ -41,7 +41,7 @@ class StarvationChecker:
         self.longest_wait = 0
         """Most admissions that passed one sequence."""
 
-    def heard(self, worker: ObservedWorker, start: StartSequence) -> None:
+    def observe_start(self, worker: ObservedWorker, start: StartSequence) -> None:
         """Take note of an arrival, after the worker handled it."""
         key = SeqKey(start.seq_id, start.epoch)
         if start.phase is Phase.DECODE or key in self._arrivals:
@@ -56,7 +56,7 @@ class StarvationChecker:
         preemption_count = worker.core.status().preemption_count
         self._arrivals[key] = _Arrival(self._number, older_count, preemption_count, prompt_start)
 
-    def planned(self, worker: ObservedWorker, plan: StepPlan) -> None:
+    def observe_plan(self, worker: ObservedWorker, plan: StepPlan) -> None:
         admitted = [
             arrival for item in plan.items if (arrival := self._arrivals.pop(item.key, None)) is not None
         ]

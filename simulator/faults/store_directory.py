@@ -84,7 +84,7 @@ class SimDirectory:
         self.run.counts["snapshots asked of nodes"] += 1
         node.feed(DirectoryForgot())
 
-    def hears(self, node: RegisteredNode, changes: StoreChanges) -> None:
+    def on_changes(self, node: RegisteredNode, changes: StoreChanges) -> None:
         at_s = max(self.run.clock.now_s + self._network.delay_s(), self._last_s.get(node.node_id, 0.0))
         self._last_s[node.node_id] = at_s
         self.run.clock.at(at_s, lambda: self._publish(node, changes))
@@ -98,7 +98,7 @@ class SimDirectory:
                 self._network.delay_s() + self._lease_s / 3, lambda: node.post(lambda: self._forgot(node))
             )
 
-    def looked_up_by(self, node: RegisteredNode, action: LookUp) -> None:
+    def look_up(self, node: RegisteredNode, action: LookUp) -> None:
         delay_s = 2 * self._network.delay_s()
         if self.is_down or self._network.is_cut_off(node.name) or delay_s > action.timeout_s:
             nothing = LookedUp(action.lookup_id, ((),) * len(action.hashes))

@@ -1,4 +1,4 @@
-"""The store's bad day: nodes die and freeze, disks fail, bits flip, the directory forgets."""
+"""The faults of the store: nodes die and freeze, disks fail, bits flip, the directory forgets."""
 
 import random
 from collections.abc import Callable

@@ -51,9 +51,9 @@ class LinkedNode(Protocol):
 
     def post(self, happening: Callable[[], None]) -> None: ...
 
-    def hears_worker(self, session: "LocalSession", message: WorkerToStore) -> None: ...
+    def on_worker_message(self, session: "LocalSession", message: WorkerToStore) -> None: ...
 
-    def worker_hung_up(self, session: "LocalSession") -> None: ...
+    def on_worker_closed(self, session: "LocalSession") -> None: ...
 
 
 class LinkedHost(Protocol):
@@ -78,11 +78,11 @@ class LocalSession:
 
     def to_node(self, message: WorkerToStore) -> None:
         if self.is_open:
-            self._deliver(1, lambda: self.node.hears_worker(self, message))
+            self._deliver(1, lambda: self.node.on_worker_message(self, message))
 
     def to_worker(self, message: StoreToWorker) -> None:
         if self.is_open:
-            self._deliver(0, lambda: self.worker.store.hears(self, message))
+            self._deliver(0, lambda: self.worker.store.on_message(self, message))
 
     def close(self) -> None:
         """Close the connection, because an end died or the worker's adapter wants it. The other end first
@@ -90,8 +90,8 @@ class LocalSession:
         if not self.is_open:
             return
         self.is_open = False
-        self._deliver(1, lambda: self.node.worker_hung_up(self))
-        self._deliver(0, lambda: self.worker.store.hung_up(self))
+        self._deliver(1, lambda: self.node.on_worker_closed(self))
+        self._deliver(0, lambda: self.worker.store.on_closed(self))
 
     def _deliver(self, to_end: int, happening: Callable[[], None]) -> None:
         process = self.node if to_end else self.worker
@@ -134,7 +134,7 @@ class SimStoreLink:
         node.sessions.append(self._session)
         self._session.to_node(StoreHello(worker.worker_id, worker.fingerprint, worker.block_bytes))
 
-    def hears(self, session: LocalSession, message: StoreToWorker) -> None:
+    def on_message(self, session: LocalSession, message: StoreToWorker) -> None:
         if session is not self._session or self._is_closing:
             return
         if isinstance(message, StoreWelcome):
@@ -144,7 +144,7 @@ class SimStoreLink:
         else:
             self._worker.feed(FromStore(message))
 
-    def hung_up(self, session: LocalSession) -> None:
+    def on_closed(self, session: LocalSession) -> None:
         """Take note that the node closed the connection, or died."""
         if session is self._session:
             self._session = None

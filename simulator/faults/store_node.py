@@ -17,11 +17,11 @@ from kv_store.node.events import (
     LookUp,
     NodeAction,
     NodeEvent,
-    OpenSpace,
+    OpenSizeClass,
     PeerLost,
     Publish,
     ReadSsd,
-    SpaceOpened,
+    SizeClassOpened,
     Tick,
     ToPeer,
     ToWorker,
@@ -32,7 +32,7 @@ from kv_store.node.events import (
 from kv_transfer.read import BlockRead, ReadEvent, ReadSettled
 from simulator.faults.model import DeviceMemory
 from simulator.faults.network import Network, SimProcess, SimSession
-from simulator.faults.node import Timer
+from simulator.faults.node import CoreTimer
 from simulator.faults.reads import Generations, SimReads
 from simulator.faults.run_context import RunContext, Violation
 from simulator.faults.scenario import GEOMETRY, Scenario
@@ -98,7 +98,7 @@ class SimStoreNode(SimProcess):
         self._directory = directory
         self._has_scanned = False
         self._rng: random.Random = run.stream(f"store/{name}")
-        self._timer = Timer(self)
+        self._timer = CoreTimer(self)
         self.sessions: list[LocalSession] = []
         self._peer_sessions: dict[NodeId, SimSession] = {}
         self._wanted: dict[int, BlockRead] = {}
@@ -142,19 +142,19 @@ class SimStoreNode(SimProcess):
         except AssertionError as error:
             raise Violation(3, f"{self.name}'s accounts: {error}") from error
 
-    def _open(self, action: OpenSpace) -> None:
-        if action.space != SPACE or action.slot_count > self._scenario.store_slot_count:
+    def _open(self, action: OpenSizeClass) -> None:
+        if action.size_class != SPACE or action.slot_count > self._scenario.store_slot_count:
             raise Violation(0, f"{self.name} opens {action}")
         if action.ssd_slot_count and not self._has_scanned:
             self._scan_disk()
 
     def _scan_disk(self) -> None:
         self._has_scanned = True
-        opened = SpaceOpened(SPACE, tuple(self._disk.recovered()))
+        opened = SizeClassOpened(SPACE, tuple(self._disk.recovered()))
         self.run.counts["blocks recovered from SSD"] += len(opened.recovered)
         self.run.clock.after(self._disk.seconds(), lambda: self.post(lambda: self.feed(opened)))
 
-    def _table(self, space: int, slot_count: int) -> Generations:
+    def _table(self, size_class: int, slot_count: int) -> Generations:
         assert slot_count <= len(self.generations)
         return self.generations
 
@@ -164,7 +164,7 @@ class SimStoreNode(SimProcess):
     def _perform(self, action: NodeAction) -> None:
         run = self.run
         match action:
-            case OpenSpace():
+            case OpenSizeClass():
                 self._open(action)
             case DropWorker():
                 raise Violation(0, f"{self.name}: {action}")
@@ -188,22 +188,22 @@ class SimStoreNode(SimProcess):
             case BlockRead():
                 self._read_peer(action)
             case LookUp():
-                self._directory.looked_up_by(self, action)
+                self._directory.look_up(self, action)
             case Publish(changes):
-                self._directory.hears(self, changes)
+                self._directory.on_changes(self, changes)
 
     # --- workers of this host -----------------------------------------------------------------------
 
     def _session_of(self, worker_id: WorkerId) -> LocalSession | None:
         return next((s for s in self.sessions if s.worker.worker_id == worker_id), None)
 
-    def hears_worker(self, session: LocalSession, message: WorkerToStore) -> None:
+    def on_worker_message(self, session: LocalSession, message: WorkerToStore) -> None:
         if isinstance(message, StoreHello):
             self.feed(WorkerJoined(message))
         else:
             self.feed(FromWorker(session.worker.worker_id, message))
 
-    def worker_hung_up(self, session: LocalSession) -> None:
+    def on_worker_closed(self, session: LocalSession) -> None:
         self.sessions.remove(session)
         self.feed(WorkerLost(session.worker.worker_id))
 
@@ -237,14 +237,14 @@ class SimStoreNode(SimProcess):
                 self._scenario.connect_timeout_s / 4, lambda: self.post(lambda: self.feed(lost))
             )
         else:
-            session = self._network.open(TowardsNode(self, other), TowardsNode(other, self))
+            session = self._network.open(StoreNodeEnd(self, other), StoreNodeEnd(other, self))
             self._peer_sessions[peer.node_id] = other._peer_sessions[self.node_id] = session
             session.send(1, message)
 
-    def hears_peer(self, peer: "SimStoreNode", message: NodeToNode) -> None:
+    def on_peer_message(self, peer: "SimStoreNode", message: NodeToNode) -> None:
         self.feed(FromPeer(SPACE, peer.ref, message))
 
-    def peer_broke(self, peer: "SimStoreNode", session: SimSession, reason: str) -> None:
+    def on_peer_break(self, peer: "SimStoreNode", session: SimSession, reason: str) -> None:
         if self._peer_sessions.get(peer.node_id) is session:
             del self._peer_sessions[peer.node_id]
             if self._rng.random() < 0.5:
@@ -296,7 +296,7 @@ class SimStoreNode(SimProcess):
         self._network.process_died(self, noticed_s=noticed_s)
 
 
-class TowardsNode:
+class StoreNodeEnd:
     """The end that `node` has of a session with `peer`."""
 
     __slots__ = ("_node", "_peer")
@@ -309,7 +309,7 @@ class TowardsNode:
         return self._node
 
     def on_message(self, session: SimSession, message: object) -> None:
-        self._node.hears_peer(self._peer, cast("NodeToNode", message))
+        self._node.on_peer_message(self._peer, cast("NodeToNode", message))
 
     def on_break(self, session: SimSession, reason: str) -> None:
-        self._node.peer_broke(self._peer, session, reason)
+        self._node.on_peer_break(self._peer, session, reason)

@@ -113,7 +113,7 @@ class DecodeBatch:
         return seq.entered_at + len(seq.block_ids) * self._block_tokens - seq.computed_count
 
     def _is_valid(self, entry: tuple[int, int, int, MacroSequence]) -> bool:
-        """Whether the entry belongs to the sequence's present stay in the batch."""
+        """Return whether the entry belongs to the sequence's present stay in the batch."""
         step, _, kind, seq = entry
         if seq not in self.members:
             return False

@@ -3,7 +3,7 @@
 from baton.core.geometry import blocks_for
 from baton.core.ids import BlockHash
 from baton.core.messages import Phase
-from engine.prefix_cache import PrefixCache
+from engine.scheduling.prefix_cache import PrefixCache
 from simulator.fleet.sequence import MacroSequence
 
 
@@ -15,7 +15,7 @@ class Blocks:
         self._promised: dict[BlockHash, MacroSequence] = {}
 
     def waits_for_sibling(self, seq: MacroSequence) -> bool:
-        """Whether the next block that the sequence lacks is being computed right now."""
+        """Return whether the next block that the sequence lacks is being computed right now."""
         if not self._promised:
             return False
         for block_hash in self._findable(seq):
@@ -65,7 +65,7 @@ class Blocks:
 
     def give_back(self, seq: MacroSequence) -> None:
         self.break_promises(seq)
-        self._cache.pool.give_back(seq.block_ids)
+        self._cache.pool.release(seq.block_ids)
         seq.block_ids, seq.incoming = [], None
 
     def break_promises(self, seq: MacroSequence) -> None:

@@ -1,7 +1,7 @@
 """Continuous batching in macro steps: the production scheduler's rules, and one event per change.
 
 A step with prompts in it is an event of its own; steps that only decode are advanced together, until the
-batch changes. Order, budget, watermark, preemption and planning ahead follow `engine.scheduler`, whose parts
+batch changes. Order, budget, watermark, preemption and planning ahead follow `engine.scheduling`, whose parts
 are used where they are cheap. Swapping, draft tokens and tails of part-filled blocks are left out.
 """
 
@@ -11,10 +11,10 @@ from collections import deque
 from baton.config import EngineConfig
 from baton.core.costs import PLANNED_SHARE, StepCosts, prompt_pairs
 from baton.core.messages import Phase
-from engine.block_pool import OutOfBlocks
-from engine.prefix_cache import PrefixCache
-from engine.scheduler import OVERLAP_STEP_S_MAX, WATERMARK_SHARE
-from engine.scheduling.order import GENERATED_TOKEN_COST, OLDEST_EVERY, Order
+from engine.scheduling.block_pool import OutOfBlocks
+from engine.scheduling.order import GENERATED_TOKEN_COST, OLDEST_EVERY, TurnOrder
+from engine.scheduling.prefix_cache import PrefixCache
+from engine.scheduling.scheduler import OVERLAP_STEP_S_MAX, WATERMARK_SHARE
 from simulator.clock import VirtualClock
 from simulator.fleet.batch import DecodeBatch
 from simulator.fleet.blocks import Blocks
@@ -38,7 +38,7 @@ class MacroEngine:
         self._pool = cache.pool
         self._costs, self._config, self._block_tokens = costs, engine, block_tokens
         self._seats = min(engine.batch_sequences_max, max(1, engine.step_tokens_max - 1))
-        self._order = Order()
+        self._order = TurnOrder()
         self._waiting: list[MacroSequence] = []
         self._joined: deque[MacroSequence] = deque()
         self._prompts: list[MacroSequence] = []
@@ -151,11 +151,11 @@ class MacroEngine:
     def _number(self, seq: MacroSequence) -> None:
         self._arrivals += 1
         seq.order, seq.arrived_s = self._arrivals, self._clock.now_s
-        self._order.shares.came(seq.fairness_key)
+        self._order.shares.join(seq.fairness_key)
         self._prioritised += seq.priority != 0
 
     def _left(self, seq: MacroSequence) -> None:
-        self._order.shares.left(seq.fairness_key)
+        self._order.shares.leave(seq.fairness_key)
         self._prioritised -= seq.priority != 0
         self._blocks.give_back(seq)
 
@@ -331,7 +331,7 @@ class MacroEngine:
         is_over = seq.known_count >= seq.end_count
         if seq.phase is Phase.PREFILL:
             seq.is_running = False
-            self._order.shares.left(seq.fairness_key)
+            self._order.shares.leave(seq.fairness_key)
             self._prioritised -= seq.priority != 0
             self._listener.sampled(seq)
             return
@@ -441,7 +441,7 @@ class MacroEngine:
         while (seq := self._batch.take_growing()) is not None:
             while seq in self._batch:
                 try:
-                    seq.block_ids += self._pool.take(1)
+                    seq.block_ids += self._pool.allocate(1)
                     self._batch.grown(seq)
                     break
                 except OutOfBlocks:

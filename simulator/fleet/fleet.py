@@ -11,7 +11,7 @@ import msgspec
 from baton.core.ids import BlockHash, RequestId, SequenceId, WorkerId
 from baton.core.messages import Role, WorkerMessage
 from baton.core.sampling import SamplingParams
-from loadgen.records import ErrorKind, Outcome
+from loadgen.records import ErrorKind, RequestOutcome
 from router.decisions.core import RouterCore
 from router.decisions.events import (
     Deliver,
@@ -29,6 +29,8 @@ from router.decisions.events import (
     WorkerLost,
     WorkerUpdated,
 )
+from router.decisions.hedging import submitted_name
+from router.decisions.status import RouterStatus
 from simulator.clock import VirtualClock
 from simulator.fleet.interface import FleetServices, FleetWorker
 from simulator.fleet.observed import Observed
@@ -40,7 +42,7 @@ from simulator.fleet.workload import FleetRequest, PromptHasher, TraceHashes
 
 TICK_AFTER_S = 1e-6
 IDLE_S, IDLE_SCALED_S = 30.0, 3600.0
-"""After so long without a request the cluster stays as it is; one that is scaled has gone down by then."""
+"""The cluster changes no more after so long without a request; one that is scaled has gone down by then."""
 LEAD_S, LEFT_OUT_LEAST_S = 10.0, 60.0
 """Time resumes so long before the next request; skipping less than the second figure is not worth it."""
 REFUSALS = (FailureKind.QUEUE_FULL, FailureKind.NO_CAPACITY, FailureKind.UNMET)
@@ -50,7 +52,7 @@ REFUSALS = (FailureKind.QUEUE_FULL, FailureKind.NO_CAPACITY, FailureKind.UNMET)
 class LiveRequest:
     """One request under way."""
 
-    demand: FleetRequest
+    request: FleetRequest
     hashes: list[BlockHash]
     first_s: float = NEVER
     last_s: float = NEVER
@@ -160,7 +162,7 @@ class Fleet:
         self._workers: dict[WorkerId, FleetWorker] = {}
         self._cell_of: dict[WorkerId, Cell] = {}
         self._cells = [Cell(self, number) for number in range(spec.cells)]
-        self._demands: Iterator[FleetRequest] = iter(())
+        self._requests: Iterator[FleetRequest] = iter(())
         self._hosts: dict[tuple[Role, int], HostStore] = {}
         self._numbers: Counter[Role] = Counter()
         self._phases = Random(f"{spec.seed}/heartbeats")
@@ -189,9 +191,9 @@ class Fleet:
         """Requests under way whose first token has missed its objective, whether it has come or not."""
         now_s = self.clock.now_s
         return sum(
-            (now_s if live.first_s != live.first_s else live.first_s) - live.demand.at_s > ttft_s
+            (now_s if live.first_s != live.first_s else live.first_s) - live.request.at_s > ttft_s
             for live in self._live.values()
-            if (ttft_s := self.spec.slo_classes.get(live.demand.slo_class, (0.0, 0.0))[0])
+            if (ttft_s := self.spec.slo_classes.get(live.request.slo_class, (0.0, 0.0))[0])
         )
 
     @property
@@ -202,7 +204,10 @@ class Fleet:
     @property
     def unplaced_tokens(self) -> int:
         """Prompt tokens of requests that were never placed."""
-        return sum(live.demand.input_tokens for live in self._live.values() if not live.workers)
+        return sum(live.request.input_tokens for live in self._live.values() if not live.workers)
+
+    def router_statuses(self) -> list[RouterStatus]:
+        return [cell.core.status() for cell in self._cells]
 
     def check(self) -> None:
         """Raises AssertionError if the routers' accounts disagree."""
@@ -258,17 +263,17 @@ class Fleet:
 
     # --- the clock ------------------------------------------------------------------------------
 
-    def run(self, demands: Iterator[FleetRequest], *, observer: Observer | None = None) -> None:
+    def run(self, requests: Iterator[FleetRequest], *, observer: Observer | None = None) -> None:
         """Run until all requests have ended, or the observer stops it."""
-        self._demands, self._observer = demands, observer
+        self._requests, self._observer = requests, observer
         self._has_more = True
         self.clock.at(0.0, self._next, None)
         self.clock.run(is_over=lambda: self.is_stopped or not (self._has_more or self._live))
 
-    def _next(self, demand: FleetRequest | None) -> None:
-        if demand is not None:
-            self._submit(demand)
-        following = next(self._demands, None)
+    def _next(self, request: FleetRequest | None) -> None:
+        if request is not None:
+            self._submit(request)
+        following = next(self._requests, None)
         if following is None:
             self._has_more = False
         else:
@@ -309,61 +314,61 @@ class Fleet:
 
     # --- requests -------------------------------------------------------------------------------
 
-    def _submit(self, demand: FleetRequest) -> None:
-        seq_id = SequenceId(f"{demand.number}/0")
-        hashes = self._namer.hashes_of(demand)
-        self._live[seq_id] = LiveRequest(demand, hashes)
+    def _submit(self, request: FleetRequest) -> None:
+        seq_id = SequenceId(f"{request.number}/0")
+        hashes = self._namer.hashes_of(request)
+        self._live[seq_id] = LiveRequest(request, hashes)
         if self.observed is not None:
-            self.observed.arrived(demand)
+            self.observed.arrived(request)
         self.submitted += 1
-        ttft_s, tpot_s = self.spec.slo_classes.get(demand.slo_class, (0.0, 0.0))
+        ttft_s, tpot_s = self.spec.slo_classes.get(request.slo_class, (0.0, 0.0))
         now_s = self.clock.now_s
         submit = Submit(
             seq_id=seq_id,
-            request_id=RequestId(str(demand.number)),
-            prompt=range(demand.input_tokens),
-            sampling=SamplingParams(max_tokens=demand.output_tokens, ignore_eos=True),
+            request_id=RequestId(str(request.number)),
+            prompt=range(request.input_tokens),
+            sampling=SamplingParams(max_tokens=request.output_tokens, ignore_eos=True),
             salt=b"",
             deadline_s=now_s + self.spec.router.request_timeout_s,
             ttft_slo_s=ttft_s,
             tpot_slo_s=tpot_s,
-            slo_class=demand.slo_class,
+            slo_class=request.slo_class,
             refuse_late=self.spec.refuses_late,
-            tenant=demand.tenant,
-            fairness_key=demand.tenant,
+            tenant=request.tenant,
+            fairness_key=request.tenant,
             arrived_s=now_s,
             hashes=TraceHashes(hashes),
         )
-        self._cell_for(demand).feed(submit)
+        self._cell_for(request).feed(submit)
 
-    def _cell_for(self, demand: FleetRequest) -> Cell:
+    def _cell_for(self, request: FleetRequest) -> Cell:
         """Choose a cell. Turns of one conversation go to one cell: they have their second block in common, if
         they have one."""
         if len(self._cells) == 1:
             return self._cells[0]
-        ids = demand.hash_ids
-        key = ids[1] if len(ids) > 1 else demand.number
-        return self._cells[hash((demand.copy, key)) % len(self._cells)]
+        ids = request.hash_ids
+        key = ids[1] if len(ids) > 1 else request.number
+        return self._cells[hash((request.copy, key)) % len(self._cells)]
 
     def perform(self, action: RouterAction) -> None:
         match action:
             case ToWorker(worker_id, message):
-                self.clock.after(self.spec.hop_s, self.worker(worker_id).hear, message)
+                self.clock.after(self.spec.hop_s, self.worker(worker_id).on_message, message)
             case Deliver(seq_id, first_index, tokens, cached):
                 live = self._live[seq_id]
                 if first_index == 0:
                     live.first_s = self.clock.now_s
                     live.cached = cached
                     if self.observed is not None:
-                        self.observed.started(live.demand, cached, live.first_s)
+                        self.observed.started(live.request, cached, live.first_s)
                 live.last_s = self.clock.now_s
                 live.generated = first_index + len(tokens)
             case Finished(seq_id):
                 live = self._live.pop(seq_id)
-                self._over(live, Outcome.COMPLETED, None, "", timings_of(action))
+                self._over(live, RequestOutcome.COMPLETED, None, "", timings_of(action))
             case Failed(seq_id, kind, message):
                 is_refusal = kind in REFUSALS
-                outcome = Outcome.REFUSED if is_refusal else Outcome.FAILED
+                outcome = RequestOutcome.REFUSED if is_refusal else RequestOutcome.FAILED
                 error = ErrorKind.OVERLOADED if is_refusal else ErrorKind.HTTP
                 if kind is FailureKind.DEADLINE:
                     error = ErrorKind.TIMEOUT
@@ -377,16 +382,16 @@ class Fleet:
     def _over(
         self,
         live: LiveRequest,
-        outcome: Outcome,
+        outcome: RequestOutcome,
         error: ErrorKind | None,
         detail: str,
         timings: dict[str, float] | None = None,
     ) -> None:
-        self.met += outcome is Outcome.COMPLETED and self._meets(live)
+        self.met += outcome is RequestOutcome.COMPLETED and self._meets(live)
         if self.observed is not None:
-            self.observed.over(live.demand, live.first_s, live.last_s, live.generated)
+            self.observed.over(live.request, live.first_s, live.last_s, live.generated)
         self.stats.add(
-            live.demand,
+            live.request,
             outcome=outcome,
             error=error,
             detail=detail,
@@ -402,15 +407,15 @@ class Fleet:
         )
 
     def _meets(self, live: LiveRequest) -> bool:
-        ttft_s, tpot_s = self.spec.slo_classes.get(live.demand.slo_class, (0.0, 0.0))
-        if ttft_s and live.first_s - live.demand.at_s > ttft_s:
+        ttft_s, tpot_s = self.spec.slo_classes.get(live.request.slo_class, (0.0, 0.0))
+        if ttft_s and live.first_s - live.request.at_s > ttft_s:
             return False
         gaps = live.generated - 1
         return not tpot_s or gaps < 1 or (live.last_s - live.first_s) / gaps <= tpot_s
 
     # --- surroundings of workers ----------------------------------------------------------------
 
-    def tell_router(self, worker: FleetWorker, message: WorkerMessage) -> None:
+    def send_to_router(self, worker: FleetWorker, message: WorkerMessage) -> None:
         event = FromWorker(worker.worker_id, message)
         self.clock.after(self.spec.hop_s, self._cell_of[worker.worker_id].feed, event)
 
@@ -419,12 +424,12 @@ class Fleet:
         return self._workers.get(worker_id) or self._gone[worker_id]
 
     def hashes_of(self, seq_id: SequenceId) -> list[BlockHash]:
-        live = self._live.get(seq_id)
+        live = self._live.get(submitted_name(seq_id))
         return [] if live is None else live.hashes
 
     def prompt_computed(self, seq_id: SequenceId, tokens: int) -> None:
         self.prompt_tokens_computed += tokens
-        live = self._live.get(seq_id)
+        live = self._live.get(submitted_name(seq_id))
         if live is None:
             self.prompt_tokens_lost += tokens
         else:

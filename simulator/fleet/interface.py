@@ -1,4 +1,4 @@
-"""What a worker of the fleet and the others know of each other."""
+"""The interfaces between the fleet, its workers and their engines."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -10,9 +10,9 @@ from simulator.fleet.spec import FleetWorkerSpec
 
 
 class FleetServices(Protocol):
-    """What a worker needs of the fleet."""
+    """The services that a worker has of the fleet."""
 
-    def tell_router(self, worker: "FleetWorker", message: WorkerMessage) -> None: ...
+    def send_to_router(self, worker: "FleetWorker", message: WorkerMessage) -> None: ...
 
     def worker(self, worker_id: WorkerId) -> "FleetWorker": ...
 
@@ -48,7 +48,7 @@ class FleetWorker(Protocol):
         """Begin to send heartbeats, now that the router has heard the worker's hello."""
         ...
 
-    def hear(self, message: RouterMessage) -> None: ...
+    def on_message(self, message: RouterMessage) -> None: ...
 
     def usage(self) -> WorkerUsage: ...
 

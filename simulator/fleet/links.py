@@ -80,15 +80,15 @@ class KVFlow:
     def _join(self) -> None:
         self.sender.flows[self] = None
         self.receiver.flows[self] = None
-        self._share_anew()
+        self._divide_anew()
 
     def _leave(self) -> None:
         del self.sender.flows[self]
         del self.receiver.flows[self]
         self._rate = 0.0
-        self._share_anew()
+        self._divide_anew()
 
-    def _share_anew(self) -> None:
+    def _divide_anew(self) -> None:
         for flow in {**self.sender.flows, **self.receiver.flows}:
             flow._settle()
             flow._plan()

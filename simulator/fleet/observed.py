@@ -1,4 +1,4 @@
-"""What routers count of a fleet's requests for an autoscaler, interval by interval."""
+"""The counts that routers make of a fleet's requests for an autoscaler, interval by interval."""
 
 from collections.abc import Mapping
 
@@ -13,32 +13,32 @@ class Observed:
     def __init__(self, objectives: Mapping[str, tuple[float, float]]) -> None:
         """TTFT and TPOT objectives per class in seconds, 0 for none."""
         self._objectives = objectives
-        self._offered = ArrivalCounters()
+        self._arrivals = ArrivalCounters()
 
     def take(self) -> dict[str, ClassLoad]:
-        offered, self._offered = self._offered, ArrivalCounters()
-        return offered.totals()
+        arrivals, self._arrivals = self._arrivals, ArrivalCounters()
+        return arrivals.totals()
 
-    def arrived(self, demand: FleetRequest) -> None:
-        self._offered.arrived(demand.slo_class, demand.input_tokens)
+    def arrived(self, request: FleetRequest) -> None:
+        self._arrivals.arrived(request.slo_class, request.input_tokens)
 
-    def started(self, demand: FleetRequest, cached: int, first_s: float) -> None:
-        self._offered.started(
-            demand.slo_class,
-            prompt_tokens=demand.input_tokens,
+    def started(self, request: FleetRequest, cached: int, first_s: float) -> None:
+        self._arrivals.started(
+            request.slo_class,
+            prompt_tokens=request.input_tokens,
             cached_tokens=cached,
-            ttft_s=first_s - demand.at_s,
-            objective_s=self._objectives.get(demand.slo_class, (0.0, 0.0))[0],
+            ttft_s=first_s - request.at_s,
+            objective_s=self._objectives.get(request.slo_class, (0.0, 0.0))[0],
         )
 
-    def over(self, demand: FleetRequest, first_s: float, last_s: float, generated: int) -> None:
+    def over(self, request: FleetRequest, first_s: float, last_s: float, generated: int) -> None:
         if not generated:
-            self._offered.gave_up(demand.slo_class)
+            self._arrivals.gave_up(request.slo_class)
             return
-        self._offered.ended(
-            demand.slo_class,
-            prompt_tokens=demand.input_tokens,
+        self._arrivals.ended(
+            request.slo_class,
+            prompt_tokens=request.input_tokens,
             output_tokens=generated,
             span_s=last_s - first_s,
-            objective_s=self._objectives.get(demand.slo_class, (0.0, 0.0))[1],
+            objective_s=self._objectives.get(request.slo_class, (0.0, 0.0))[1],
         )

@@ -1,4 +1,4 @@
-"""What a run says of its pools: work that was for nothing, and whether the pools swing against each other."""
+"""The pools of a run: work that was for nothing, and whether the pools swing against each other."""
 
 from collections.abc import Mapping, Sequence
 

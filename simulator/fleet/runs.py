@@ -21,7 +21,7 @@ class StepRun:
     decodes: int
     first_step_s: float
     growth_s: float
-    """How much longer each step takes than the one before it."""
+    """Time by which each step takes longer than the one before it."""
     plans_ahead: bool
     """The step after the run was planned when the run's last one began."""
     version: int

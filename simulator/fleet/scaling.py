@@ -6,10 +6,11 @@ from typing import Protocol, cast
 
 import msgspec
 
+from baton.core.demand import Traits
 from baton.core.ids import WorkerId
 from baton.core.messages import Role
 from control_plane.autoscaler.record import Journal
-from control_plane.autoscaler.values import Decision, Observation, RoleState, Traits
+from control_plane.autoscaler.values import Observation, RoleState, ScalingDecision
 from simulator.fleet.fleet import Fleet
 from simulator.fleet.observed import Observed
 from simulator.fleet.spec import FleetWorkerSpec
@@ -19,7 +20,7 @@ LOOK_S = 0.5
 """Time between two looks whether a draining worker is idle, and whether requests wait while there is no
 worker."""
 IDLE_LOOKS = 2
-"""After so many looks at an idle worker nothing is on its way to it any more."""
+"""A worker that was found idle so many times has nothing on its way to it any more."""
 
 
 class Rule(Protocol):
@@ -27,12 +28,12 @@ class Rule(Protocol):
 
     journal: Journal
 
-    def decide(self, seen: Observation, traits: Mapping[Role, Traits]) -> Decision: ...
+    def decide(self, seen: Observation, traits: Mapping[Role, Traits]) -> ScalingDecision: ...
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingSpec:
-    """How a fleet is scaled."""
+    """The parameters by which a fleet is scaled."""
 
     start_s: float = 120.0
     """Time from deciding for a worker to its first heartbeat. It is paid for meanwhile."""
@@ -206,7 +207,7 @@ class FleetScaling:
 
     # --- doing ------------------------------------------------------------------------------------
 
-    def _perform(self, decision: Decision) -> None:
+    def _perform(self, decision: ScalingDecision) -> None:
         for switch_role in decision.switches:
             for worker in self._spare(switch_role.source, switch_role.count):
                 self.switches += 1

@@ -1,4 +1,4 @@
-"""What scaling did to a run: figures, and a section of its page."""
+"""The effect of scaling on a run: figures, and a section of its page."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,7 +6,7 @@ import msgspec
 from rich.console import Console
 
 from baton.core.messages import Role
-from control_plane.autoscaler.values import Decision
+from control_plane.autoscaler.values import ScalingDecision
 from loadgen.html.marks import Markup, joined, tag
 from loadgen.html.page import section
 from loadgen.html.tables import table
@@ -31,9 +31,9 @@ class ScalingFigures(msgspec.Struct, frozen=True):
     switches: int
     drain_s_max: float
     reversals: Mapping[str, int]
-    """How often the desired count of each role turned from up to down or back."""
+    """Count of turns of each role's desired count from up to down or back."""
     samples: Sequence[ScaleSample]
-    decisions: Sequence[Decision]
+    decisions: Sequence[ScalingDecision]
     """Decisions that changed something, oldest first; the newest of them if there are very many."""
 
 
@@ -67,7 +67,7 @@ def show_scaling(console: Console, figures: ScalingFigures) -> None:
     console.print(
         f"{figures.rule}: {figures.gpu_hours:.2f} GPU-hours, {figures.replicas_mean:.1f} replicas in the "
         f"mean, {figures.replicas_most} at most; {figures.starts} starts, {figures.stops} stops, "
-        f"{figures.switches} flips; reversals: {turns}"
+        f"{figures.switches} role switches; reversals: {turns}"
     )
     for one in figures.decisions[-DECISIONS_PRINTED:]:
         console.print(f"  {one.at_s:7.0f} s  {_changes(one)}: {'; '.join(one.reasons)}", markup=False)
@@ -83,8 +83,8 @@ def scaling_section(figures: ScalingFigures) -> Markup:
     note = (
         f"Rule: {figures.rule}. {figures.gpu_hours:.2f} GPU-hours, {figures.replicas_mean:.1f} replicas in "
         f"the mean and {figures.replicas_most} at most; {figures.starts} starts, {figures.stops} stops, "
-        f"{figures.switches} flips; reversals: {turns}. Lines: replicas that serve; dashed: desired; grey: "
-        "requests per second, on a scale of its own."
+        f"{figures.switches} role switches; reversals: {turns}. Lines: replicas that serve; dashed: desired; "
+        "grey: requests per second, on a scale of its own."
     )
     return section("Replicas", note, tag("figure", replica_chart(figures.samples)), _decisions(figures))
 
@@ -134,8 +134,8 @@ def _decisions(figures: ScalingFigures) -> Markup:
     return table(head, rows)
 
 
-def _changes(one: Decision) -> str:
-    parts = [f"flip {f.count} {f.source.value} to {f.target.value}" for f in one.switches]
+def _changes(one: ScalingDecision) -> str:
+    parts = [f"switch {f.count} {f.source.value} to {f.target.value}" for f in one.switches]
     parts += [f"start {count} {role.value}" for role, count in one.starts.items() if count]
     parts += [f"stop {count} {role.value}" for role, count in one.stops.items() if count]
     return ("advised: " if one.is_advice else "") + ", ".join(parts)

@@ -5,11 +5,12 @@ from collections.abc import Mapping
 from math import ceil
 from typing import Literal, get_args
 
+from baton.core.demand import Traits
 from baton.core.messages import Role
 from control_plane.autoscaler.decide import Autoscaler
 from control_plane.autoscaler.record import Journal
-from control_plane.autoscaler.sizing import Decoding, largest_batch
-from control_plane.autoscaler.values import Decision, Observation, RoleState, Settings, Traits
+from control_plane.autoscaler.sizing import DecodeLoad, largest_batch
+from control_plane.autoscaler.values import AutoscalerSettings, Observation, RoleState, ScalingDecision
 from simulator.fleet.scaling import Rule
 
 RuleName = Literal["baton", "hpa", "queue-depth", "static"]
@@ -29,7 +30,7 @@ within the objective."""
 QUEUE_DOWN_AFTER_S = 300.0
 
 
-def make_rule(name: RuleName, settings: Settings, *, target: float = 0.7) -> Rule:
+def make_rule(name: RuleName, settings: AutoscalerSettings, *, target: float = 0.7) -> Rule:
     """Make a rule by its name. `target` is the load that `hpa` aims at."""
     match name:
         case "baton":
@@ -43,9 +44,9 @@ def make_rule(name: RuleName, settings: Settings, *, target: float = 0.7) -> Rul
 
 
 class Counting:
-    """What the simple rules have in common: a count per role, from its state alone."""
+    """A rule that computes a count per role from the state of that role alone."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: AutoscalerSettings) -> None:
         self.journal = Journal()
         self.settings = settings
 
@@ -60,10 +61,10 @@ class Counting:
         """Return the running sequences as a part of those that the role's workers can decode within the
         objective."""
         context = state.context_tokens / state.decoding if state.decoding else 1.0
-        batch = largest_batch(Decoding(0.0, context, self._strictest("tpot_s")), kind)
+        batch = largest_batch(DecodeLoad(0.0, context, self._strictest("tpot_s")), kind)
         return state.decoding / max(1, state.serving) / batch
 
-    def decide(self, seen: Observation, traits: Mapping[Role, Traits]) -> Decision:
+    def decide(self, seen: Observation, traits: Mapping[Role, Traits]) -> ScalingDecision:
         desired: dict[Role, int] = {}
         reasons: list[str] = []
         for role, bounds in self.settings.bounds.items():
@@ -72,7 +73,7 @@ class Counting:
             desired[role] = min(bounds.most, max(bounds.least, count))
             if desired[role] != have:
                 reasons.append(f"{role}: {reason}")
-        decision = Decision(
+        decision = ScalingDecision(
             seen.at_s,
             desired,
             (),
@@ -102,7 +103,7 @@ class HorizontalPodAutoscaler(Counting):
     a part of those that one replica can decode within its objective.
     """
 
-    def __init__(self, settings: Settings, *, target: float) -> None:
+    def __init__(self, settings: AutoscalerSettings, *, target: float) -> None:
         super().__init__(settings)
         self._target = target
         self._recommended = {role: deque[tuple[float, int]]() for role in settings.bounds}
@@ -134,7 +135,7 @@ class QueueDepth(Counting):
     """The rule that adds one replica while much waits, and takes one away when little has waited for 300
     s."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: AutoscalerSettings) -> None:
         super().__init__(settings)
         self._calm_since_s: dict[Role, float] = {}
 

@@ -44,11 +44,11 @@ class MacroSequence:
     first_step_s: float | None = None
     load_s: float = 0.0
     waiting_since_s: float | None = None
-    """Since when it waits for blocks to come."""
+    """The instant since which the sequence waits for blocks to come."""
     prompt_steps_tokens: int = 0
     """Prompt tokens computed here, recomputed ones included."""
     is_running: bool = False
-    told_count: int | None = None
+    reported_count: int | None = None
     """Generated tokens that the router heard of, counted from the sequence's first; None when it heard of
     none from here."""
 

@@ -1,4 +1,4 @@
-"""From what a person asks for - a model, GPUs, pools, objectives - to the fleet that is simulated."""
+"""The fleet that is simulated, made from what a person asks for: a model, GPUs, pools, objectives."""
 
 from dataclasses import dataclass, replace
 from math import inf
@@ -11,7 +11,7 @@ from baton.config.router import RouterConfig
 from baton.core.costs import StepCosts
 from baton.core.errors import SetupError
 from baton.core.messages import Role
-from loadgen.lengths import Plan
+from loadgen.lengths import ReplayPlan
 from simulator.fleet.spec import FleetSpec, FleetWorkerSpec, StoreSpec
 from simulator.hardware import Node
 
@@ -23,7 +23,7 @@ STEP_TOKENS = 2048
 BATCH_SEQUENCES = 256
 
 
-def block_tokens_of(plan: Plan) -> int:
+def block_tokens_of(plan: ReplayPlan) -> int:
     """Return the trace's own block size, if engines can have such blocks."""
     own = plan.block_tokens
     fits = own.denominator == 1 and BLOCK_TOKENS <= own <= BLOCK_TOKENS_MAX
@@ -31,7 +31,7 @@ def block_tokens_of(plan: Plan) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Pools:
+class PoolSizes:
     prefill: int = 0
     decode: int = 0
     aggregated: int = 0
@@ -129,7 +129,7 @@ def _from_bench(bench: _EngineBench) -> StepCosts:
 
 def fleet_spec(
     machine: Machine,
-    pools: Pools,
+    pools: PoolSizes,
     *,
     block_tokens: int,
     router: RouterConfig,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 
 from baton.core import garbage
-from loadgen.report import Report, Settings, make_report
+from loadgen.report import Report, RunSettings, make_report
 from simulator.fleet.fleet import Fleet, Observer
 from simulator.fleet.scaling import FleetScaling
 from simulator.fleet.spec import FleetSpec
@@ -33,8 +33,8 @@ class Simulated:
 
 def simulate(
     spec: FleetSpec,
-    demands: Iterator[FleetRequest],
-    settings: Settings,
+    requests: Iterator[FleetRequest],
+    settings: RunSettings,
     *,
     trace_block_tokens: float,
     observer: Observer | None = None,
@@ -46,7 +46,7 @@ def simulate(
     fleet = Fleet(spec, trace_block_tokens=trace_block_tokens)
     scaling = scale(fleet) if scale is not None else None
     with garbage.spared(GARBAGE_THRESHOLDS):
-        fleet.run(demands, observer=observer)
+        fleet.run(requests, observer=observer)
     report = make_report(fleet.stats, settings)
     # Records hold the first and the last token's instants only: what lies between is not known.
     report = replace(report, itl=None, distributions=replace(report.distributions, itl=()))
@@ -58,15 +58,15 @@ GARBAGE_THRESHOLDS = (50_000, 20, 50)
 leaves behind in circles is still collected, in larger heaps."""
 
 
-def faster(demands: Iterator[FleetRequest], factor: float) -> Iterator[FleetRequest]:
+def faster(requests: Iterator[FleetRequest], factor: float) -> Iterator[FleetRequest]:
     """Return the same requests at `factor` times the rate."""
-    for demand in demands:
-        yield demand._replace(at_s=demand.at_s / factor)
+    for request in requests:
+        yield request._replace(at_s=request.at_s / factor)
 
 
 def attains(
     spec: FleetSpec,
-    demands: Iterator[FleetRequest],
+    requests: Iterator[FleetRequest],
     *,
     trace_block_tokens: float,
     attain: float,
@@ -81,7 +81,7 @@ def attains(
 
     fleet = Fleet(spec, trace_block_tokens=trace_block_tokens)
     with garbage.spared(GARBAGE_THRESHOLDS):
-        fleet.run(demands, observer=look)
+        fleet.run(requests, observer=look)
     if fleet.is_stopped:
         return min(fleet.met / max(1, len(fleet.stats)), attain - 1e-6)
     return fleet.met / max(1, len(fleet.stats))

@@ -1,4 +1,4 @@
-"""What is simulated: workers, their links, and how the cluster is run."""
+"""The description of a simulated cluster: workers, their links, and how the cluster is run."""
 
 from dataclasses import dataclass, field
 

@@ -1,13 +1,13 @@
-"""What is remembered of each request: little, so that a million of them fit."""
+"""The record of each request, so small that a million of them fit."""
 
 from array import array
 from collections.abc import Iterator, Sequence
 from typing import overload
 
-from loadgen.records import ErrorKind, Outcome, Record
+from loadgen.records import ErrorKind, RequestOutcome, RequestRecord
 from simulator.fleet.workload import FleetRequest
 
-OUTCOMES = (Outcome.COMPLETED, Outcome.REFUSED, Outcome.FAILED)
+OUTCOMES = (RequestOutcome.COMPLETED, RequestOutcome.REFUSED, RequestOutcome.FAILED)
 ERRORS: tuple[ErrorKind | None, ...] = (None, ErrorKind.OVERLOADED, ErrorKind.HTTP, ErrorKind.TIMEOUT)
 NEVER = float("nan")
 TIMINGS_MAX = 200_000
@@ -57,8 +57,8 @@ class Timings:
         return {key: value for key, value in zip(self._keys, values, strict=False) if value == value}
 
 
-class RequestStats(Sequence[Record]):
-    """Columns of about 90 bytes per request, read as `Record`s that are made when asked for."""
+class RequestStats(Sequence[RequestRecord]):
+    """Columns of about 90 bytes per request, read as `RequestRecord`s that are made when asked for."""
 
     def __init__(self) -> None:
         self._index = array("q")
@@ -76,9 +76,9 @@ class RequestStats(Sequence[Record]):
 
     def add(
         self,
-        demand: FleetRequest,
+        request: FleetRequest,
         *,
-        outcome: Outcome,
+        outcome: RequestOutcome,
         error: ErrorKind | None,
         detail: str,
         first_s: float,
@@ -97,12 +97,12 @@ class RequestStats(Sequence[Record]):
             self._details[len(self._index)] = names.number(detail)
         if timings and self._timed.count < TIMINGS_MAX:
             self._timed.add(len(self._index), timings)
-        self._index.append(demand.number)
-        self._times.extend((demand.at_s, first_s, last_s, ended_s))
-        self._counts.extend((demand.input_tokens, generated, cached, computed))
+        self._index.append(request.number)
+        self._times.extend((request.at_s, first_s, last_s, ended_s))
+        self._counts.extend((request.input_tokens, generated, cached, computed))
         prefill = names.number(served_by[0]) if served_by else -1
         decode = names.number(served_by[1]) if len(served_by) > 1 else -1
-        slo_class, tenant = names.number(demand.slo_class), names.number(demand.tenant)
+        slo_class, tenant = names.number(request.slo_class), names.number(request.tenant)
         codes = (OUTCOMES.index(outcome), ERRORS.index(error), slo_class, tenant, prefill, decode, attempts)
         self._codes.extend(codes)
 
@@ -110,30 +110,30 @@ class RequestStats(Sequence[Record]):
         return len(self._index)
 
     @overload
-    def __getitem__(self, position: int) -> Record: ...
+    def __getitem__(self, position: int) -> RequestRecord: ...
 
     @overload
-    def __getitem__(self, position: slice) -> list[Record]: ...
+    def __getitem__(self, position: slice) -> list[RequestRecord]: ...
 
-    def __getitem__(self, position: int | slice) -> Record | list[Record]:
+    def __getitem__(self, position: int | slice) -> RequestRecord | list[RequestRecord]:
         if isinstance(position, slice):
             return [self._record(i) for i in range(*position.indices(len(self)))]
         return self._record(range(len(self))[position])
 
-    def __iter__(self) -> Iterator[Record]:
+    def __iter__(self) -> Iterator[RequestRecord]:
         return map(self._record, range(len(self)))
 
     def computed_tokens(self, position: int) -> int:
         """Return the prompt tokens that workers computed for a request, on all attempts."""
         return self._counts[4 * position + 3]
 
-    def _record(self, i: int) -> Record:
+    def _record(self, i: int) -> RequestRecord:
         planned_s, first_s, last_s, ended_s = self._times[4 * i : 4 * i + 4]
         prompt, generated, cached, _ = self._counts[4 * i : 4 * i + 4]
         outcome, error, slo_class, tenant, prefill, decode, attempts = self._codes[7 * i : 7 * i + 7]
         names = self._names.names
         instants = [at_s for at_s in (first_s, last_s) if at_s == at_s]
-        return Record(
+        return RequestRecord(
             self._index[i],
             planned_s,
             sent_s=planned_s,
@@ -142,7 +142,7 @@ class RequestStats(Sequence[Record]):
             outcome=OUTCOMES[outcome],
             error=ERRORS[error],
             detail=names[self._details[i]] if i in self._details else "",
-            finish_reason="length" if OUTCOMES[outcome] is Outcome.COMPLETED else None,
+            finish_reason="length" if OUTCOMES[outcome] is RequestOutcome.COMPLETED else None,
             prompt_tokens=prompt,
             completion_tokens=generated,
             cached_tokens=cached if cached >= 0 else None,

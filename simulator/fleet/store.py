@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from baton.core.ids import BlockHash
 from baton.core.store import BlockFacts, FoundSpan, Tier
-from engine.prefix_cache import PrefixCache
 from engine.scheduling.incoming import Incoming
-from kv_store.planner import PathTimes, Plan, Prompt, plan_load
+from engine.scheduling.prefix_cache import PrefixCache
+from kv_store.planner import LoadPlan, PathTimes, PromptWork, plan_load
 from kv_store.tiers.policy import EvictionPolicy
 from kv_store.tiers.table import make_eviction_policy
 from simulator.clock import VirtualClock
@@ -61,7 +61,7 @@ class LoadPath:
     def wait_s(self, now_s: float) -> float:
         return max(0.0, self.free_s - now_s) + self.latency_s
 
-    def bring(self, size_bytes: float, now_s: float) -> float:
+    def move(self, size_bytes: float, now_s: float) -> float:
         """Move bytes; return when the last one is here."""
         self.free_s = max(now_s, self.free_s) + size_bytes / self.bytes_s
         self.moved_bytes += size_bytes
@@ -125,7 +125,7 @@ class HostStore:
 
 
 class HolderCounts:
-    """How many hosts have each block."""
+    """The count of hosts that have each block."""
 
     def __init__(self) -> None:
         self._holders: dict[BlockHash, int] = {}
@@ -170,11 +170,11 @@ class FleetWorkerStore:
         spans = self._spans(findable[held:])
         if not spans:
             return
-        prompt = Prompt(
+        prompt = PromptWork(
             held, self._block_tokens, seq.known_count, self._engine.prompt_s, self._engine.queue_s
         )
         plan = plan_load(spans, prompt, self._times)
-        if not isinstance(plan, Plan) or plan.end <= plan.first:
+        if not isinstance(plan, LoadPlan) or plan.end <= plan.first:
             return
         incoming = seq.incoming = Incoming(first=plan.first, ready=plan.first, end=plan.end)
         now_s = self._clock.now_s
@@ -184,7 +184,7 @@ class FleetWorkerStore:
             count = min(plan.end, position + span.block_count) - max(plan.first, position)
             position += span.block_count
             if count > 0:
-                ready_s = max(ready_s, self._node.paths[span.tier].bring(count * self._block_bytes, now_s))
+                ready_s = max(ready_s, self._node.paths[span.tier].move(count * self._block_bytes, now_s))
                 self.loaded_blocks += count
         self._clock.at(ready_s, self._arrived, (seq, incoming))
 

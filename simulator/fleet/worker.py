@@ -25,8 +25,8 @@ from baton.core.messages import (
     WorkerMessage,
 )
 from baton.core.sampling import FinishReason
-from engine.block_pool import BlockPool, OutOfBlocks
-from engine.prefix_cache import PrefixCache
+from engine.scheduling.block_pool import BlockPool, OutOfBlocks
+from engine.scheduling.prefix_cache import PrefixCache
 from simulator.clock import VirtualClock
 from simulator.fleet.engine import MacroEngine
 from simulator.fleet.interface import FleetServices, LoadingStore, WorkerUsage
@@ -123,15 +123,15 @@ class MacroWorker:
 
     def begin(self, heartbeat_s: float, *, phase_s: float) -> None:
         self._heartbeat_s = heartbeat_s
-        self._say(self.report())
+        self._send(self.report())
         self.send_snapshot()
-        self._clock.recurring |= {self._beat, self.hear}
+        self._clock.recurring |= {self._beat, self.on_message}
         self._clock.after(phase_s, self._beat)
 
     def _beat(self) -> None:
         if self._has_ended:
             return
-        self._say(self.report())
+        self._send(self.report())
         self._clock.after(self._heartbeat_s, self._beat)
 
     def usage(self) -> WorkerUsage:
@@ -158,7 +158,7 @@ class MacroWorker:
     def drain(self) -> None:
         """Drain: the router hears of it, so that nothing new comes."""
         self._is_draining = True
-        self._say(self.report())
+        self._send(self.report())
 
     def take_role(self, role: Role) -> None:
         """Switch the role of an idle worker after a drain: from now on it serves as `role`. Weights and
@@ -166,7 +166,7 @@ class MacroWorker:
         assert self.is_idle, f"{self.worker_id} still has sequences"
         self.spec = replace(self.spec, role=role)
         self._is_draining = False
-        self._say(self.report())
+        self._send(self.report())
 
     def end(self) -> None:
         self._has_ended = True
@@ -177,7 +177,7 @@ class MacroWorker:
 
     # --- router ---------------------------------------------------------------------------------
 
-    def hear(self, message: RouterMessage) -> None:
+    def on_message(self, message: RouterMessage) -> None:
         match message:
             case StartSequence():
                 self._start(message)
@@ -188,20 +188,20 @@ class MacroWorker:
 
     def send_snapshot(self) -> None:
         self.cache.collect_changes()
-        self._say(BlockEvents(self._event_number, self.cache.snapshot(), is_snapshot=True))
+        self._send(BlockEvents(self._event_number, self.cache.snapshot(), is_snapshot=True))
         self._event_number += 1
 
-    def _say(self, message: WorkerMessage) -> None:
-        self._fleet.tell_router(self, message)
+    def _send(self, message: WorkerMessage) -> None:
+        self._fleet.send_to_router(self, message)
 
     def _start(self, start: StartSequence) -> None:
         key = SeqKey(start.seq_id, start.epoch)
         if len(start.tokens) >= self._tokens_max:
-            self._say(SequenceRefused(*key, RefusalReason.TOO_LONG, "longer than this worker can hold"))
+            self._send(SequenceRefused(*key, RefusalReason.TOO_LONG, "longer than this worker can hold"))
         elif start.phase is Phase.DECODE:
             self._start_pull(key, start)
         elif self.engine.waiting_count >= self.spec.engine.waiting_sequences_max:
-            self._say(SequenceRefused(*key, RefusalReason.NO_ROOM, "too many wait"))
+            self._send(SequenceRefused(*key, RefusalReason.NO_ROOM, "too many wait"))
             self._refuse_pull(key)
         else:
             seq = self._sequence(key, start)
@@ -244,7 +244,7 @@ class MacroWorker:
         if seq is None:
             return
         if handover is not None and handover.is_computed:
-            self.pool.give_back(seq.block_ids)
+            self.pool.release(seq.block_ids)
             self._pool_grew()
         else:
             self._count_prompt(seq)
@@ -292,14 +292,14 @@ class MacroWorker:
 
     def _emit(self, seq: MacroSequence, known_count: int, finish: FinishReason | None) -> None:
         """Tell the router the tokens that it does not have."""
-        told = seq.start.generated_count if seq.told_count is None else seq.told_count
-        is_first = seq.told_count is None and seq.first_step_s is not None
-        seq.told_count = known_count - seq.prompt_count
+        told = seq.start.generated_count if seq.reported_count is None else seq.reported_count
+        is_first = seq.reported_count is None and seq.first_step_s is not None
+        seq.reported_count = known_count - seq.prompt_count
         self._outputs.append(
             SequenceOutput(
                 *seq.key,
                 told,
-                (TOKEN,) * (seq.told_count - told),
+                (TOKEN,) * (seq.reported_count - told),
                 finish,
                 cached_token_count=seq.cached_count if is_first else None,
                 timings=self._timings(seq) if is_first else None,
@@ -316,7 +316,7 @@ class MacroWorker:
     def step_ended(self) -> None:
         if self._outputs:
             outputs, self._outputs = tuple(self._outputs), []
-            self._say(StepOutput(outputs))
+            self._send(StepOutput(outputs))
 
     def planned(self) -> None:
         self._admit_pulls()
@@ -325,7 +325,7 @@ class MacroWorker:
     def flush_blocks(self) -> None:
         changes = self.cache.collect_changes()
         if changes is not None:
-            self._say(BlockEvents(self._event_number, changes.stored, changes.removed))
+            self._send(BlockEvents(self._event_number, changes.stored, changes.removed))
             self._event_number += 1
 
     # --- prefill: what others read --------------------------------------------------------------
@@ -362,7 +362,7 @@ class MacroWorker:
         seq = self._sequences.pop(key, None)
         if handover is None or seq is None:
             return
-        self.pool.give_back(seq.block_ids)
+        self.pool.release(seq.block_ids)
         self._pool_grew()
 
     def _refuse_pull(self, key: SeqKey) -> None:
@@ -388,7 +388,7 @@ class MacroWorker:
 
     def _turn_away(self, pull: Pull) -> None:
         self._end_pull(pull)
-        self._say(SequenceRefused(*pull.key, RefusalReason.NO_ROOM, "no blocks for its KV"))
+        self._send(SequenceRefused(*pull.key, RefusalReason.NO_ROOM, "no blocks for its KV"))
 
     def _admit_pulls(self) -> None:
         while self._waiting:
@@ -431,10 +431,10 @@ class MacroWorker:
         flow = pull.flow
         moved, busy_s = (0.0, 0.0) if flow is None else (flow.moved_bytes, flow.busy_s)
         handover_s = self._clock.now_s - pull.last_grant_s
-        self._say(SequenceJoined(*pull.key, int(moved), busy_s, handover_s))
+        self._send(SequenceJoined(*pull.key, int(moved), busy_s, handover_s))
         self._emit(seq, seq.known_count, None)
         outputs, self._outputs = tuple(self._outputs), []
-        self._say(StepOutput(outputs))
+        self._send(StepOutput(outputs))
         self.flush_blocks()
         self.engine.join(seq)
 
@@ -446,7 +446,7 @@ class MacroWorker:
         if pull.flow is not None:
             pull.flow.stop()
         if pull.block_ids:
-            self.pool.give_back(pull.block_ids)
+            self.pool.release(pull.block_ids)
             self._clock.after(self._hop_s, self._peer(pull.source).unread, pull.key)
 
     def unread(self, key: SeqKey) -> None:

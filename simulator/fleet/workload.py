@@ -6,7 +6,7 @@ from random import Random
 from typing import NamedTuple
 
 from baton.core.ids import BlockHash
-from loadgen.lengths import Plan, PlannedRequest
+from loadgen.lengths import PlannedRequest, ReplayPlan
 
 OWN = 0x6F776E
 """Number with which blocks that only one request has are hashed."""
@@ -27,14 +27,14 @@ class FleetRequest(NamedTuple):
     tenant: str = ""
 
 
-def of_plan(plan: Plan, *, copies: int = 1, seed: int = 0) -> Iterator[FleetRequest]:
+def of_plan(plan: ReplayPlan, *, copies: int = 1, seed: int = 0) -> Iterator[FleetRequest]:
     """Yield requests in order of arrival. Copy k of the trace begins k/copies of its length into it and wraps
     around, and its conversations are its own: the load of as many such clusters, not in step. One copy is in
     memory."""
     requests = plan.requests
     if copies == 1:
         for request in requests:
-            yield _demand(request, request.index, request.at_s, 0)
+            yield _fleet_request(request, request.index, request.at_s, 0)
         return
     span_s = requests[-1].at_s + requests[-1].at_s / max(1, len(requests) - 1)
     heap: list[tuple[float, int, int, float]] = []
@@ -48,7 +48,7 @@ def of_plan(plan: Plan, *, copies: int = 1, seed: int = 0) -> Iterator[FleetRequ
     firsts = {copy: position for _, copy, position, _ in heap}
     while heap:
         at_s, copy, position, shift_s = heappop(heap)
-        yield _demand(requests[position], index, at_s, copy)
+        yield _fleet_request(requests[position], index, at_s, copy)
         index += 1
         left[copy] -= 1
         if left[copy]:
@@ -68,7 +68,7 @@ def _push(
     heappush(heap, (max(0.0, at_s), copy, position, shift_s))
 
 
-def _demand(request: PlannedRequest, number: int, at_s: float, copy: int) -> FleetRequest:
+def _fleet_request(request: PlannedRequest, number: int, at_s: float, copy: int) -> FleetRequest:
     return FleetRequest(
         number,
         at_s,
@@ -101,8 +101,8 @@ def merged(streams: Iterable[Iterator[FleetRequest]]) -> Iterator[FleetRequest]:
             heappush(heap, (first.at_s, number, first))
     index = 0
     while heap:
-        _, number, demand = heappop(heap)
-        yield demand._replace(number=index)
+        _, number, request = heappop(heap)
+        yield request._replace(number=index)
         index += 1
         if (following := next(iterators[number], None)) is not None:
             heappush(heap, (following.at_s, number, following))
@@ -118,10 +118,10 @@ class PromptHasher:
         self._per_block = block_tokens / trace_block_tokens if trace_block_tokens else 1.0
         self._last_token = (block_tokens - 1) / trace_block_tokens if trace_block_tokens else 0.0
 
-    def hashes_of(self, demand: FleetRequest) -> list[BlockHash]:
+    def hashes_of(self, request: FleetRequest) -> list[BlockHash]:
         """Return the hashes of the full blocks of a request's prompt."""
-        full = demand.input_tokens // self._block_tokens
-        ids, salt = demand.hash_ids, demand.copy
+        full = request.input_tokens // self._block_tokens
+        ids, salt = request.hash_ids, request.copy
         found: list[BlockHash] = []
         chain = hash((salt, -1))
         taken = 0
@@ -129,7 +129,7 @@ class PromptHasher:
             # The trace block that holds this block's last token; what it does not cover is the request's own.
             last = int(i * self._per_block + self._last_token + 1e-9)
             if last >= len(ids):
-                found += [_name(hash((demand.number, n, OWN)), demand.number) for n in range(i, full)]
+                found += [_name(hash((request.number, n, OWN)), request.number) for n in range(i, full)]
                 break
             while taken <= last:
                 chain = hash((chain, ids[taken]))
@@ -144,7 +144,7 @@ def _name(first: int, second: int) -> BlockHash:
 
 
 class TraceHashes:
-    """What the trace says about a prompt's blocks, in place of hashing its tokens."""
+    """The hashes of a prompt's blocks by the trace, in place of hashing its tokens."""
 
     __slots__ = ("_hashes",)
 

@@ -1,4 +1,4 @@
-"""What no cluster can do with less: the work of a trace, were nothing ever waited for.
+"""Lower bounds of what a cluster needs: the work of a trace, were nothing ever waited for.
 
 Every prefix that came before is taken as cached, every step as full, the goal as reached by the cheapest
 requests, and any worker as free to compute any part of any request, as the router lets it. So nothing that
@@ -17,18 +17,18 @@ Cost = Callable[[PhaseRequest, PhaseWorker], float]
 
 
 def served_alone(
-    demands: Sequence[PhaseRequest], workers: Sequence[PhaseWorker], *, ttft_s: float, tpot_s: float
+    requests: Sequence[PhaseRequest], workers: Sequence[PhaseWorker], *, ttft_s: float, tpot_s: float
 ) -> int:
     """Return how many requests are in time with nobody beside them, each part at the best of the workers."""
     return sum(
         min(_prompt_s(one, w) for w in workers) <= ttft_s + ROUNDING
         and min(_alone_tpot_s(one, w) for w in workers) <= tpot_s + ROUNDING
-        for one in demands
+        for one in requests
     )
 
 
 def work_needs(
-    demands: Sequence[PhaseRequest],
+    requests: Sequence[PhaseRequest],
     workers: Sequence[PhaseWorker],
     *,
     goal: int,
@@ -36,26 +36,26 @@ def work_needs(
     tpot_s: float,
 ) -> tuple[Needs, ...]:
     """Return replicas of each worker that would have to be there, were there no others, for `goal` of the
-    requests to be in time: first for the prompts alone, then for prompts and answers. `demands` are in order
+    requests to be in time: first for the prompts alone, then for prompts and answers. `requests` are in order
     of arrival."""
-    begins_s = demands[0].at_s
-    last_prompt_s = demands[-1].at_s + ttft_s
-    last_token_s = max(one.at_s + ttft_s + tpot_s * max(0, one.output_tokens - 1) for one in demands)
+    begins_s = requests[0].at_s
+    last_prompt_s = requests[-1].at_s + ttft_s
+    last_token_s = max(one.at_s + ttft_s + tpot_s * max(0, one.output_tokens - 1) for one in requests)
     return (
-        _needs(demands, workers, prompt_work_s, goal=goal, span_s=last_prompt_s - begins_s),
-        _needs(demands, workers, _whole_work_s, goal=goal, span_s=last_token_s - begins_s),
+        _needs(requests, workers, prompt_work_s, goal=goal, span_s=last_prompt_s - begins_s),
+        _needs(requests, workers, _whole_work_s, goal=goal, span_s=last_token_s - begins_s),
     )
 
 
 def _needs(
-    demands: Sequence[PhaseRequest], workers: Sequence[PhaseWorker], cost: Cost, *, goal: int, span_s: float
+    requests: Sequence[PhaseRequest], workers: Sequence[PhaseWorker], cost: Cost, *, goal: int, span_s: float
 ) -> Needs:
     """Return replicas of each worker. Work is counted in seconds of the first worker; another one does none
     of the requests in less than its ratio to that."""
-    first = [cost(one, workers[0]) for one in demands]
+    first = [cost(one, workers[0]) for one in requests]
     needed = sum(sorted(first)[:goal]) / span_s
     ratios = (
-        min(cost(one, worker) / there for one, there in zip(demands, first, strict=True))
+        min(cost(one, worker) / there for one, there in zip(requests, first, strict=True))
         for worker in workers
     )
     return tuple(needed * ratio for ratio in ratios)

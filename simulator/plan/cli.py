@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from baton.core.errors import SetupError
 from baton.files.outputs import check_writable
 from loadgen.files import write_file
-from loadgen.lengths import Plan, Scaling, make_plan, parse_factor
+from loadgen.lengths import ReplayPlan, TraceScaling, make_plan, parse_factor
 from loadgen.sources import open_trace
 from loadgen.traces import cut
 from simulator.fleet.setup import BATCH_SEQUENCES, STEP_TOKENS, block_tokens_of
@@ -38,35 +38,43 @@ from simulator.plan.verify import verify
 
 HEADROOM_STEPS = (1.1, 1.25, 1.5, 1.75, 2.0)
 
-_Trace = Annotated[str, typer.Argument(help="Any trace that `baton replay` takes, or synth:NAME.")]
+_Trace = Annotated[str, typer.Argument(help="A trace that `baton replay` takes, or synth:NAME.")]
 _Model = Annotated[
     str, typer.Option(help="A known name (llama-3-70b …), a Hugging Face folder or config.json.")
 ]
 _Gpus = Annotated[
     list[str],
-    typer.Option("--gpu", metavar="NAME=PRICE", help="GPU offered, dollars per hour, above 0; repeatable."),
+    typer.Option(
+        "--gpu", metavar="NAME=PRICE", help="A GPU offered, with its dollars per hour, above 0; repeatable."
+    ),
 ]
 _Ttft = Annotated[float, typer.Option(min=0.001, help="Objective for the first token, seconds.")]
 _Tpot = Annotated[float, typer.Option(min=0.0001, help="Objective per token after the first, seconds.")]
 _Attain = Annotated[float, typer.Option(min=0.01, max=1.0, help="Share of requests that must meet both.")]
-_Rate = Annotated[float | None, typer.Option(min=0.0001, help="Requests per second; default: the trace's.")]
-_Headroom = Annotated[float, typer.Option(min=1.0, help="Plan for so many times the rate.")]
+_Rate = Annotated[
+    float | None, typer.Option(min=0.0001, help="Requests per second; the trace's own by default.")
+]
+_Headroom = Annotated[float, typer.Option(min=1.0, help="Multiple of the rate to plan for.")]
 _Widths = Annotated[str, typer.Option(metavar="N,N…", help="Tensor-parallel widths to try.")]
 _Stages = Annotated[str, typer.Option(metavar="N,N…", help="Pipeline stages to try.")]
-_Weights = Annotated[float, typer.Option(min=0.25, max=4, help="Bytes per weight: 2 bf16, 1 fp8 or int8.")]
+_Weights = Annotated[
+    float, typer.Option(min=0.25, max=4, help="Bytes per weight: 2 for bf16, 1 for fp8 or int8.")
+]
 _LengthScale = Annotated[str, typer.Option(help="Factor for input and output lengths.")]
 _Limit = Annotated[int, typer.Option(min=50, help="Requests of the trace that each simulation runs.")]
-_Simulations = Annotated[int, typer.Option(min=1, help="Clusters that are simulated, at most.")]
-_Values = Annotated[Path | None, typer.Option(help="Write the cheapest as Helm values there.")]
+_Simulations = Annotated[int, typer.Option(min=1, help="Most clusters to simulate.")]
+_Values = Annotated[
+    Path | None, typer.Option(help="Write the cheapest cluster to this file, as Helm values.")
+]
 _Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 
 
 @dataclass(frozen=True, slots=True)
 class PlanTask:
-    """What to plan for."""
+    """The load, the model and the objectives that are planned for."""
 
     model: ModelShape
-    plan: Plan
+    plan: ReplayPlan
     own_rate: float
     """Rate of `plan` in requests per second."""
     rate: float
@@ -138,13 +146,13 @@ def plan(
         raise typer.Exit(1)
 
 
-def _requests(trace: str, limit: int, length_scale: Fraction) -> Plan:
+def _requests(trace: str, limit: int, length_scale: Fraction) -> ReplayPlan:
     """Make the same plan of the trace as `baton simulate` does. Raises SetupError."""
     taken = cut(open_trace(trace, requests=limit), limit=limit)
-    return make_plan(taken, Scaling(length_scale, length_scale), spread=True, seed=0)
+    return make_plan(taken, TraceScaling(length_scale, length_scale), spread=True, seed=0)
 
 
-def _own_rate(asked: Plan, trace: str) -> float:
+def _own_rate(asked: ReplayPlan, trace: str) -> float:
     span_s = asked.requests[-1].at_s - asked.requests[0].at_s
     if span_s <= 0:
         raise SetupError(f"{trace}: all its requests come at one instant; a plan needs a trace with a rate")

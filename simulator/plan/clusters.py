@@ -1,4 +1,4 @@
-"""What is planned: shapes of a replica, pools of them, and clusters that differ in their counts only."""
+"""Plans: shapes of a replica, pools of them, and clusters that differ in their counts only."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -72,7 +72,7 @@ class ClusterPlan:
 
 
 class ClusterVerdict(NamedTuple):
-    """What the simulator says of one cluster, as shares of all requests."""
+    """The simulator's verdict on one cluster, as shares of all requests."""
 
     met: float
     """Share that met both objectives. For a run that was given up it is the most that it could have
@@ -90,7 +90,7 @@ class ClusterKind:
 
     shapes: tuple[tuple[Role, ReplicaShape], ...]
     """Shapes of prefill and decode, or of the aggregated pool alone."""
-    guess: Counts
+    estimate: Counts
     """Counts by what the phases alone say, and never less than the work needs."""
     needs: tuple[Needs, ...] = ()
     """Needs of each piece of work that must be done, wherever."""
@@ -107,7 +107,7 @@ class ClusterKind:
         return ", ".join(f"{role.value} on {shape.name}" for role, shape in self.shapes)
 
     def can_do_the_work(self, counts: Counts) -> bool:
-        """Whether the work fits into the time, were nothing ever waited for."""
+        """Return whether the work fits into the time, were nothing ever waited for."""
         return all(
             sum(count / max(need, ROUNDING) for count, need in zip(counts, needs, strict=True))
             >= 1 - ROUNDING

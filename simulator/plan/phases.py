@@ -1,4 +1,4 @@
-"""How much one worker of a shape can take, each phase on its own: fast models of a queue of prompts and of a
+"""Fast models of how much one worker of a shape can take, each phase on its own: a queue of prompts and a
 running batch, over the trace's own lengths and arrivals.
 
 They leave out what only a cluster has (placement, hand-over, who waits for whom); `verify` looks at that.
@@ -35,12 +35,12 @@ class PhaseWorker:
     batch_max: int
 
 
-def prefill_ttfts(demands: Sequence[PhaseRequest], worker: PhaseWorker, *, stretch: float) -> list[float]:
+def prefill_ttfts(requests: Sequence[PhaseRequest], worker: PhaseWorker, *, stretch: float) -> list[float]:
     """Return the TTFT in seconds of each request at one prefill worker, first come first served, with
     arrivals `stretch` times as far apart."""
     free_s = 0.0
     ttfts: list[float] = []
-    for one in demands:
+    for one in requests:
         arrives_s = one.at_s * stretch
         start_s = max(free_s, arrives_s)
         free_s = start_s + worker.costs.prompt_s(
@@ -110,7 +110,7 @@ class _PhaseBatch:
         self._context += tokens * len(self._ends)
 
 
-def decode_tpots(demands: Sequence[PhaseRequest], worker: PhaseWorker, *, stretch: float) -> list[float]:
+def decode_tpots(requests: Sequence[PhaseRequest], worker: PhaseWorker, *, stretch: float) -> list[float]:
     """Return the TPOT in seconds of each request with more than one token at one decode worker, waiting for
     room included, with arrivals `stretch` times as far apart."""
     batch, waiting = _PhaseBatch(worker), deque[tuple[float, PhaseRequest]]()
@@ -129,14 +129,14 @@ def decode_tpots(demands: Sequence[PhaseRequest], worker: PhaseWorker, *, stretc
             came_s, one = waiting.popleft()
             batch.join(one, came_s)
 
-    for one in demands:
+    for one in requests:
         if one.output_tokens < 2:
             continue
         advance(one.at_s * stretch)
         now_s = max(now_s, one.at_s * stretch)
         waiting.append((now_s, one))
         admit()
-    expected = sum(one.output_tokens >= 2 for one in demands)
+    expected = sum(one.output_tokens >= 2 for one in requests)
     horizon_s = 1.0
     while len(tpots) < expected:
         horizon_s *= 2

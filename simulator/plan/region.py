@@ -35,9 +35,9 @@ class Region:
         another."""
         self._short: dict[Role, int] = {}
         """The largest pool of each role that was found too small."""
-        self._grown: Counts | None = kind.guess if sum(kind.guess) <= REPLICAS_MAX else None
+        self._grown: Counts | None = kind.estimate if sum(kind.estimate) <= REPLICAS_MAX else None
         """Counts to try next as long as nothing passed."""
-        self._gained = (-1.0, sum(kind.guess))
+        self._gained = (-1.0, sum(kind.estimate))
         """The best `so_far`, and with how many replicas it came."""
 
     def passes(self, counts: Counts) -> bool:
@@ -59,7 +59,7 @@ class Region:
         return False
 
     def is_clear(self, verdict: ClusterVerdict) -> bool:
-        """Whether a cluster failed in such a way that whatever is smaller would fail, too."""
+        """Return whether a cluster failed in such a way that whatever is smaller would fail, too."""
         return verdict.aborted or verdict.met < self._attain - SLACK
 
     def rule_out(self, counts: Counts) -> None:
@@ -90,7 +90,7 @@ class Region:
         return self._grown
 
     def is_ruled_out(self, counts: Counts) -> bool:
-        """Whether a cluster is ruled out by what was simulated or by the work alone."""
+        """Return whether a cluster is ruled out by what was simulated or by the work alone."""
         if min(counts) < 1 or not self.kind.can_do_the_work(counts):
             return True
         return any(_is_within(counts, failed) for failed in self._failed)
@@ -137,8 +137,8 @@ class Region:
         """Return the replicas that each pool is believed to need. `bias` says by how much phases were wrong
         elsewhere."""
         believed: list[float] = []
-        for (role, _), guess in zip(self.kind.shapes, self.kind.guess, strict=True):
-            believed.append(max(1.0, guess * bias.get(role, 1.0), SHORT * self._short.get(role, 0)))
+        for (role, _), estimate in zip(self.kind.shapes, self.kind.estimate, strict=True):
+            believed.append(max(1.0, estimate * bias.get(role, 1.0), SHORT * self._short.get(role, 0)))
         return tuple(believed)
 
     def likeliest_below(self, price: float, bias: Mapping[Role, float]) -> Counts | None:
@@ -156,5 +156,5 @@ def _with(counts: Counts, index: int, count: int) -> Counts:
 
 
 def _is_within(counts: Counts, other: Counts) -> bool:
-    """Whether a cluster has no more of any pool than another."""
+    """Return whether a cluster has no more of any pool than another."""
     return all(one <= two for one, two in zip(counts, other, strict=True))

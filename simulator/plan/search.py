@@ -6,7 +6,7 @@ fails clearly rules out all that have no more of any pool, of its own shapes or 
 leaves none that is cheaper than the best, the best is the cheapest. What phases say only orders the search:
 where to begin, and what to try next.
 
-1. Until one passes: each kind from its guess, the cheapest first, growing the pool that was short.
+1. Until one passes: each kind from its estimate, the cheapest first, growing the pool that was short.
 2. From one that passes: half-way to what is ruled out, one pool at a time.
 3. Elsewhere: the largest clusters that are cheaper than the best, of its own kind and of the others.
 4. Around the best: one replica less of each pool, simulated even where it is ruled out already.
@@ -25,7 +25,8 @@ RUNNER_UP_SIMULATIONS = 12
 
 Verify = Callable[[ClusterPlan], ClusterVerdict]
 IsSlower = Callable[[ClusterKind, ClusterKind], bool]
-"""Whether every worker of the first kind is no better in anything than that of the second in its place."""
+"""A function that tells whether every worker of the first kind is no better in anything than that of the
+second in its place."""
 
 
 class Tried(NamedTuple):
@@ -42,8 +43,7 @@ class Found:
     """The cheapest that passed of another kind."""
     tried: tuple[Tried, ...]
     is_complete: bool
-    """Whether it is known that nothing cheaper than the best passes; False when the simulations ran out
-    before."""
+    """It is known that nothing cheaper than the best passes; False when the simulations ran out before."""
     left_out: tuple[ClusterKind, ...]
     """Kinds of which none was simulated."""
 
@@ -90,8 +90,8 @@ class _Search:
         if passed and (self.best is None or self.price_of(step) < self.price_of(self.best) - CENT):
             self.best = step
             kind = step.region.kind
-            for (role, _), count, guess in zip(kind.shapes, step.counts, kind.guess, strict=True):
-                self.bias[role] = count / guess
+            for (role, _), count, estimate in zip(kind.shapes, step.counts, kind.estimate, strict=True):
+                self.bias[role] = count / estimate
         return passed
 
     # --- what to simulate next ------------------------------------------------------------------

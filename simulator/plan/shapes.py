@@ -1,4 +1,4 @@
-"""Which shapes a model can have on the GPUs offered, and which kinds of clusters they make."""
+"""Shapes that a model can have on the GPUs offered, and the kinds of clusters that they make."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -8,7 +8,7 @@ from functools import cache
 from baton.core.errors import SetupError
 from baton.core.messages import Role
 from loadgen.expected_cache import LruPrefixCache
-from loadgen.lengths import Plan
+from loadgen.lengths import ReplayPlan
 from simulator.hardware import ModelShape, Node, find_gpu
 from simulator.plan.bounds import ROUNDING, served_alone, work_needs
 from simulator.plan.clusters import ClusterKind, ReplicaShape
@@ -99,7 +99,7 @@ def worker_of(shape: ReplicaShape, role: Role, size: EngineSize) -> PhaseWorker:
     )
 
 
-def demands(plan: Plan, *, factor: float, pool_tokens: int | None) -> list[PhaseRequest]:
+def requests_of(plan: ReplayPlan, *, factor: float, pool_tokens: int | None) -> list[PhaseRequest]:
     """Return the plan's requests at `factor` times its rate, with what an LRU pool of that size would have
     cached; None means one without bound."""
     block_tokens = float(plan.block_tokens)
@@ -115,9 +115,9 @@ def demands(plan: Plan, *, factor: float, pool_tokens: int | None) -> list[Phase
 
 @dataclass(frozen=True, slots=True)
 class PlannedLoad:
-    """What is asked of a cluster."""
+    """The load and the objectives of a planned cluster."""
 
-    plan: Plan
+    plan: ReplayPlan
     factor: float
     """Multiple of the plan's own rate."""
     rate: float
@@ -135,7 +135,7 @@ def kinds(
         for role, rate in _rates_alone(load, shape).items():
             rates[role, shape.name] = rate
         on_done()
-    asked = demands(load.plan, factor=load.factor, pool_tokens=None)
+    asked = requests_of(load.plan, factor=load.factor, pool_tokens=None)
     pairs = [((Role.PREFILL, p), (Role.DECODE, d)) for p in listed for d in listed]
     alone = [((Role.AGGREGATED, shape),) for shape in listed]
     found = (_kind(load, asked, rates, named) for named in (*pairs, *alone))
@@ -154,18 +154,20 @@ def _kind(
     if served_alone(asked, workers, ttft_s=wanted.ttft_s, tpot_s=wanted.tpot_s) < goal:
         return None
     needs = work_needs(asked, workers, goal=goal, ttft_s=wanted.ttft_s, tpot_s=wanted.tpot_s)
-    guess: list[int] = []
+    estimate: list[int] = []
     for role, shape in named:
         rate = rates[role, shape.name]
-        guess.append(min(REPLICAS_MAX // len(named), math.ceil(load.rate / rate)) if rate > 0 else 1)
-    kind = ClusterKind(named, tuple(guess), needs, any(rates[role, shape.name] <= 0 for role, shape in named))
-    short = max((1 / sum(g / n for g, n in zip(guess, each, strict=True)) for each in needs), default=1.0)
-    return replace(kind, guess=tuple(math.ceil(g * max(1.0, short)) for g in guess))
+        estimate.append(min(REPLICAS_MAX // len(named), math.ceil(load.rate / rate)) if rate > 0 else 1)
+    kind = ClusterKind(
+        named, tuple(estimate), needs, any(rates[role, shape.name] <= 0 for role, shape in named)
+    )
+    short = max((1 / sum(g / n for g, n in zip(estimate, each, strict=True)) for each in needs), default=1.0)
+    return replace(kind, estimate=tuple(math.ceil(g * max(1.0, short)) for g in estimate))
 
 
 def is_slower(slow: ClusterKind, fast: ClusterKind) -> bool:
-    """Whether the roles are the same, and in each the worker of `slow` is no better than that of `fast` in
-    anything."""
+    """Return whether the roles are the same, and in each the worker of `slow` is no better than that of
+    `fast` in anything."""
     if [role for role, _ in slow.shapes] != [role for role, _ in fast.shapes]:
         return False
     return all(
@@ -188,7 +190,7 @@ def _rates_alone(load: PlannedLoad, shape: ReplicaShape) -> dict[Role, float]:
     """Return what one replica takes by its phase alone, in requests per second; 0 when no rate is low
     enough."""
     prefill, decode = (worker_of(shape, role, load.size) for role in (Role.PREFILL, Role.DECODE))
-    asked = demands(load.plan, factor=load.factor, pool_tokens=prefill.pool_tokens)
+    asked = requests_of(load.plan, factor=load.factor, pool_tokens=prefill.pool_tokens)
     wanted = load.objectives
 
     def ttft_met(stretch: float) -> float:

@@ -1,4 +1,4 @@
-"""What a search found, as a table and as JSON."""
+"""The result of a search, as a table and as JSON."""
 
 from dataclasses import asdict, dataclass
 
@@ -17,7 +17,7 @@ class PlanResult:
     headroom: float
     """Headroom asked for."""
     reached: float | None
-    """How many times the rate the cheapest still serves, as far as was looked."""
+    """Multiple of the rate that the cheapest still serves, as far as was looked."""
     objectives: PlanObjectives
     found: Found
 

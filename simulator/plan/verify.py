@@ -8,7 +8,7 @@ from baton.core import garbage
 from baton.core.messages import Role
 from loadgen.slo import Slo
 from simulator.fleet.fleet import Fleet
-from simulator.fleet.setup import Pools, block_tokens_of, fleet_spec, machine_of
+from simulator.fleet.setup import PoolSizes, block_tokens_of, fleet_spec, machine_of
 from simulator.fleet.simulate import GARBAGE_THRESHOLDS, faster
 from simulator.fleet.spec import FleetSpec
 from simulator.fleet.workload import of_plan
@@ -30,7 +30,7 @@ def spec_of(
         "tpot_slo_s": objectives.tpot_s,
     }
     counts = {role: pool.count for role, pool in cluster.pools.items()}
-    pools = Pools(*(counts.get(role, 0) for role in (Role.PREFILL, Role.DECODE, Role.AGGREGATED)))
+    pools = PoolSizes(*(counts.get(role, 0) for role in (Role.PREFILL, Role.DECODE, Role.AGGREGATED)))
     specs = [
         fleet_spec(
             machine_of(pool.shape.node),

@@ -10,7 +10,7 @@ from baton.core.messages import Role
 from baton.core.operate import Pool
 from baton.wire.server import start_server
 from control_plane.plane import ControlPlane
-from control_plane.scaling import Scaling, live_settings
+from control_plane.scaling import AutoscalerRunner, live_settings
 from router.process import run_router
 from tests.models import make_model
 from tests.unit.control_plane.test_plane import Replicas
@@ -41,7 +41,7 @@ async def test_a_request_that_waits_where_there_is_no_worker_brings_workers_back
     replicas = Replicas()
     plane = ControlPlane(config.cluster, life="x", replicas=replicas, spawn=asyncio.create_task)
     plane.want([Pool("tiny", {})])
-    scaling = Scaling(live_settings(config), plane)
+    scaling = AutoscalerRunner(live_settings(config), plane)
     server, port = await start_server("127.0.0.1", 0, directory=plane, demand=scaling)
     stop, ready = asyncio.Event(), asyncio.get_running_loop().create_future()
     router = run_router(config, control_address=f"127.0.0.1:{port}", on_ready=ready.set_result, stop=stop)

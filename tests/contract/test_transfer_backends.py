@@ -113,7 +113,7 @@ async def test_the_whole_pool_and_nothing_at_all_can_be_read(reader, peer):
 
 async def test_generations_are_read_in_the_asked_order(reader, peer):
     await reader.add_peer(peer.worker_id, peer.offer)
-    found = await reader.read_generations(peer.worker_id, [63, 0, 31, 0], timeout_s=TIMEOUT_S)
+    found = await read(reader, peer, [63, 0, 31, 0], [1, 2, 3, 4])
     assert found == [163, 100, 131, 100]
 
 
@@ -131,8 +131,6 @@ async def test_blocks_that_do_not_exist_are_refused(reader, peer):
         with pytest.raises(TransferFailed) as refused:
             await read(reader, peer, source, [0])
         assert not refused.value.may_still_land
-        with pytest.raises(TransferFailed):
-            await reader.read_generations(peer.worker_id, source, timeout_s=TIMEOUT_S)
     for source, local in (([0], [BLOCK_COUNT]), ([0], [-1]), ([0, 1], [0])):
         with pytest.raises(ValueError):
             await read(reader, peer, source, local)

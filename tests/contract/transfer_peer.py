@@ -71,7 +71,7 @@ def make_backend(kind, worker_id, memory, fabric: LoopbackFabric) -> TransferBac
         case "tcp":
             return TcpBackend(worker_id, memory, host="127.0.0.1")
         case "nccl":
-            from engine.kv_pairs import TorchPairs  # torch takes seconds to import
+            from engine.kv.pairs import TorchPairs  # torch takes seconds to import
 
             size = memory.pool_bytes
             pool = torch_bytes(memory.base_address, size).view(memory.block_count, memory.block_bytes)

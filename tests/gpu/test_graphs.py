@@ -7,7 +7,7 @@ from baton.config import EngineConfig, ModelConfig
 from baton.core.ids import SeqKey, SequenceId
 from baton.core.sampling import SamplingParams
 from baton.core.steps import StepItem, StepPlan
-from engine.executor import Executor
+from engine.execution.executor import Executor
 from tests.models import make_model
 
 pytestmark = [

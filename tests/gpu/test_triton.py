@@ -6,7 +6,7 @@ import torch
 from baton.core.geometry import KVGeometry
 from engine.kernels.interface import AttentionSpec
 from engine.kernels.weights import DenseMatrix, ExpertMatrices
-from engine.kv_pool import KVPool
+from engine.kv.pool import KVPool
 from tests.unit.engine.triton.interpreted.cases import attention_by_definition, make_layout, make_pool
 
 pytestmark = [
@@ -74,7 +74,7 @@ def test_products(name, tokens) -> None:
 
 
 def moved(matrix):
-    """To the device."""
+    """The matrix on the device."""
     names = matrix.__dataclass_fields__
     values = {name: getattr(matrix, name) for name in names}
     return type(matrix)(**{k: v.to(CUDA) if isinstance(v, torch.Tensor) else v for k, v in values.items()})

@@ -17,7 +17,7 @@ expect.set_options(timeout=WAIT_MS)
 
 
 def chromium_path():
-    """Skips where there is none, but never where all tests must run."""
+    """The path of Chromium. The test is skipped if there is none, except where all tests must run."""
     path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if path is None and not os.environ.get("CI"):
         pytest.skip("no chromium: apt-get install chromium")
@@ -26,14 +26,14 @@ def chromium_path():
 
 
 class Browser:
-    """Contexts are people: each has cookies of its own. Every request of every page is kept."""
+    """Each context is a person with cookies of its own. Every request of every page is recorded."""
 
     def __init__(self, browser):
         self._browser = browser
         self.requests = []
         """URLs, WebSockets included."""
         self.errors = []
-        """What pages' code complained of."""
+        """Errors that the code of pages reported."""
 
     @contextlib.contextmanager
     def person(self, *, size=LAPTOP, dark=False):
@@ -54,7 +54,7 @@ class Browser:
 def chromium():
     path = chromium_path()
     with sync_playwright() as playwright:
-        # As root, as in a container, Chromium's own sandbox cannot be set up.
+        # Chromium's own sandbox cannot be set up as root, as in a container.
         browser = playwright.chromium.launch(
             executable_path=path, args=["--no-sandbox", "--disable-gpu"], timeout=START_MS
         )
@@ -72,6 +72,6 @@ def sign_in(page, url, token):
 
 
 def picture(page, name):
-    """Where PICTURES says, if it does: for people to look at."""
+    """Save a picture for people to look at, if PICTURES names a folder."""
     if folder := os.environ.get("PICTURES"):
         page.screenshot(path=str(Path(folder) / f"{name}.png"))

@@ -1,4 +1,4 @@
-"""A real cluster for tests: `baton serve` in a process of its own, and a look into its parts."""
+"""A real cluster for tests: `baton serve` in a process of its own, and access to the state of its parts."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ START_S = 120.0
 def eventually(what: str, holds: Callable[[], Any], *, timeout_s: float, every_s: float = 0.05) -> Any:
     """Wait until `holds()` is true and return it; fails with its last value and `what`.
 
-    For the state of other processes, which cannot tell us when it changes.
+    It polls, because other processes cannot notify the test when their state changes.
     """
     pause = threading.Event()
     ends_s = time.monotonic() + timeout_s
@@ -42,8 +42,8 @@ def eventually(what: str, holds: Callable[[], Any], *, timeout_s: float, every_s
 
 
 class _Loop:
-    """One event loop in a thread of its own for all our gRPC calls: grpc.aio does not like to see loops
-    come and go in one process."""
+    """One event loop in a thread of its own for all our gRPC calls, because grpc.aio does not support loops
+    that come and go in one process."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -80,7 +80,7 @@ class Worker:
 
 
 def bytes_read(accounts: dict[str, float]) -> float:
-    """KV that came from another worker, by whatever backend."""
+    """Bytes of KV that came from another worker, by any backend."""
     return sum(value for name, value in accounts.items() if name.endswith(".bytes_read"))
 
 
@@ -95,9 +95,9 @@ class Cluster:
         both: int = 0,
         **settings: Any,
     ):
-        """`models`: a file that names several, in place of `model`; requests then say which."""
+        """`models` is a file that names several models, in place of `model`; requests then name one."""
         settings.setdefault("store__host_bytes", 64 * 2**20)
-        # Predictions are other tests' business: few steps are timed, and a worker starts a second earlier.
+        # Predictions are tested elsewhere. Few steps are timed, so that a worker starts a second earlier.
         settings.setdefault("engine__self_timing_s", 0.1)
         settings.setdefault("dashboard__enabled", False)
         self.port = free_port()
@@ -106,7 +106,7 @@ class Cluster:
         served = ["--models", str(models)] if model is None else ["--model", str(model)]
         command = [sys.executable, "-m", "baton", "serve", *served, "--port", str(self.port)]
         command += ["--prefill", str(prefill), "--decode", str(decode), "--aggregated", str(both)]
-        # Else prompts as short as the tests' would mostly stay on one worker.
+        # Otherwise prompts as short as those of the tests would mostly stay on one worker.
         for name, value in {"transfer__checksums": True, "router__any_role": False, **settings}.items():
             command += ["--set", f"{name.replace('__', '.')}={value}"]
         self.log: list[str] = []
@@ -141,7 +141,7 @@ class Cluster:
         return any(line.startswith("Baton is ready") for line in self.log)
 
     def workers(self) -> list[Worker]:
-        """Those the router has a session with, with their accounts."""
+        """The workers that the router has a session with, and their accounts."""
         found = []
         for role, listed in self.http.get("/health").json()["workers"].items():
             for w in listed:
@@ -153,7 +153,7 @@ class Cluster:
 
     @staticmethod
     def accounts(worker: Worker) -> dict[str, float]:
-        """As they are now; a single call, to catch what does not last."""
+        """The accounts as they are now, by a single call, to catch short-lived values."""
         with contextlib.suppress(LinkBroken):
             worker.accounts = loop().run(worker_status(worker.address)).accounts
         return worker.accounts
@@ -165,7 +165,7 @@ class Cluster:
         return self.http.get("/health").json()
 
     def metric(self, name: str, **labels: str) -> float:
-        """Sum of the router's series of that name with these labels."""
+        """The sum of the router's series of that name with these labels."""
         wanted = [f'{k}="{v}"' for k, v in labels.items()]
         return sum(
             float(line.rsplit(" ", 1)[1])
@@ -174,7 +174,7 @@ class Cluster:
         )
 
     def assert_idle(self, *, timeout_s: float = 15.0) -> None:
-        """Nothing is held anywhere: blocks, leases, intakes, reads, in-flight counters."""
+        """Nothing is held anywhere: no blocks, leases, receivers, reads or in-flight counters."""
 
         def idle() -> bool:
             self.last = {w.worker_id: w.held for w in self.workers()}
@@ -221,7 +221,7 @@ class Cluster:
             assert done, "the stream ended without [DONE]"
 
     def stop(self) -> None:
-        """Ctrl-C, as a person would; nothing may stay behind."""
+        """Send Ctrl-C, as a person would; nothing may stay behind."""
         family = psutil.Process(self.process.pid).children(recursive=True)
         self.process.send_signal(signal.SIGINT)
         try:

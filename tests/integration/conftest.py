@@ -1,5 +1,5 @@
-"""Which files come first, where two run at a time: those that take long, so that none of them is left to run
-alone at the end. The others follow as they are named; any order passes."""
+"""Long files come first, so that none of them runs alone at the end when two run at a time. The others follow
+by name; any order passes."""
 
 from pathlib import Path
 

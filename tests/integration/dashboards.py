@@ -1,4 +1,4 @@
-"""A cluster with a dashboard, for its tests and for its pictures: what it is started with, where it is."""
+"""A cluster with a dashboard, for its tests and its pictures: its settings and its address."""
 
 import json
 import re
@@ -11,8 +11,8 @@ TOLD = re.compile(r"dashboard at (http://\S+) ")
 
 
 def settings_with_dashboard(folder, people, *, own, classes):
-    """Of a `Cluster`. `people`: {name: (scope, token)}; `own`: whose token the cluster's own processes
-    show; the first of the SLO `classes` is the default one."""
+    """Settings of a `Cluster`. `people` is {name: (scope, token)}. `own` is the owner of the token that the
+    cluster's own processes show. The first of the SLO `classes` is the default one."""
     tokens, own_token = folder / "tokens.txt", folder / "own.token"
     tokens.write_text("".join(f"{n} {scope} {digest_of(token)}\n" for n, (scope, token) in people.items()))
     own_token.write_text(people[own][1])
@@ -29,7 +29,7 @@ def settings_with_dashboard(folder, people, *, own, classes):
 
 
 def dashboard_url(cluster):
-    """Waits until the dashboard has said it; of several lives, the last."""
+    """Wait until the dashboard has printed its URL; after restarts, the last one counts."""
 
     def told():
         return next((m.group(1) for line in reversed(cluster.log) if (m := TOLD.search(line))), None)

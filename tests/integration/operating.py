@@ -1,4 +1,4 @@
-"""An operator of a cluster in a test, and the streams that must not notice what is ordered."""
+"""An operator of a cluster in a test, and streams that must not notice the orders."""
 
 import threading
 
@@ -26,9 +26,9 @@ class Operator:
         return self._call("state")
 
     def order(self, action, *, timeout_s=120.0):
-        """Waits until it is over."""
+        """Give an order and wait until it is over."""
         decision = self._call("order", Order(action, "test", "because"))
-        assert decision.outcome in (Outcome.ACCEPTED, Outcome.DONE), decision  # some are done at once
+        assert decision.outcome in (Outcome.ACCEPTED, Outcome.DONE), decision  # some orders are done at once
 
         def over():
             found = [d for d in self.state().decisions if d.number == decision.number]
@@ -40,8 +40,8 @@ class Operator:
 
 
 class Streams:
-    """Requests one after the other in threads of their own, as long as it lasts; each must have the text of
-    an undisturbed one."""
+    """Requests one after the other in threads of their own until the block ends. Each must have the text of
+    an undisturbed request."""
 
     def __init__(self, cluster, count=2, tokens=48):
         self.cluster, self.tokens = cluster, tokens

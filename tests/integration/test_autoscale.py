@@ -1,4 +1,4 @@
-"""`baton serve` with the autoscaler on: the pool follows the load, and nobody notices but those who look."""
+"""`baton serve` with the autoscaler on: the pool follows the load, and clients do not notice."""
 
 import re
 import threading
@@ -16,7 +16,7 @@ TOKENS = 160
 SETTINGS = {
     "engine__kv_bytes": 32 * 2**20,
     "engine__threads": 1,
-    # Two streams fill a worker: then load is what we say it is, however fast this machine is.
+    # Two streams fill a worker, so that load does not depend on how fast this machine is.
     "engine__batch_sequences_max": 2,
     "autoscale__interval_s": 1,
     "autoscale__window_s": 8,
@@ -34,7 +34,7 @@ def model(tmp_path_factory):
 
 
 class Load:
-    """Streams one after the other in each of some threads; whatever is not a whole answer is kept."""
+    """Streams one after the other in each of some threads; every incomplete answer is kept."""
 
     def __init__(self, cluster, count):
         self.cluster, self.done, self.wrong, self.answers = cluster, threading.Event(), [], 0

@@ -1,5 +1,5 @@
-"""A wrong setup is one line and exit status 2, never a traceback. What lines there are is tested with
-the parts that find them; here: that they come out of the command, and before anything is started."""
+"""A wrong setup is one line and exit status 2, never a traceback. The lines themselves are tested with the
+parts that print them. These tests check that they come out of the command, and before anything is started."""
 
 import json
 import socket
@@ -57,7 +57,7 @@ CASES = {
 def assert_one_clear_line(result, names):
     assert result.returncode == 2, result.stderr
     assert result.stdout == ""
-    # Workers that joined before the fault was found are logged; the error itself is one line.
+    # Workers that joined before the error are logged; the error itself is one line.
     lines = [line for line in result.stderr.splitlines() if " INFO " not in line]
     assert len(lines) == 1, result.stderr
     assert lines[0].startswith("baton: ")

@@ -1,4 +1,4 @@
-"""What clients do to a real cluster: leave at any moment, read slowly, send nonsense."""
+"""Misbehaving clients of a real cluster: they leave at any moment, read slowly, send nonsense."""
 
 import contextlib
 import json
@@ -94,8 +94,8 @@ ATTEMPTS = 20
 
 
 def hang_up(cluster, *, when):
-    """Open a streamed request on a bare socket and close it once `when` holds. What lasts for milliseconds
-    only may be over before it is seen: then another request is tried."""
+    """Open a streamed request on a bare socket and close it once `when` holds. A state that lasts for
+    milliseconds may be over before it is seen; then another request is tried."""
     for attempt in range(ATTEMPTS):
         if hang_up_once(cluster, when, attempt):
             return
@@ -118,13 +118,13 @@ def hang_up_once(cluster, when, attempt):
             }[when]
             worker = cluster.worker(role)
             seen = was_seen(cluster, worker, account, s)
-        # Reset, as a killed client's kernel would.
+        # Send a reset, as a killed client's kernel would.
         s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
     return seen
 
 
 def was_seen(cluster, worker, account, stream):
-    """Whether the account was not zero before the stream had its first tokens."""
+    """True if the account was not zero before the stream had its first tokens."""
     stream.setblocking(False)
     received = b""
     while received.count(b"data:") < 2:

@@ -58,7 +58,7 @@ def ada(browser, url):
 
 
 class Load:
-    """Requests one after the other while it lasts, told apart by their prompts."""
+    """Requests one after the other until the block ends, distinguished by their prompts."""
 
     def __init__(self, cluster):
         self._cluster, self._done, self.count = cluster, threading.Event(), 0
@@ -98,8 +98,8 @@ def test_data_advance_and_objectives_are_drawn(cluster, browser, ada):
         count = load.count
         expect(rows.locator("td").last).not_to_have_text(str(before))
         assert load.count > count
-        expect(card(ada, "Where the first token's time goes")).to_contain_text("prefill")
-        expect(card(ada, "Is it really on?")).to_contain_text("Remote prefill")
+        expect(card(ada, "Latency breakdown")).to_contain_text("prefill")
+        expect(card(ada, "Features in use")).to_contain_text("Remote prefill")
         expect(card(ada, "KV tiers")).to_contain_text("host memory")
     for title, names in (
         ("Time to first token", ("interactive", "batch")),
@@ -118,7 +118,7 @@ def test_data_advance_and_objectives_are_drawn(cluster, browser, ada):
 
 
 def test_refusals_are_shown_beside_the_load_that_was_offered(cluster, ada):
-    """Of a class whose objective nothing can meet, and which is refused then: they count as offered."""
+    """A class has an objective that nothing can meet, so its requests are refused and count as offered."""
     asked = {"model": cluster.model, "prompt": "In no time at all. " * 40, "max_tokens": 4}
     hurried = {"x-baton-slo-class": "hurried"}
     answers = [cluster.http.post("/v1/completions", json=asked, headers=hurried) for _ in range(20)]
@@ -133,7 +133,7 @@ def test_refusals_are_shown_beside_the_load_that_was_offered(cluster, ada):
 def test_the_checks_see_what_is_in_use(cluster, ada):
     for _ in range(3):
         cluster.complete("Once upon a time there was a very old king. " * 20, max_tokens=4)
-    checks = card(ada, "Is it really on?")
+    checks = card(ada, "Features in use")
     for name in ("Remote prefill", "Prefix cache", "Cache events", "KV transport"):
         row = checks.locator(".check", has_text=name)
         expect(row.locator(".tag")).to_have_text("on")
@@ -160,7 +160,7 @@ def test_a_stranger_gets_the_login_page_and_nothing_else(browser, url):
             assert page.locator("main").inner_text().startswith("Baton")
         page.get_by_label("Token").fill(new_token())
         page.get_by_role("button", name="Sign in").click()
-        expect(page.get_by_role("alert")).to_contain_text("No such token")
+        expect(page.get_by_role("alert")).to_contain_text("This token is not known")
         picture(page, "sign-in")
     with httpx.Client(base_url=url) as http:
         for path in (
@@ -187,7 +187,7 @@ def test_a_drain_is_asked_about_tried_and_done(cluster, url, ada):
     expect(ask).to_have_count(0)
     assert operator.state().decisions == (), "nothing happens without confirmation"
     ada.get_by_role("button", name="Drain…").click()
-    ask.get_by_label("Why").fill("a new fan")
+    ask.get_by_label("Reason").fill("a new fan")
     ask.get_by_role("checkbox", name="Dry run").click()
     ask.get_by_role("button", name="Drain", exact=True).click()
     expect(ask.get_by_role("status")).to_contain_text("advised")
@@ -216,7 +216,7 @@ def test_who_may_only_look_is_offered_no_action(browser, url):
         assert page.get_by_text("Drain…").count() == 0
         assert page.get_by_role("button", name="Scale…").count() == 0
         page.goto(f"{url}/workers/decode-0?ask=drain")
-        expect(page.get_by_role("dialog")).to_contain_text("may look, not operate")
+        expect(page.get_by_role("dialog")).to_contain_text("allows viewing only")
         expect(page.get_by_role("dialog").get_by_role("button", name="Drain", exact=True)).to_be_disabled()
 
 
@@ -225,8 +225,8 @@ def test_the_record_of_one_request(cluster, url, ada):
     ada.goto(f"{url}/requests")
     table = ada.get_by_role("table", name="Requests")
     table.get_by_role("link", name=answer["id"][:21]).click()
-    expect(ada.get_by_role("table", name="RecentRequest")).to_contain_text("placed")
-    expect(ada.get_by_role("region", name="What happened")).to_contain_text("completed")
+    expect(ada.get_by_role("table", name="Events")).to_contain_text("placed")
+    expect(ada.get_by_role("region", name="Events")).to_contain_text("completed")
     expect(ada.get_by_role("region", name=f"Request {answer['id']}")).to_contain_text("prefill-0")
     assert "The story of one request" not in ada.content(), "no prompt is shown"
     picture(ada, "request")
@@ -273,7 +273,7 @@ def processes(cluster, word):
 
 
 def test_a_lost_control_plane_and_a_lost_dashboard_are_said_and_come_back(cluster, ada):
-    """Who was signed in still is."""
+    """People who were signed in stay signed in."""
     (control,) = [p for p in processes(cluster, "control") if "--only" in p.cmdline()]
     control.suspend()
     try:

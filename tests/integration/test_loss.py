@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 NEW_TOKENS = 48
 PROMPT_TOKENS = 2000
 RECOVER_S = 10.0
-"""From the fault being detectable to the stream being complete."""
+"""Seconds from the moment at which the fault is detectable to the end of the stream."""
 DETECT_S = {signal.SIGKILL: 0.5, signal.SIGSTOP: 3.0}
 
 
@@ -26,7 +26,7 @@ def cluster(tmp_path_factory):
     settings = {
         "model__dtype": "float32",
         "engine__block_tokens": 16,
-        # Small steps and few of them at once make every phase last long enough to be met.
+        # Small steps, and few of them at once, make every phase long enough to be hit.
         "engine__step_tokens_max": 16,
         "engine__batch_sequences_max": 4,
     }
@@ -40,7 +40,7 @@ def prompt_for(seed):
 
 
 class Stream(threading.Thread):
-    """One streamed request; says how many tokens it has."""
+    """One streamed request, which counts its tokens."""
 
     def __init__(self, cluster, prompt):
         super().__init__(daemon=True)

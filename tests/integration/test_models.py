@@ -71,7 +71,7 @@ def cluster(folders, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def expected(folders):
-    """What transformers makes of the texts: prompt length, tokens, text."""
+    """The results of transformers for the texts: prompt length, tokens, text."""
 
     def of(folder):
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -131,7 +131,7 @@ def test_one_endpoint_lists_both_and_knows_no_third(cluster):
 
 
 def test_nothing_computed_for_one_is_used_for_the_other(cluster):
-    """The same token ids are asked of both: fingerprints, and so block hashes, keep them apart."""
+    """Both models get the same token ids. Fingerprints, and so block hashes, keep them apart."""
     prompt = [5 + i % 200 for i in range(256)]
     cached = {}
     for model in (PAIR, AGGREGATED, PAIR, AGGREGATED):

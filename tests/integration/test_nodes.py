@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
 @pytest.fixture
 def nodes():
-    """Three that have room for workers, beside a head that has none."""
+    """Three nodes that have room for workers, and a head that has none."""
     with ray_nodes(3) as nodes:
         yield nodes
 

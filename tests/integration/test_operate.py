@@ -16,7 +16,7 @@ from tests.models import make_model
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
 SWITCH_S = 2.0
-"""From an order to a worker with nothing to finish, to its serving in the new role."""
+"""Seconds from an order to an idle worker until it serves in the new role."""
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def test_nothing_runs_that_nobody_asks_and_the_router_has_no_torch(cluster):
     family = psutil.Process(cluster.process.pid).children(recursive=True)
     commands = {p.pid: " ".join(p.cmdline()) for p in family}
     assert {"raylet", "gcs_server"} <= {p.name() for p in family}
-    helpers = ("monitor.py", "log_monitor.py", "dashboard/dashboard.py")  # of Ray
+    helpers = ("monitor.py", "log_monitor.py", "dashboard/dashboard.py")  # processes of Ray
     assert [c for c in commands.values() if any(f"/{name} " in f"{c} " for name in helpers)] == []
     (router,) = (p for p in family if " baton router " in commands[p.pid])
     assert not [m.path for m in router.memory_maps() if "torch" in m.path]
@@ -60,7 +60,7 @@ def test_a_running_worker_switches_within_two_seconds_and_keeps_process_and_weig
     counted = {worker_id: w.accounts["experts.routed_tokens"] for worker_id, w in before.items()}
 
     def go_on():
-        """Counts of experts are of the weights, whatever the role; they are a second old at most."""
+        """Counts of experts describe the weights, whatever the role; they are at most a second old."""
         now = {w.worker_id: w.accounts["experts.routed_tokens"] for w in cluster.workers()}
         assert all(now[worker_id] >= count for worker_id, count in counted.items())
         return sum(now.values()) > sum(counted.values())
@@ -123,7 +123,7 @@ def test_the_control_plane_is_killed_and_streams_and_workers_do_not_notice(clust
     assert {r.worker_id for r in state.replicas} == before.keys()
     assert {w.worker_id: w.pid for w in cluster.workers()} == before
     assert [d.number for d in state.decisions] == [d.number for d in decisions]
-    # It manages those that it adopted: roles, and what dies.
+    # It manages the workers that it adopted: their roles, and their deaths.
     name = next(w for w in before if w.startswith("prefill"))
     operator.order(SwitchRole(name, Role.DECODE))
     operator.order(SwitchRole(name, Role.PREFILL))

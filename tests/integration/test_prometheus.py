@@ -33,19 +33,19 @@ PROMPT = "The quick brown fox jumps over the lazy dog, and then it does so again
 
 
 def targets(cluster):
-    """host:port of every process's metrics, as the log and the processes themselves say."""
+    """host:port of every process's metrics, from the log and from the processes themselves."""
     log = "\n".join(cluster.log)
     found = {
         f"127.0.0.1:{cluster.port}",
         *re.findall(r"metrics (?:of the control plane )?at http://(\S+)/metrics", log),
     }
-    socket = re.search(r"store node for this host at (\S+)", log)[1]
+    socket = re.search(r"store node of this host starts at (\S+)", log)[1]
     return sorted({*found, loop().run(ask_store(socket, AskStatus())).metrics_address})
 
 
 @contextlib.contextmanager
 def prometheus(folder, addresses):
-    """Its URL."""
+    """The URL of a running Prometheus."""
     (folder / "rules.yaml").write_text(rendered()["rules/baton.yaml"])
     config = {
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
@@ -65,7 +65,7 @@ def prometheus(folder, addresses):
 
 
 def answer(url, path, **params):
-    """None: it does not answer yet."""
+    """None while it does not answer."""
     try:
         response = httpx.get(f"{url}/api/v1/{path}", params=params, timeout=10)
     except httpx.HTTPError:
@@ -82,7 +82,7 @@ def as_grafana_asks(expression):
 
 
 def without_data(url):
-    """Panels that have none, and the words for why they may."""
+    """Panels without data, and the words for acceptable reasons."""
     missing = {}
     for dashboard in DASHBOARDS:
         for panel, query in dashboard.queries():
@@ -96,14 +96,14 @@ def without_data(url):
 
 
 def serve_some(cluster):
-    """Prompts that share a beginning, some new to every cache, with and without objectives."""
+    """Send prompts that share a beginning, some new to every cache, with and without objectives."""
     for number in range(4):
         cluster.complete(f"{PROMPT} {number} times", max_tokens=12)
         cluster.complete(f"{number}: {PROMPT}", max_tokens=12)
 
 
 def silent(url):
-    """Only those that nobody has an excuse for; this model has experts."""
+    """Panels without data that have no acceptable reason; this model has experts."""
     return sorted(name for name, quiet in without_data(url).items() if not quiet or "Busiest" in name)
 
 

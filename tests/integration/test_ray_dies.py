@@ -1,4 +1,4 @@
-"""Without Ray nothing can be started any more: the whole process ends, for a supervisor to restart it."""
+"""Nothing can be started any more without Ray, so the whole process ends, for a supervisor to restart it."""
 
 import os
 import signal

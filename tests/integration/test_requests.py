@@ -1,6 +1,6 @@
-"""What a request can ask for, served by real workers: beside transformers where it has the same; across the
-hand-over from prefill to decode; across the loss of the decode worker in mid-stream, which repeats, loses and
-changes nothing; and as a trace."""
+"""Request options served by real workers: compared with transformers where it has the same option, across the
+hand-over from prefill to decode, across the loss of the decode worker in mid-stream (which repeats, loses
+and changes nothing), and as a trace."""
 
 import copy
 import json
@@ -51,7 +51,7 @@ KINDS = {
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """Keeps every span, with the process it came from."""
+    """Keeps every span with the process that it came from."""
 
     def __init__(self):
         self._lock = Lock()
@@ -109,7 +109,7 @@ def cluster(path, collector):
 
 @torch.inference_mode()
 def logprobs_of(model, tokens):
-    """[len(tokens), vocab]: of the token after each."""
+    """[len(tokens), vocab]: log probabilities of the token after each."""
     return torch.log_softmax(model(torch.tensor([tokens])).logits[0].float(), -1)
 
 
@@ -128,7 +128,8 @@ def test_beam_search_finds_transformers_hypotheses(cluster, model, width, penalt
 
 
 def test_logprobs_of_prompt_and_answer_are_the_models(cluster, model):
-    """Across the hand-over: the first token's come from the prefill worker, the others from decode."""
+    """The hand-over is included: the first token's logprobs come from the prefill worker, the others from
+    decode."""
     answer = cluster.complete(
         PROMPT, max_tokens=8, logprobs=3, echo=True, ignore_eos=True, return_token_ids=True
     )
@@ -215,7 +216,7 @@ def prompt_of(count, seed=0):
 
 
 def collect(events):
-    """Token ids, logprobs and text of a streamed completion; its finish reason."""
+    """Token ids, logprobs and text of a streamed completion, and its finish reason."""
     tokens, logprobs, text, finish = [], [], "", None
     for event in events:
         for choice in event["choices"]:

@@ -89,7 +89,7 @@ def cluster(tmp_path_factory):
 
 
 class Asked(threading.Thread):
-    """One request of a kind, and what came back so far."""
+    """One request of a kind, and the part of its answer that has come so far."""
 
     def __init__(self, cluster, kind, prompt_tokens):
         super().__init__(daemon=True)
@@ -138,7 +138,7 @@ class Asked(threading.Thread):
         return next(event["baton"]["attempts"] for event in self.events if "baton" in event)
 
     def result(self):
-        """What must not depend on what happened meanwhile, by choice."""
+        """The part of the answer, by choice, that must not depend on the loss."""
         assert self.error is None, f"{self.kind}: {self.error}"
         if not self.body.get("stream"):
             [answer] = self.events
@@ -164,14 +164,14 @@ def add(total, choice):
 
 
 def plain(value):
-    """Without what differs from run to run: how much of a prompt was in a cache."""
+    """The answer without values that differ from run to run, such as how much of a prompt was cached."""
     if isinstance(value, dict):
         return {k: plain(v) for k, v in value.items() if k not in ("prompt_tokens_details", "id")}
     return [plain(v) for v in value] if isinstance(value, list) else value
 
 
 def same(one, other):
-    """Numbers but for rounding: two runs may compute a prompt in other chunks."""
+    """Equal except for rounding, because two runs may compute a prompt in different chunks."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
     if isinstance(one, list) and isinstance(other, list):

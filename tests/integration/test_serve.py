@@ -1,4 +1,4 @@
-"""`baton serve` as a person uses it: it serves, what dies comes back, Ctrl-C leaves nothing behind."""
+"""`baton serve` as a person uses it: it serves, dead processes come back, Ctrl-C leaves nothing behind."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 START_S = 120.0
 BACK_S = 60.0
-"""From a process's death to its successor; on a quiet machine a few seconds."""
+"""Seconds from a process's death to its successor; a quiet machine takes a few."""
 END_S = 60.0
 
 
@@ -149,7 +149,7 @@ def test_of_two_routers_one_is_killed_and_only_its_own_streams_end(serve):
     body = {"model": serve.model, "prompt": "Once", "max_tokens": 3000, "ignore_eos": True, "stream": True}
     with contextlib.ExitStack() as stack:
         streams = {}
-        while len(streams) < 2:  # connections go to either
+        while len(streams) < 2:  # connections go to either router
             http = stack.enter_context(httpx.Client(timeout=60))
             stream = stack.enter_context(http.stream("POST", f"{url}/v1/completions", json=body))
             lines = stream.iter_lines()

@@ -1,4 +1,4 @@
-"""A cluster with a store: blocks come back from host memory and SSD, whoever died in between."""
+"""A cluster with a store: blocks come back from host memory and SSD, whatever process died in between."""
 
 import os
 import random
@@ -37,7 +37,7 @@ def cluster(tmp_path_factory):
         "store__host_bytes": int(2.6 * PROMPT_BLOCKS) * BLOCK_BYTES,
         "store__ssd_dir": folder / "ssd",
         "store__ssd_io": "buffered",
-        # What a load costs beside computing is another test's business, and a busy machine's mood.
+        # The cost of a load compared with computing is tested elsewhere, and varies on a busy machine.
         "store__load": "always",
     }
     with Cluster(make_model(folder / "llama", "llama", seed=3), **settings) as running:
@@ -47,7 +47,7 @@ def cluster(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def socket(cluster):
-    line = next(line for line in cluster.log if "store node for this host at" in line)
+    line = next(line for line in cluster.log if "store node of this host starts at" in line)
     return line.rsplit(" ", 1)[1]
 
 
@@ -62,12 +62,12 @@ def answer(cluster, seed):
 
 
 def loaded(cluster, tier):
-    """Blocks that the prefill worker had from the store."""
+    """Number of blocks that the prefill worker loaded from the store."""
     return cluster.worker("prefill").accounts.get(f"store.loaded_blocks.{tier}", 0)
 
 
 def push_out(cluster, *seeds):
-    """Of the KV pools, by prompts that nobody has asked for before."""
+    """Evict everything from the KV pools, by new prompts."""
     for seed in seeds:
         answer(cluster, seed)
 
@@ -86,7 +86,7 @@ def joined(cluster, node_pid=None):
 
 
 def node(socket):
-    """Its status; None while it is away."""
+    """The node's status; None while it is away."""
     try:
         return loop().run(ask_store(socket, AskStatus()))
     except LinkBroken:
@@ -110,7 +110,7 @@ def test_blocks_outlive_the_worker(cluster):
     cluster.await_workers(prefill=1, decode=1)
     eventually("the new worker joins the store", lambda: joined(cluster), timeout_s=20)
     assert loaded(cluster, "host") == 0
-    push_out(cluster, 102)  # of the decode worker's pool
+    push_out(cluster, 102)  # out of the decode worker's pool
     assert answer(cluster, 2) == cold
     assert loaded(cluster, "host") >= PROMPT_BLOCKS // 2
     cluster.assert_idle()
@@ -120,18 +120,19 @@ def test_blocks_outlive_the_node_on_ssd(cluster, socket):
     cold = answer(cluster, 3)
     all_written(cluster)
     push_out(cluster, 103)
-    assert answer(cluster, 3) == cold  # of use once: worth keeping on SSD
+    assert answer(cluster, 3) == cold  # it was useful once, so it is worth keeping on SSD
     push_out(cluster, *range(110, 115))
     status = eventually("blocks are on SSD", lambda: _with_blocks(socket, "ssd"), timeout_s=20)
     os.kill(status.pid, signal.SIGKILL)
-    push_out(cluster, 115)  # without a store
+    push_out(cluster, 115)  # this cluster has no store
 
     def is_back():
         again = node(socket)
         return again and again.node_id != status.node_id and again.accounts["ssd.block_count"] and again
 
     again = eventually("a new node with the old one's blocks", is_back, timeout_s=30)
-    # What was computed since the kill, and what was on its way to the old node: not all that the old one had.
+    # The new node has what was computed since the kill, and what was on its way to the old one, but not
+    # everything that the old one had.
     assert again.accounts["host.block_count"] <= 2 * PROMPT_BLOCKS
     eventually("the workers join it", lambda: joined(cluster), timeout_s=20)
     before = loaded(cluster, "ssd")
@@ -152,7 +153,7 @@ def test_a_node_that_dies_while_it_is_asked_costs_nobody_the_answer(cluster, soc
     all_written(cluster)
     push_out(cluster, 104)
     pid = node(socket).pid
-    os.kill(pid, signal.SIGSTOP)  # it will not answer what it is asked now
+    os.kill(pid, signal.SIGSTOP)  # it will not answer requests
     answers = []
     asking = threading.Thread(target=lambda: answers.append(answer(cluster, 4)), daemon=True)
     asking.start()

@@ -38,7 +38,7 @@ def store_node(folder, url):
 
 
 async def until_listed(directory, *addresses):
-    """Nothing tells a stranger: it can only ask until it is so."""
+    """A process outside the cluster is not notified, so it polls."""
     found = None
     async with asyncio.timeout(30):
         while found != sorted(addresses):
@@ -56,7 +56,7 @@ async def test_nodes_come_and_go_and_outlive_their_redis(tmp_path):
                 await until_listed(directory, here, there)
                 redis.kill()
                 redis.start()
-                await until_listed(directory, here, there)  # empty: they told it again
+                await until_listed(directory, here, there)  # Redis is empty: they registered again
                 second.terminate()
                 await until_listed(directory, here)
                 assert second.wait(20) == 0

@@ -1,4 +1,4 @@
-"""A whole cluster with mutual TLS: it serves, and nobody else gets a word out of its ports."""
+"""A whole cluster with mutual TLS: it serves, and its ports answer nobody without a certificate."""
 
 import socket
 import ssl
@@ -43,7 +43,7 @@ def cluster(folders, tmp_path_factory):
     patch = pytest.MonkeyPatch()
     for name, value in tls_environment(tls).items():
         patch.setenv(name, value)
-    secure(tls)  # we look into it as one of its own
+    secure(tls)  # the test accesses it as one of its own processes
     model = make_model(tmp_path_factory.mktemp("model") / "llama", "llama", seed=3)
     settings = {"engine__block_tokens": 16, "engine__kv_bytes": 32 * 2**20, "engine__threads": 1}
     try:
@@ -61,9 +61,9 @@ def test_a_prompt_is_computed_on_one_worker_and_answered_by_another(cluster):
 
 
 def grpc_addresses(cluster):
-    """By whose they are."""
+    """Addresses by their owners."""
     found = {w.worker_id: w.address for w in cluster.workers()}
-    path = next(line for line in cluster.log if "store node for this host at" in line).rsplit(" ", 1)[1]
+    path = next(line for line in cluster.log if "store node of this host starts at" in line).rsplit(" ", 1)[1]
     found["store"] = loop().run(ask_store(path, AskStatus())).address
     for process in psutil.Process(cluster.process.pid).children(recursive=True):
         command = process.cmdline()
@@ -93,7 +93,7 @@ def channel(address, party, credentials):
 
 
 def answer(address, party, credentials):
-    """The status of a call that no service has: UNIMPLEMENTED comes from whoever let us in."""
+    """The status of a call that no service has. UNIMPLEMENTED means that the caller was let in."""
     with channel(address, party, credentials) as opened, pytest.raises(grpc.RpcError) as caught:
         opened.unary_unary("/baton.v1.Nobody/Says")(b"", timeout=10)
     return caught.value.code()
@@ -132,7 +132,7 @@ def is_http(port):
 
 
 def wants_a_certificate(port):
-    """Whether it speaks TLS and hangs up on who shows none."""
+    """True if it speaks TLS and closes the connection on clients without a certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
@@ -150,7 +150,8 @@ def wants_a_certificate(port):
 
 
 def test_ports_that_want_no_certificate_are_the_documented_ones(cluster):
-    """Public API and metrics; the data plane and Ray's own are told apart by who listens."""
+    """Public API and metrics need no certificate. The data plane and Ray's ports are identified by the
+    process that listens."""
     ours = [p for p in psutil.Process(cluster.process.pid).children(recursive=True) if "baton" in p.cmdline()]
     ports = listening([psutil.Process(cluster.process.pid), *ours])
     assert len(ports) >= 5
@@ -159,7 +160,7 @@ def test_ports_that_want_no_certificate_are_the_documented_ones(cluster):
 
 
 def test_no_process_of_the_cluster_can_be_reached_from_another_host(cluster):
-    """Not even Ray's: who reaches those runs what they like."""
+    """Not even Ray's ports can be reached, because they would let anybody run anything."""
     root = psutil.Process(cluster.process.pid)
     public = {
         (process.name(), line.laddr.ip, line.laddr.port)

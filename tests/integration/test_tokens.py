@@ -1,4 +1,4 @@
-"""The tokens that come out of the HTTP API are those transformers generates, whatever path they took."""
+"""The tokens that come out of the HTTP API are those that transformers generates, whatever path they took."""
 
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -24,8 +24,8 @@ MODELS = {
 
 
 class Reference:
-    """transformers, asked for the likeliest token after every prefix of prompt and answer. An answer whose
-    tokens these are is what it generates, token for token, and one pass says so."""
+    """transformers gives the likeliest token after every prefix of prompt and answer. An answer of these
+    tokens is what it would generate, token for token, and one pass checks it."""
 
     def __init__(self, path):
         self.model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()

@@ -51,8 +51,8 @@ SETTINGS = {
 START_S = 60.0
 LOST_S = 10.0
 ANSWER_S = 90.0
-"""Of a machine that does other things too."""
-"""From the death of a source to the failure of the sequence that pulls from it."""
+"""Seconds, on a machine that does other things, too."""
+"""Seconds from the death of a KV owner to the failure of the sequence that reads from it."""
 
 
 class WorkerUnderTest:
@@ -94,7 +94,7 @@ def workers(model, **settings):
 
 
 class Session:
-    """A router's session; keeps everything a worker said, and wakes whoever waits for more."""
+    """A router's session. It keeps everything that a worker sent, and wakes whoever waits for more."""
 
     def __init__(self, hello, link):
         self.hello, self.link = hello, link
@@ -102,7 +102,7 @@ class Session:
         self.reader = asyncio.create_task(self._read())
 
     async def _read(self):
-        with contextlib.suppress(Exception):  # the worker was killed: the test knows
+        with contextlib.suppress(Exception):  # the worker was killed, as the test knows
             async for message in self.link:
                 async with self.more:
                     self.messages.append(message)
@@ -114,7 +114,7 @@ class Session:
             return what(self.messages)
 
     def tokens(self, seq_id):
-        """By generated index: several workers may say the first one."""
+        """Tokens by generated index, because several workers may send the first one."""
         said = {}
         for message in self.of(StepOutput):
             for output in message.outputs:
@@ -172,14 +172,14 @@ def prompt_of(length, seed):
 
 
 async def run_split(p, d, seq_id, prompt, *, max_tokens):
-    """Both phases at once, as a router starts them."""
+    """Start both phases at once, as a router does."""
     source = PeerRef(p.hello.worker_id, p.address)
     d.link.send(start(seq_id, Phase.DECODE, prompt, d.hello, max_tokens=max_tokens, source=source))
     p.link.send(start(seq_id, Phase.PREFILL, prompt, p.hello, max_tokens=max_tokens))
 
 
 async def settled(worker):
-    """Accounts, once nothing is held any more."""
+    """The accounts, once nothing is held any more."""
     async with asyncio.timeout(20.0):
         while True:
             accounts = (await worker_status(worker.address)).accounts
@@ -220,8 +220,8 @@ async def test_prefill_here_and_decode_there_gives_the_tokens_of_one_worker(mode
 
 
 async def test_what_is_kept_small_in_the_cache_still_crosses(model):
-    """int8 KV: one worker and two give the same tokens. The one is that which computed the prompt: what it
-    holds crossed nothing."""
+    """int8 KV: one worker and two give the same tokens. The aggregated run uses the worker that computed the
+    prompt, whose KV was not transferred."""
     prompt = prompt_of(300, seed=6)
     with workers(model, **{"model.dtype": "float32", "model.kv_dtype": "int8"}) as (prefill, decode):
         async with session(prefill) as p, session(decode) as d:
@@ -245,7 +245,7 @@ async def test_a_killed_source_fails_the_sequence_and_the_decode_worker_goes_on(
             async with session(prefill) as p:
                 p.address = prefill.address
                 await run_split(p, d, "r/0", prompt, max_tokens=20)
-                # A load report from the prefill worker's first steps says that it is at work.
+                # A load report from the prefill worker's first steps shows that it is at work.
                 await p.until(lambda ms: [m for m in ms if isinstance(m, LoadReport) and m.step_s > 0])
                 os.kill(prefill.process.pid, signal.SIGKILL)
                 (failed,) = await d.until(
@@ -284,7 +284,7 @@ async def test_peers_of_another_fingerprint_are_refused_and_a_lost_router_is_for
         async with session(worker) as s:
             s.link.send(start("a/0", Phase.AGGREGATED, prompt_of(64, 3), s.hello, max_tokens=4000))
             await s.until(lambda _: s.tokens("a/0"))
-        accounts = await settled(worker)  # after the grace, its sequence is freed
+        accounts = await settled(worker)  # its sequence is freed after the grace period
         assert accounts["router_count"] == 0
         async with session(worker, "router-2") as s:
             s.link.send(start("b/0", Phase.AGGREGATED, prompt_of(64, 3), s.hello, max_tokens=4000))

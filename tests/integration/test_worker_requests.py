@@ -1,4 +1,4 @@
-"""What requests ask for survives the hand-over between two real workers."""
+"""The options of a request survive the hand-over between two real workers."""
 
 import re
 
@@ -51,8 +51,8 @@ async def test_constrained_penalised_sampled_and_drafted_across_two_workers(tmp_
     drafts = {"engine.speculation": "draft", "engine.draft_model": str(model)}
     with workers(model, **drafts) as (prefill, decode):
         async with session(prefill) as p, session(decode) as d:
-            # Its first grammar holds up a worker for seconds, on busy cores for longer than who wants the
-            # prompt from it waits to hear of it; a router would place the request again.
+            # A worker's first grammar holds it up for seconds, on busy cores for longer than the decode
+            # worker waits for the prompt. A router would place the request again.
             p.link.send(asks("first/0", Phase.AGGREGATED, prompt_of(20, seed=2), p.hello))
             await p.finished("first/0")
             d.link.send(asks("whole/0", Phase.AGGREGATED, prompt, d.hello))

@@ -11,10 +11,10 @@ from baton.core.ids import BlockHash, BlockId, SeqKey
 from baton.core.messages import Role, Task, WorkerHello
 from baton.core.steps import ItemResult, StepItem
 from decode_worker.receiver import KVReceiver
-from engine.block_pool import BlockPool
-from engine.prefix_cache import PrefixCache
-from engine.scheduler import Scheduler
+from engine.scheduling.block_pool import BlockPool
 from engine.scheduling.items import Work
+from engine.scheduling.prefix_cache import PrefixCache
+from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence
 from engine.scheduling.tables import Tables
 from kv_transfer.lease import ReaderLease
@@ -115,27 +115,27 @@ def _generations_not_compared(patch: Patch) -> None:
 def _generation_does_not_rise(patch: Patch) -> None:
     """A block given out again looks as it did before."""
 
-    def take_one(self: BlockPool) -> BlockId:
+    def allocate_one(self: BlockPool) -> BlockId:
         block, _ = (self._blank or self._kept).popitem(last=False)
         if block in self._remembered:
             self._remembered.remove(block)
             if self._forget is not None:
                 self._forget(block)
-        self._shares[block] = 1
+        self._ref_counts[block] = 1
         return block
 
-    patch.setattr(BlockPool, "_take_one", take_one)
+    patch.setattr(BlockPool, "_allocate_one", allocate_one)
 
 
 def _double_free(patch: Patch) -> None:
     """A shared block is free as soon as one of its holders is done."""
 
-    def give_back(self: BlockPool, blocks: Ordered[BlockId]) -> None:
+    def release(self: BlockPool, blocks: Ordered[BlockId]) -> None:
         for block in reversed(blocks):
-            if self._shares.pop(block, None) is not None:
+            if self._ref_counts.pop(block, None) is not None:
                 (self._kept if block in self._remembered else self._blank)[block] = None
 
-    patch.setattr(BlockPool, "give_back", give_back)
+    patch.setattr(BlockPool, "release", release)
 
 
 def _dropped_blocks_leak(patch: Patch) -> None:
@@ -157,21 +157,21 @@ def _freed_during_a_step(patch: Patch) -> None:
         remove(self, seq)
         if seq.is_dropped:
             blocks, seq.block_ids = seq.block_ids, []
-            self._pool.give_back(blocks)
+            self._pool.release(blocks)
 
     patch.setattr(Scheduler, "remove", at_once)
     _commits_living_ones_only(patch)
 
 
 def _freed_after_the_first_step(patch: Patch) -> None:
-    """With a step planned ahead, a cancelled sequence is released when the first of both is done."""
+    """A cancelled sequence with a step planned ahead is released when the first of both steps is done."""
     advance = Scheduler._advance
 
     def last_one(self: Scheduler, seq: Sequence, *args: object) -> None:
         advance(self, seq, *args)
         if seq.is_dropped and seq.steps_open:
             blocks, seq.block_ids = seq.block_ids, []
-            self._pool.give_back(blocks)
+            self._pool.release(blocks)
 
     patch.setattr(Scheduler, "_advance", last_one)
     _commits_living_ones_only(patch)
@@ -410,7 +410,7 @@ MUTANTS = (
     Mutant("freed during a step", _freed_during_a_step, _any(2, 3, 5, 7)),
     Mutant("committed before computed", _committed_before_computed, _any(2, 3, 7)),
     Mutant("freed after the first of two steps", _freed_after_the_first_step, _any(2, 3, 5, 7)),
-    Mutant("committed with a rejected guess", _committed_with_a_rejected_draft, _any(0, 2, 3, 6, 7)),
+    Mutant("committed with a rejected draft token", _committed_with_a_rejected_draft, _any(0, 2, 3, 6, 7)),
     Mutant("history forgotten after preemption", _history_forgotten_after_preemption, _any(2)),
     Mutant("a late token is emitted", _late_token_is_emitted, _any(0, 1, 2, 6)),
     Mutant("swapped to the wrong slot", _swapped_to_the_wrong_slot, _any(2, 7)),

@@ -58,7 +58,7 @@ def half_written_blocks_are_kept(patch: Patch) -> None:
         for writes in worker.offers.values():
             for write in writes:
                 self._end(worker, write)
-                self._index.add_host(worker.space, write.facts, write.slot, 0)
+                self._index.add_host(worker.size_class, write.facts, write.slot, 0)
         worker.offers.clear()
 
     patch.setattr(Writes, "worker_lost", keep)

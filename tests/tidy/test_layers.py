@@ -66,6 +66,16 @@ def test_rooms_do_not_import_each_other_in_circles():
     assert circles(rooms) == []
 
 
+def test_folders_of_a_room_do_not_import_each_other_in_circles():
+    folders = {}
+    for module, imported in graph().items():
+        for other in imported:
+            one, two = (".".join(name.split(".")[:2]) for name in (module, other))
+            if one != two and one.split(".")[0] == two.split(".")[0] and ENTRY_POINT not in (one, two):
+                folders.setdefault(one, set()).add(two)
+    assert circles(folders) == []
+
+
 def test_no_room_holds_more_than_a_quarter_of_the_lines():
     lines = Counter()
     for module, path in SOURCES.items():

@@ -20,7 +20,7 @@ PIPES = {
         "benchmarks/autoscale.py",
         "benchmarks/transfer.py",
     ),
-    *("loadgen/conductor.py", "loadgen/senders.py"),
+    *("loadgen/sender_processes.py", "loadgen/senders.py"),
 }
 CODE = [p for p in PYTHON if p.relative_to(ROOT).parts[0] != "tests"]
 

@@ -590,7 +590,7 @@ class KVReleased(_message.Message):
     taken: bool
     def __init__(self, seq_id: _Optional[str] = ..., epoch: _Optional[int] = ..., taken: _Optional[bool] = ...) -> None: ...
 
-class SourceEnvelope(_message.Message):
+class OwnerEnvelope(_message.Message):
     __slots__ = ("peer_hello", "kv_grant", "kv_refused")
     PEER_HELLO_FIELD_NUMBER: _ClassVar[int]
     KV_GRANT_FIELD_NUMBER: _ClassVar[int]

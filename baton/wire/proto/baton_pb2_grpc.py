@@ -247,7 +247,7 @@ class PeerStub:
         self.Session = channel.stream_stream(
                 '/baton.v1.Peer/Session',
                 request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.ReaderEnvelope.SerializeToString,
-                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.SourceEnvelope.FromString,
+                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.OwnerEnvelope.FromString,
                 _registered_method=True)
 
 
@@ -269,7 +269,7 @@ def add_PeerServicer_to_server(servicer, server):
             'Session': grpc.stream_stream_rpc_method_handler(
                     servicer.Session,
                     request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.ReaderEnvelope.FromString,
-                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.SourceEnvelope.SerializeToString,
+                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.OwnerEnvelope.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -299,7 +299,7 @@ class Peer:
             target,
             '/baton.v1.Peer/Session',
             baton_dot_wire_dot_proto_dot_baton__pb2.ReaderEnvelope.SerializeToString,
-            baton_dot_wire_dot_proto_dot_baton__pb2.SourceEnvelope.FromString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.OwnerEnvelope.FromString,
             options,
             channel_credentials,
             insecure,

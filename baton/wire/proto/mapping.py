@@ -849,7 +849,7 @@ def kv_released_from_pb(x: pb.KVReleased) -> KVReleased:
     )
 
 
-def source_envelope_fields(x: PeerHello | KVGrant | KVRefused) -> dict[str, Any]:
+def owner_envelope_fields(x: PeerHello | KVGrant | KVRefused) -> dict[str, Any]:
     match x:
         case PeerHello():
             return {"peer_hello": peer_hello_fields(x)}
@@ -861,18 +861,18 @@ def source_envelope_fields(x: PeerHello | KVGrant | KVRefused) -> dict[str, Any]
             assert_never(x)
 
 
-def source_envelope_to_pb(x: PeerHello | KVGrant | KVRefused) -> pb.SourceEnvelope:
-    return pb.SourceEnvelope(**source_envelope_fields(x))
+def owner_envelope_to_pb(x: PeerHello | KVGrant | KVRefused) -> pb.OwnerEnvelope:
+    return pb.OwnerEnvelope(**owner_envelope_fields(x))
 
 
-def source_envelope_from_pb(x: pb.SourceEnvelope) -> KVGrant | KVRefused:
+def owner_envelope_from_pb(x: pb.OwnerEnvelope) -> KVGrant | KVRefused:
     match x.WhichOneof("message"):
         case "kv_grant":
             return kv_grant_from_pb(x.kv_grant)
         case "kv_refused":
             return kv_refused_from_pb(x.kv_refused)
         case other:
-            raise WireError(f"SourceEnvelope: message {other!r} is not allowed here")
+            raise WireError(f"OwnerEnvelope: message {other!r} is not allowed here")
 
 
 def kv_grant_fields(x: KVGrant) -> dict[str, Any]:

@@ -24,7 +24,7 @@ _LOG2E = tl.constexpr(1.4426950408889634)
 
 @dataclass(frozen=True, slots=True)
 class AttentionConstants:
-    """What one compiled kernel is made for."""
+    """Constants for which one kernel is compiled."""
 
     kv_heads: int
     group: int
@@ -34,7 +34,7 @@ class AttentionConstants:
     pairs: int
     """Programs per task: kv_heads * ceil(group / heads)."""
     positions: int
-    """Of a block."""
+    """Positions in a block."""
     head_dim: int
     value_dim: int
     main: int

@@ -11,7 +11,7 @@ from engine.kernels.triton.device import DeviceFacts, dot_dtype, launch
 from engine.kernels.triton.plan import AttentionLaunch, TritonPlan
 from engine.kernels.triton.rotary import RotaryConstants
 from engine.kernels.triton.tiles import AttentionShape, AttentionTile, power_of_two
-from engine.kv_pool import KVPool
+from engine.kv.pool import KVPool
 
 _LOG2E = 1.4426950408889634
 _QUANT = {"int8": 1, "fp8": 2}
@@ -36,7 +36,8 @@ class PoolKernels:
         self._quant = _QUANT.get(geometry.kv_dtype, 0)
 
     def _offsets(self, layer: int) -> tuple[int, int, int, int]:
-        """Of layer's keys in a block, of values from there; the same for scales."""
+        """Offset of the layer's keys in a block and of its values from there; then the same two for
+        scales."""
         vectors = layer * self._geometry.planes * self._plane_vectors
         dim = self._geometry.head_dim
         # A latent is key and value in one.
@@ -48,7 +49,7 @@ class PoolKernels:
     def attention(
         self, q: Tensor, spec: AttentionSpec, plan: TritonPlan, launches: tuple[AttentionLaunch, ...]
     ) -> Tensor:
-        """As `interface.Kernels.attention`."""
+        """Attention as `interface.Kernels.attention` defines it."""
         shape = AttentionShape(self._geometry, q.shape[1] // self._geometry.kv_head_count)
         out = torch.empty((*q.shape[:2], shape.value_dim), dtype=q.dtype, device=q.device)
         for read in launches:

@@ -1,8 +1,8 @@
-"""Which tiles of queries meet which keys: pure, in numpy.
+"""Tiles of queries and the keys that they meet: pure, in numpy.
 
 Splitting keys trades partial sums (written and read again) for programs that run at once. The length of a
 split is the shortest of a ladder with which the step has no more programs than `PROGRAMS_PER_SM` times the
-device's multiprocessors; when even whole sequences give more, nothing is split.
+device's multiprocessors. When even whole sequences give more, nothing is split.
 """
 
 from collections.abc import Sequence
@@ -18,10 +18,11 @@ PROGRAMS_PER_SM: dict[Breadth, int] = {"decode": 16, "few": 4, "chunk": 2}
 """Decodes: about four waves of the four that fit at once, so that the last one is a small part of the
 whole. Chunks: what fits at once; they are worth splitting only where most of the device would idle."""
 SPLIT_KEYS_MIN: dict[Breadth, int] = {"decode": 128, "few": 512, "chunk": 1024}
-"""Of a decode, a split of 128 keys reads 16 times what its partial sums take at 4 heads to a group."""
+"""Fewest keys of a split. At 4 heads to a group, a decode's split of 128 keys reads 16 times what its partial
+sums take."""
 _FEW_ROWS = 64
 TASK_FIELDS, MERGE_FIELDS = 8, 4
-"""As `attention` reads them."""
+"""Sizes of the records that the kernel `attention` reads."""
 
 Int32Array = npt.NDArray[np.int32]
 

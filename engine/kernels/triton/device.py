@@ -1,4 +1,4 @@
-"""What the kernels need to know of the device they are launched on."""
+"""Facts that the kernels need about the device on which they are launched."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-INTERPRETED: bool = bool(triton.settings.runtime.interpret)  # pyright: ignore[reportAttributeAccessIssue]
+INTERPRETED: bool = bool(triton.knobs.runtime.interpret)  # pyright: ignore[reportAttributeAccessIssue]
 """The kernels run in Triton's interpreter, on host tensors."""
 
 
@@ -52,7 +52,8 @@ _TRITON_DTYPES: dict[torch.dtype, tl.dtype] = {
 
 
 def dot_dtype(dtype: torch.dtype) -> tl.dtype:
-    """Of the operands of matrix products. The interpreter has no bfloat16 arithmetic, only conversions."""
+    """Type of the operands of matrix products. The interpreter has no bfloat16 arithmetic, only
+    conversions."""
     return tl.float32 if INTERPRETED else _TRITON_DTYPES[dtype]
 
 

@@ -1,5 +1,5 @@
-"""Which tokens go to which expert: counted, put in order and cut into tiles on the device, so that no step
-waits for the host to see the choice."""
+"""Assignment of tokens to experts. Counting, ordering and cutting into tiles all happen on the device, so
+that no step waits for the host to see the choice."""
 # Triton's language is typed by its compiler: pyright knows neither its values nor its constants.
 # pyright: basic, reportAttributeAccessIssue=false, reportArgumentType=false, reportCallIssue=false
 # pyright: reportOperatorIssue=false, reportGeneralTypeIssues=false, reportIndexIssue=false

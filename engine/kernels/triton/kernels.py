@@ -19,14 +19,14 @@ from engine.kernels.triton import blocks, norm
 from engine.kernels.triton.attention_launch import PoolKernels
 from engine.kernels.triton.device import INTERPRETED, DeviceFacts, launch
 from engine.kernels.triton.packing import PackedMatrix, pack_expert_matrices, pack_matrix
-from engine.kernels.triton.plan import AttentionLaunch, HostPlan, Planner, TritonPlan, upload
+from engine.kernels.triton.plan import AttentionLaunch, HostPlan, TritonPlan, TritonPlanner, upload
 from engine.kernels.triton.products import Products, gate_rows
 from engine.kernels.triton.tiles import power_of_two
 from engine.kernels.weights import ExpertMatrices, Matrix
-from engine.kv_pool import KVPool
+from engine.kv.pool import KVPool
 
 _COPY_WORDS = 2048
-"""Of 4 bytes, per program of `copy_rows`: 16 bytes of each of 4 warps' threads, four times."""
+"""Words of 4 bytes per program of `copy_rows`: 16 bytes for each thread of 4 warps, four times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +58,10 @@ class TritonKernels:
         self._pool, self._dtype = pool, TORCH_DTYPES[pool.geometry.dtype]
         self._on_pool = PoolKernels(pool, self._dtype, self._facts)
         self._products = Products(self._dtype, self._facts)
-        self._planner = Planner(pool.geometry, self._facts)
+        self._planner = TritonPlanner(pool.geometry, self._facts)
         self._group_sizes: dict[int, set[int]] = {}
-        """By window: query heads per key-value head, as far as seen. The model tells only when it calls."""
+        """Query heads per key-value head that were seen, by window. They are learnt from the model's calls,
+        since nothing declares them earlier."""
 
     # --- weights ---
 
@@ -79,7 +80,7 @@ class TritonKernels:
     def host_plan(
         self, layout: BatchLayout, *, windows: frozenset[int], sequences: int = 0
     ) -> HostPlan | None:
-        """For decodes that are captured: see `Planner.plan`. None before a first step has run as it is."""
+        """Plan of decodes that are captured, see `TritonPlanner.plan`. None until a first step has run."""
         if not windows <= self._group_sizes.keys():
             return None
         return self._planner.plan(layout, reads=self._known_reads(windows), capacity=sequences)

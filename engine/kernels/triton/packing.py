@@ -27,7 +27,7 @@ class PackedMatrix:
     scales: Tensor | None = None
     """[..., groups, out], float16 where that is exact, else float32."""
     zeros: Tensor | None = None
-    """As `scales`."""
+    """Zero points, in the shape of `scales`."""
     group: int = 0
     """Inputs that share a scale; 0: all of a row."""
     half: int = 0
@@ -161,8 +161,8 @@ def pack_nibbles(values: Tensor, half: int) -> Tensor:
 
 
 def _narrow(numbers: Tensor) -> Tensor:
-    """As float16 if nothing is lost: checkpoints mostly hold their scales so, and they are read with every
-    group of weights."""
+    """Numbers as float16 if nothing is lost. Most checkpoints hold their scales so, and scales are read with
+    every group of weights."""
     half = numbers.to(torch.float16)
     is_exact = bool(torch.equal(half.float(), numbers.float()))
     return (half if is_exact else numbers.float()).contiguous()

@@ -1,4 +1,4 @@
-"""What one step's kernels read: made on the host, copied to the device in one piece."""
+"""Numbers that one step's kernels read. They are made on the host and copied to the device in one piece."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -113,7 +113,7 @@ class HostPlan:
         return TritonPlan(ints, view(self.slots), view(self.tables), reads, ropes, self.layout)
 
 
-class Planner:
+class TritonPlanner:
     """Pure. Makes plans for one pool's geometry and one device."""
 
     def __init__(self, geometry: KVGeometry, facts: DeviceFacts) -> None:
@@ -188,7 +188,7 @@ def _add_launch(
 
 
 def _slots(spans: Sequence[Span], block_tokens: int) -> npt.NDArray[np.int64]:
-    """Of each token."""
+    """Slot of each token in the pool."""
     parts: list[npt.NDArray[np.int64]] = []
     for span in spans:
         if span.token_count == 1:
@@ -210,8 +210,8 @@ def _tables(spans: Sequence[Span]) -> tuple[list[int], npt.NDArray[np.int64]]:
 
 
 def upload(ints: Int32Array, device: torch.device) -> Tensor:
-    """To the device, without waiting for it: out of page-locked memory, which torch keeps until the copy
-    is done."""
+    """Copy numbers to the device without waiting for it. The source is page-locked memory, which torch keeps
+    until the copy is done."""
     host = torch.from_numpy(ints)
     if device.type != "cuda":
         return host

@@ -26,7 +26,7 @@ _SPLITS_MAX = 8
 _SPLIT_INPUTS_MIN = 512
 """A split with fewer inputs spends its time starting up."""
 _NIBBLE_BIAS = {tl.bfloat16: 128.0, tl.float16: 1024.0}
-"""What `product.nibbles_plus` adds."""
+"""The number that `product.nibbles_plus` adds, by dtype."""
 _STEP = 1024
 """Rows that `grouping` looks at at once."""
 
@@ -101,7 +101,7 @@ class Products:
     # --- one matrix ---
 
     def linear(self, x: Tensor, packed: PackedMatrix, *, residual: Tensor | None = None) -> Tensor:
-        """As `interface.Kernels.linear`, of a quantised matrix."""
+        """Product of a quantised matrix, as `interface.Kernels.linear` defines it."""
         x = self._ordered(x, packed)
         tokens, features = len(x), packed.out_size
         out = torch.empty((tokens, features), dtype=self._dtype, device=x.device)
@@ -161,7 +161,7 @@ class Products:
         weights: Tensor,
         activation: Activation,
     ) -> Tensor:
-        """As `interface.Kernels.experts`."""
+        """Product of the chosen experts, as `interface.Kernels.experts` defines it."""
         tokens, choices = chosen.shape
         rows, experts = tokens * choices, len(gate_up.values)
         out = torch.empty((tokens, down.out_size), dtype=self._dtype, device=x.device)

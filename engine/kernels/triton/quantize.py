@@ -45,4 +45,4 @@ def e4m3_decode(code: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
 
 
 E4M3_DECODE_SCALE = tl.constexpr(256.0)
-"""What `e4m3_decode` leaves to be multiplied with."""
+"""Factor by which the result of `e4m3_decode` remains to be multiplied."""

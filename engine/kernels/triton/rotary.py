@@ -15,7 +15,7 @@ from engine.kernels.triton.quantize import E4M3_MAX, INT8_MAX, e4m3_encode, roun
 @dataclass(frozen=True, slots=True)
 class RotaryConstants:
     heads: int
-    """Of what is rotated and returned."""
+    """Heads that are rotated and returned."""
     kv_heads: int
     """0: nothing is stored."""
     head_dim: int
@@ -35,7 +35,7 @@ class RotaryConstants:
     width: int
     """head_dim's."""
     positions: int
-    """Of a block."""
+    """Positions in a block."""
     quant: int
     """0: none, 1: int8, 2: e4m3."""
 
@@ -77,7 +77,7 @@ def _scale_of(largest, s: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def _stored(x, scale, s: tl.constexpr) -> tl.tensor:
-    """As it lies in the pool, but for the pool's own rounding where it is not quantised."""
+    """Values as they lie in the pool, except for the pool's own rounding where it is not quantised."""
     if s.quant == 0:
         y = x
     else:

@@ -13,7 +13,8 @@ from baton.core.geometry import KVGeometry
 from engine.kernels.triton.device import DeviceFacts
 
 Breadth = Literal["decode", "few", "chunk"]
-"""Of an attention tile: one token; the few tokens of a draft or the end of a prompt; many tokens."""
+"""Kind of an attention tile: one token ("decode"); the few tokens of a draft or the end of a prompt ("few");
+many tokens ("chunk")."""
 
 
 def power_of_two(n: int, least: int = 1) -> int:
@@ -41,7 +42,7 @@ class AttentionTile:
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """What a model's attention looks like to the kernel."""
+    """Facts about a model's attention that choose the kernel's tiles."""
 
     geometry: KVGeometry
     group: int

@@ -77,7 +77,7 @@ int64_t oldest_key(const Job& job, const Span& span, int64_t row) {
     return window && first >= window ? first - window + 1 : 0;
 }
 
-// Where a task's keys begin.
+// Start of a task's keys.
 int64_t first_tile(const Job& job, const Task& task) {
     const int64_t oldest = oldest_key(job, job.batch.spans[task.span], task.row);
     return std::max(oldest / TILE_KEYS * TILE_KEYS, task.split * SPLIT_KEYS);
@@ -258,7 +258,7 @@ template <typename Products, typename Activation, typename Stored> class Attend 
         for (int64_t r = 0; r < rows; ++r) state.sums[r] = sum_of(load16(scratch_.lane_sums + r * LANES));
     }
 
-    // Where the keys of the tile lie. Those at `end` and beyond count as zeros, and are not read.
+    // Addresses of the tile's keys. Those at `end` and beyond count as zeros, and are not read.
     void find_rows(int64_t tile, int64_t end) {
         const char** rows = scratch_.key_rows;
         const int64_t bytes = pool_.vector_bytes(), keys = std::min<int64_t>(TILE_KEYS, end - tile);
@@ -316,7 +316,7 @@ template <typename Products, typename Activation, typename Stored> class Attend 
         }
     }
 
-    // What scores and weights of each key are multiplied with.
+    // Factors of the scores and weights of each key.
     void load_factors(int64_t tile, int64_t keys) {
         const float scale = job_.call.softcap > 0 ? job_.call.scale / job_.call.softcap : job_.call.scale * LOG2_E;
         for (int64_t v = 0; v < TILE_KEYS; v += LANES) store16(scratch_.score_factors + v, splat(scale));

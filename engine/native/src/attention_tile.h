@@ -72,7 +72,7 @@ struct Bf16Products {
 };
 #endif
 
-// What is fetched into the cache while something else is computed: the memory of two groups of keys (or
+// Data fetched into the cache while other data is computed: the memory of two groups of keys (or
 // their values). Memory is read at full speed only if requests never cease.
 struct Fetch {
     const char* from[2] = {nullptr, nullptr};  // null: nothing
@@ -145,7 +145,7 @@ template <typename Products> void multiply(const Product& p, int rows, int vecto
     }
 }
 
-// As many columns as wanted: panels are `panel_units` units apart.
+// Any number of columns: panels are `panel_units` units apart.
 template <typename Products> void multiply_panels(Product p, int rows, int vectors, int64_t panel_units) {
     for (; vectors > 0; vectors -= PANEL_VECTORS) {
         multiply<Products>(p, rows, std::min(PANEL_VECTORS, vectors));

@@ -33,12 +33,12 @@ constexpr int64_t step_bytes(int format) {
 }
 constexpr int step_k(int format) { return format == DENSE_F32 ? 1 : 2; }
 
-// Where code8 keeps column c, k = 2s + parity, within its step.
+// Place in which code8 keeps column c, k = 2s + parity, within its step.
 constexpr int code8_position(int c, int parity) {
     return (c / 32) * 64 + ((c % 16) / 4) * 16 + ((c / 16) % 2) * 8 + (c % 4) * 2 + parity;
 }
 
-// What the codes of a matrix stand for. code8: bit 7 is the sign, the rest the index of a magnitude;
+// Meaning of a matrix's codes. code8: bit 7 is the sign, the rest the index of a magnitude;
 // code 0x80 has a value of its own (int8's -128). code4: an index.
 struct alignas(64) Codebook {
     uint8_t low[128];

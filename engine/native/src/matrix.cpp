@@ -15,7 +15,7 @@ namespace {
 constexpr size_t HUGE_PAGE = size_t{2} << 20;
 constexpr size_t ARENA_BYTES = size_t{64} << 20;
 
-// Where panels live: large stretches in huge pages, filled in the order of packing. Weights are read from end to
+// Memory of panels: large stretches in huge pages, filled in the order of packing. Weights are read from end to
 // end at every step: huge pages spare the address translation, and what is prefetched beyond a matrix's end is
 // the start of the one that was packed next, most likely the next to be read.
 struct Arena {

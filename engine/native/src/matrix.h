@@ -31,7 +31,7 @@ struct Rows {
     int32_t dtype;
 };
 
-// What becomes of the sums: + bias, + residual, rounded to `dtype`. With `gated` the columns are those of
+// Result of the sums: + bias, + residual, rounded to `dtype`. With `gated` the columns are those of
 // gate and then of up, and the result has half as many.
 struct Output {
     void* base;

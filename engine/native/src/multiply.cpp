@@ -321,7 +321,7 @@ void run_jobs(Job* jobs, int64_t count) {
         parallel_for(tasks, run);
 }
 
-// Where gate and up do not both begin at a panel: the plain product in float32, then the activation.
+// Case in which gate and up do not both begin at a panel: the plain product in float32, then the activation.
 bool is_split(const Product& p) { return p.out.activation >= 0 && p.matrix->n / 2 % PANEL != 0; }
 
 void gate_wide(const Product& p, const float* wide) {

@@ -1,4 +1,4 @@
-// What is done row by row between the products: norms, activations, embedding.
+// Work that is done row by row between the products: norms, activations, embedding.
 #include <cmath>
 
 #include "vmath.h"

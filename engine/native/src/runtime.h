@@ -1,4 +1,4 @@
-// What all kernels share: element types, memory, and the threads.
+// Parts that all kernels share: element types, memory, and the threads.
 //
 // Exported functions are extern "C", named baton_*, and take plain pointers and integers. They do not
 // throw. Sizes are int64_t. Every exported function may be called from one thread at a time; a second

@@ -77,7 +77,7 @@ BATON_INLINE float maximum_of(f32x16 x) {
 #endif
 }
 
-// In a fixed order: halves, quarters, …
+// Sum in a fixed order: halves, quarters, …
 BATON_INLINE float sum_of(f32x16 x) {
     float s[LANES];
     std::memcpy(s, &x, sizeof s);

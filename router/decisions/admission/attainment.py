@@ -9,7 +9,7 @@ LINE_SIGMA = 0.3
 """Standard deviation of ln(actual / predicted) of a wait in the line."""
 
 
-class Chances(NamedTuple):
+class Attainment(NamedTuple):
     ttft: float
     """Probability that the first token comes in time; 1 without objective."""
     tpot: float
@@ -28,7 +28,7 @@ def below(limit_s: float, predicted_s: float, sigma: float) -> float:
     return 0.5 * math.erfc(-math.log(limit_s / predicted_s) / (max(sigma, 1e-3) * math.sqrt(2)))
 
 
-def chances(forecast: Forecast, *, left_s: float, tpot_slo_s: float, line_s: float = 0.0) -> Chances:
+def attainment(forecast: Forecast, *, left_s: float, tpot_slo_s: float, line_s: float = 0.0) -> Attainment:
     """`left_s`: until the first token is due, infinite without objective; `line_s`: to be waited before
     the sequence is placed as forecast. `tpot_slo_s` 0: no objective.
 
@@ -39,7 +39,7 @@ def chances(forecast: Forecast, *, left_s: float, tpot_slo_s: float, line_s: flo
     sigma = forecast.ttft_sigma
     if line_s > 0:
         sigma = math.hypot(forecast.ttft_s * sigma, line_s * LINE_SIGMA) / ttft_s
-    return Chances(
+    return Attainment(
         1.0 if left_s == math.inf else below(left_s, ttft_s, sigma),
         below(tpot_slo_s, forecast.tpot_s, forecast.tpot_sigma) if tpot_slo_s > 0 else 1.0,
     )

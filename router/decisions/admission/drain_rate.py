@@ -3,7 +3,7 @@
 import math
 
 REMEMBERED_S = 5.0
-"""Of time in which somebody waited: the rate is that of about so long."""
+"""Seconds of time in which somebody waited: the rate is that of about so long."""
 RETRY_AFTER_S_MIN, RETRY_AFTER_S_MAX = 1.0, 60.0
 """Clients of OpenAI's libraries do not wait for longer than a minute."""
 SMOOTHING = 0.1
@@ -11,7 +11,7 @@ COUNT_MIN = 3.0
 """Placings that make a rate."""
 
 
-class Pace:
+class DrainRate:
     """Tokens placed per second while somebody waits. While nobody does, nothing is learnt: places are taken
     as fast as requests come, which says nothing of how fast they could be."""
 

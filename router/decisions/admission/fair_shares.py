@@ -1,4 +1,4 @@
-"""Whose turn it is among tenants: the one that had least service for its weight.
+"""Tenants take turns: next is the one that had least service for its weight.
 
 Virtual token counters: Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024. A tenant that
 comes (back) to the line is lifted to the least counter of those waiting, or where nobody waits to that of
@@ -47,7 +47,7 @@ class Shares:
         return self._counters.get(tenant, self._floor)
 
     def part_of(self, tenant: str, weight: float) -> float:
-        """Of what is served, what a tenant may expect while all those that wait now go on waiting."""
+        """The share of service that a tenant may expect while all those that wait now go on waiting."""
         others = sum(w for t, w in self._waiting.items() if t != tenant)
         return weight / (weight + others)
 
@@ -56,7 +56,7 @@ class Shares:
             self._floor = max(self._floor, min(self._counters[t] for t in self._waiting))
 
     def _forget_absent(self) -> None:
-        """Who is at the floor or below starts there anyway, and these are forgotten first."""
+        """A tenant at the floor or below starts there anyway, and these are forgotten first."""
         if len(self._counters) <= ABSENT_MAX + len(self._waiting):
             return
         absent = sorted((c, t) for t, c in self._counters.items() if t not in self._waiting)

@@ -57,7 +57,7 @@ Key = tuple[int, float, int, SequenceId]
 
 @dataclass(slots=True)
 class _Queue:
-    """Of one tenant."""
+    """The waiting sequences of one tenant."""
 
     weight: float
     timely: list[Key] = field(default_factory=list[Key])
@@ -72,7 +72,7 @@ class Full(msgspec.Struct, frozen=True):
     reason: str
 
 
-class WaitLine:
+class AdmissionQueue:
     def __init__(self, *, new_max: int, class_max: dict[str, int] | None = None, tenant_max: int = 0) -> None:
         """`new_max` bounds those that were never placed; `class_max` and `tenant_max` (0: none) those of each
         class and tenant among them."""

@@ -25,7 +25,7 @@ class Promise(NamedTuple):
 
 
 class _Book:
-    """Of one tenant."""
+    """The reservations of one tenant."""
 
     def __init__(self) -> None:
         self.by_key: dict[str, Promise] = {}
@@ -34,14 +34,14 @@ class _Book:
         self.until_s = 0.0
 
 
-class Promises:
+class RetryReservations:
     """One tenant's do not hold up another's: between them their shares decide."""
 
     def __init__(self) -> None:
         self._books: dict[str, _Book] = {}
         self._count = 0
         self.returned_share = RETURN_FIRST
-        """Of those that were due lately, who came."""
+        """The share of those due lately that came."""
 
     def __len__(self) -> int:
         return self._count

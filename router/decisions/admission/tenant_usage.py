@@ -19,11 +19,11 @@ class _Held(NamedTuple):
     tokens: int
 
 
-class Holdings:
+class TenantUsage:
     def __init__(self) -> None:
         self._held: dict[SequenceId, _Held] = {}
         self._tokens: dict[str, int] = {}
-        """By tenant; none left out that holds something."""
+        """Usage by tenant; none left out that holds something."""
         self._total = 0
         self._active: dict[str, tuple[float, float]] = {}
         """Tenant -> weight, and when it last asked; in the order of the latter."""

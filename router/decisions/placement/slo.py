@@ -184,7 +184,7 @@ class _Decision:
         return _PrefillOption(worker, outlook, cached, prefill, probability, cost_s)
 
     def _decode(self, first: _PrefillOption, worker: WorkerSnapshot, *, is_aggregated: bool) -> _Option:
-        """With `worker` decoding what `first` prefills."""
+        """Judge `worker` decoding what `first` prefills."""
         predictor, needs, output = self._predictor, self._needs, self._output
         prefill, now_s = first.prefill, self._now_s
         if self._request.is_last_token:

@@ -1,4 +1,4 @@
-"""Which workers one decision looks at: of any pool a bounded number, however large the cluster is."""
+"""The workers that one decision looks at: of any pool a bounded number, however large the cluster is."""
 
 from collections.abc import Callable, Sequence
 from heapq import nlargest

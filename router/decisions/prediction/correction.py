@@ -7,9 +7,9 @@ from statistics import median
 FLOOR_S = 1e-4
 """Added to both sides of a ratio: below it nothing is a matter of the model."""
 RATIO_MAX = 3.0
-"""Of ln(actual / predicted), either way: what is further off says no more than that."""
+"""Bound of ln(actual / predicted), either way: what is further off says no more than that."""
 WEIGHT_MIN = 0.05
-"""Of the newest observation: about twenty are remembered."""
+"""Least weight of the newest observation: about twenty are remembered."""
 PRIOR_COUNT = 2.0
 """A fleet's experience counts as so many observations of a worker that has none."""
 HUBER = 2.0

@@ -67,7 +67,7 @@ class OutputLengths:
         self._mean += weight * (generated_count - self._mean)
 
     def expected(self, tokens_max: int) -> float:
-        """Of one that may have `tokens_max` at most; at least 1."""
+        """Expected tokens of an answer that may have `tokens_max` at most; at least 1."""
         return max(1.0, min(self._mean, float(tokens_max)))
 
     @property

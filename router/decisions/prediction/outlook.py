@@ -10,13 +10,13 @@ class Outlook(NamedTuple):
     decoding: float
     """Sequences that decode there now."""
     mean_context: float
-    """Of one that decodes there, now or later."""
+    """Mean tokens of a sequence that decodes there, now or later."""
     beside_s: float
     """What those that decode now add to a step."""
     step_s: float
-    """Of a step that only decodes."""
+    """Seconds of a step that only decodes."""
     chunk_tokens: int
-    """Of a prompt, in one step beside them."""
+    """Prompt tokens in one step beside them."""
     token_s: float
     """Per prompt token of full steps."""
     head_s: float

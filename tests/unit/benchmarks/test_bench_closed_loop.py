@@ -1,4 +1,4 @@
-"""The closed loop keeps its concurrency, counts what it says, and does not compare failures."""
+"""The closed loop keeps its concurrency, counts correctly, and does not compare failures."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -10,15 +10,17 @@ import pytest
 
 from baton.core.errors import SetupError
 from benchmarks import closed_loop
-from benchmarks.closed_loop import Load, LoadResult
+from benchmarks.closed_loop import ClosedLoopLoad, LoadResult
 from loadgen.client import parse_url
 
-LOAD = Load(concurrency=3, requests=12, prompt_tokens=5, output_tokens=4, first_token=10, end_token=20)
+LOAD = ClosedLoopLoad(
+    concurrency=3, requests=12, prompt_tokens=5, output_tokens=4, first_token=10, end_token=20
+)
 
 
 class FakeServer:
-    """Streams `max_tokens` one-word events; fails request `fail_at`. `is_transformers`: in chunks, without
-    `[DONE]`; `breaks_off`: without the last chunk too."""
+    """Streams `max_tokens` one-word events, and fails request `fail_at`. `is_transformers` streams in chunks
+    without `[DONE]`; `breaks_off` also leaves out the last chunk."""
 
     def __init__(self, *, fail_at=None, cut_to=None, is_transformers=False, breaks_off=False):
         self.is_transformers, self.breaks_off = is_transformers, breaks_off
@@ -96,7 +98,7 @@ async def test_a_run_with_a_failure_or_a_short_answer_is_no_result(fake):
 
 
 async def test_a_server_of_another_dialect_gets_words_and_only_fields_it_knows():
-    """Those that `transformers serve` 5.23 takes; it says the end by HTTP alone."""
+    """The fields are those that `transformers serve` 5.23 takes; HTTP alone marks the end."""
     fake = FakeServer(is_transformers=True)
     async with listening(fake) as server:
         server = replace(server, says_done=False)

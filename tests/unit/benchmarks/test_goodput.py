@@ -1,4 +1,4 @@
-"""Figures and plans of the goodput bench, and what a peers file may say."""
+"""Figures and plans of the goodput bench, and the content of a peers file."""
 
 import json
 from pathlib import Path
@@ -10,11 +10,19 @@ from hypothesis import strategies as st
 from baton.core.errors import SetupError
 from benchmarks import goodput_variants
 from benchmarks.goodput import Bench, TraceUse, found, make_offered
-from benchmarks.goodput_result import ANY_OBJECTIVES, Point, Run, RunKey, goodput_of, make_curves, make_ratios
+from benchmarks.goodput_result import (
+    ANY_OBJECTIVES,
+    GoodputRun,
+    Point,
+    RunKey,
+    goodput_of,
+    make_curves,
+    make_ratios,
+)
 from benchmarks.goodput_variants import baton_variants, choose, read_peers
 from loadgen.files import write_records
-from loadgen.records import Outcome, Record
-from loadgen.report import Settings
+from loadgen.records import RequestOutcome, RequestRecord
+from loadgen.report import RunSettings
 from loadgen.slo import Slo
 
 EXAMPLE = Path(__file__).parents[3] / "docs/examples/goodput-peers.toml"
@@ -25,9 +33,9 @@ def a_point(rate, attained):
     return Point(rate, attained, attained, attained, rate * attained, None, None, None, None, 0.0, 0.0, 1)
 
 
-def a_record(index, *, ttft=0.5, tpot=0.01, outcome=Outcome.COMPLETED):
+def a_record(index, *, ttft=0.5, tpot=0.01, outcome=RequestOutcome.COMPLETED):
     at_s = index * 0.5
-    return Record(
+    return RequestRecord(
         index,
         planned_s=at_s,
         token_instants_s=[at_s + ttft, at_s + ttft + 9 * tpot],
@@ -38,7 +46,7 @@ def a_record(index, *, ttft=0.5, tpot=0.01, outcome=Outcome.COMPLETED):
 
 
 def a_run(variant, rate, records, *, objectives=ANY_OBJECTIVES, number=0):
-    return Run(RunKey(variant, "azure", objectives, rate, number), records, {})
+    return GoodputRun(RunKey(variant, "azure", objectives, rate, number), records, {})
 
 
 def test_goodput_is_where_the_line_crosses_the_share_to_attain():
@@ -69,8 +77,8 @@ def test_refused_failed_and_slow_requests_all_miss():
         a_record(0),
         a_record(1, ttft=1.5),
         a_record(2, tpot=0.05),
-        a_record(3, outcome=Outcome.REFUSED),
-        a_record(4, outcome=Outcome.FAILED),
+        a_record(3, outcome=RequestOutcome.REFUSED),
+        a_record(4, outcome=RequestOutcome.FAILED),
     ]
     tight, loose = make_curves([a_run("p", 2, records)], {"tight": TIGHT, "loose": LOOSE})
     assert (tight.points[0].attained, loose.points[0].attained) == (1 / 5, 2 / 5)
@@ -178,7 +186,7 @@ def test_runs_on_disk_are_read_back_and_those_missing_left_out(tmp_path):
         progress=lambda _: None,
     )
     key = RunKey(variant.name, "azure", "tight", 4.0, 0)
-    settings = Settings(trace="azure", target="t", model="m", options={"requests": 1})
+    settings = RunSettings(trace="azure", target="t", model="m", options={"requests": 1})
     write_records(tmp_path / key.file_name, [a_record(0)], settings)
     (run,) = found(bench, [variant])
     assert (run.key, run.facts, len(run.records)) == (key, {"requests": 1}, 1)

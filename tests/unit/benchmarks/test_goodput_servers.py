@@ -1,4 +1,4 @@
-"""Starting and ending what is compared: real processes, a server of a few lines in place of a peer."""
+"""Starting and ending compared servers: real processes, with a server of a few lines in place of a peer."""
 
 import os
 import select
@@ -7,7 +7,7 @@ import pytest
 
 from baton.core.errors import SetupError
 from benchmarks import goodput_servers
-from benchmarks.goodput_variants import Process, Variant
+from benchmarks.goodput_variants import Process, ServerVariant
 
 SERVER = """
 import http.server, os, sys, subprocess
@@ -28,7 +28,7 @@ def a_variant(pids):
     server = Process("behind", ["{python}", "-c", SERVER, "{port}", str(pids)], ready="/health")
     command = ["{python}", "-m", "benchmarks.proxies.round_robin", "--port", "{port}"]
     front = Process("front", [*command, "--to", "127.0.0.1:{port:behind}"])
-    return Variant("pair", [server, front])
+    return ServerVariant("pair", [server, front])
 
 
 def has_ended(pidfd):
@@ -52,6 +52,6 @@ async def test_a_process_that_ends_at_its_start_is_told_with_its_log(tmp_path):
     broken = Process("broken", ["{python}", "-c", "raise SystemExit('no such model')"], ready="/health")
     with pytest.raises(SetupError, match="no such model"):
         async with goodput_servers.running(
-            Variant("broken", [broken]), model=tmp_path, cores=[0], logs=tmp_path
+            ServerVariant("broken", [broken]), model=tmp_path, cores=[0], logs=tmp_path
         ):
             pass

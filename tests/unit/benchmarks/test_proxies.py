@@ -1,4 +1,4 @@
-"""The fronts that peers are measured behind, with servers that answer by hand."""
+"""The front ends that peers are measured behind, with fake servers."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ def http(body, status=200):
 
 @contextlib.asynccontextmanager
 async def a_server(answer, seen):
-    """Answers each request with `answer(body)`; `seen` gets the bodies."""
+    """Answer each request with `answer(body)`; `seen` gets the bodies."""
 
     async def handle(reader, writer):
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
@@ -107,7 +107,7 @@ async def test_a_body_that_is_not_json_is_a_400():
 async def round_robin_front(*servers):
     turns, dialling = itertools.cycle(servers), set()
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: round_robin.Client(turns, dialling), "127.0.0.1", 0)
+    server = await loop.create_server(lambda: round_robin.ProxiedClient(turns, dialling), "127.0.0.1", 0)
     async with server:
         yield server.sockets[0].getsockname()
 

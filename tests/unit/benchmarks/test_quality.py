@@ -1,4 +1,4 @@
-"""The quality check: its figures against transformers, and that it notices damage."""
+"""The quality bench: its figures agree with transformers, and it notices damage."""
 
 import json
 import math
@@ -14,20 +14,20 @@ from typer.testing import CliRunner
 from baton.config import EngineConfig, ModelConfig
 from baton.core.errors import SetupError
 from benchmarks import quality
-from benchmarks.cli import app
-from benchmarks.quality import Plan, measure, text_tokens, variant_model
-from engine import sources
+from benchmarks.quality import QualityPlan, measure, text_tokens, variant_model
+from commands.bench import app
 from engine.kernels.weights import DenseMatrix, IntMatrix
+from engine.loading import sources
 from engine.quant.round import round_int8
 from tests.models import make_model
 
 ENGINE = EngineConfig(kv_bytes=2**22, block_tokens=16, threads=1)
-PLAN = Plan(tokens_max=200, context_tokens=80, chunk_tokens=32)
+PLAN = QualityPlan(tokens_max=200, context_tokens=80, chunk_tokens=32)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A little trained: random weights predict nothing, and their perplexity says nothing."""
+    """A model with a little training, because the perplexity of random weights is meaningless."""
     folder = make_model(tmp_path_factory.mktemp("quality") / "m", "qwen2", num_hidden_layers=1)
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
     ids = torch.tensor([text_tokens(folder, None, 512)])
@@ -105,8 +105,8 @@ def test_what_cannot_be_measured_is_said(folder: Path, tmp_path: Path) -> None:
         measure(base, [("other", ModelConfig(path=str(other)))], ENGINE, ids, PLAN, lambda _: None)
     with pytest.raises(SetupError, match="too short"):
         measure(base, [], ENGINE, ids[:1], PLAN, lambda _: None)
-    with pytest.raises(SetupError, match="variant int3 is not known"):
+    with pytest.raises(SetupError, match="no variant int3"):
         variant_model("int3", base)
     with pytest.raises(SetupError, match="blocks of KV"):
         measure(base, [], EngineConfig(kv_bytes=2**14, block_tokens=16, threads=1),
-                text_tokens(folder, None, 200), Plan(context_tokens=200), lambda _: None)  # fmt: skip
+                text_tokens(folder, None, 200), QualityPlan(context_tokens=200), lambda _: None)  # fmt: skip

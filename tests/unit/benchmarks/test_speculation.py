@@ -1,4 +1,4 @@
-"""The bench of speculation: it guesses, its texts are what they are called, and it notices a wrong token."""
+"""The speculation bench: it speculates, its texts deserve their names, and it notices a wrong token."""
 
 import json
 from pathlib import Path
@@ -12,9 +12,9 @@ from baton.config import EngineConfig, ModelConfig
 from baton.core.errors import SetupError
 from baton.core.steps import StepPlan, StepResult
 from benchmarks import speculation
-from benchmarks.cli import app
-from benchmarks.speculation import Load, TokensDiffer, measure, passages
-from engine.executor import Executor
+from benchmarks.speculation import SpeculationLoad, TokensDiffer, measure, passages
+from commands.bench import app
+from engine.execution.executor import Executor
 from tests.models import make_model
 
 ENGINE = EngineConfig(kv_bytes=2**21, block_tokens=16, threads=1)
@@ -22,8 +22,8 @@ ENGINE = EngineConfig(kv_bytes=2**21, block_tokens=16, threads=1)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Greedy, it says the last token again for ever: its layer adds nothing and its embeddings are tied. At
-    temperature 1 it says anything: its logits are small."""
+    """The greedy model repeats the last token for ever, because its layer adds nothing and its embeddings are
+    tied. At temperature 1 it gives any token, because its logits are small."""
     path = tmp_path_factory.mktemp("speculation") / "m"
     make_model(path, num_hidden_layers=1, tie_word_embeddings=True)
     file = path / "model.safetensors"
@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def steady_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether guesses pay follows from how long steps take; here all take as long."""
+    """Speculation pays or not by how long steps take; here all take equally long."""
     execute = Executor.execute
 
     def steady(self: Executor, plan: StepPlan) -> StepResult:
@@ -47,13 +47,13 @@ def steady_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Executor, "execute", steady)
 
 
-def run(folder: Path, load: Load, **engine: str) -> list[speculation.TextResult]:
+def run(folder: Path, load: SpeculationLoad, **engine: str) -> list[speculation.TextResult]:
     settings = ENGINE.model_copy(update=engine)
     return measure(ModelConfig(path=str(folder)), settings, load, progress=lambda text: None)
 
 
 def test_drafts_come_true_where_text_repeats_and_are_not_made_where_it_does_not(folder: Path):
-    results = {(r.text, r.mode): r for r in run(folder, Load(batch=2, tokens=48, rounds=1))}
+    results = {(r.text, r.mode): r for r in run(folder, SpeculationLoad(batch=2, tokens=48, rounds=1))}
     assert list(results) == [(text, mode) for text in speculation.TEXTS for mode in ("off", "ngram")]
     assert all(r.tokens_per_s > 0 for r in results.values())
     assert all(
@@ -65,7 +65,7 @@ def test_drafts_come_true_where_text_repeats_and_are_not_made_where_it_does_not(
 
 
 def test_a_draft_model_takes_part(folder: Path):
-    results = run(folder, Load(tokens=8, rounds=1), draft_model=str(folder))
+    results = run(folder, SpeculationLoad(tokens=8, rounds=1), draft_model=str(folder))
     assert [r.mode for r in results[:3]] == ["off", "ngram", "draft"]
     assert results[2].accepted > 0
 
@@ -111,6 +111,6 @@ def test_the_command_prints_json(folder: Path):
 
 def test_a_load_that_does_not_fit_is_refused(folder: Path):
     with pytest.raises(SetupError, match=r"--tokens 9000: .* context"):
-        run(folder, Load(tokens=9000))
+        run(folder, SpeculationLoad(tokens=9000))
     with pytest.raises(SetupError, match=r"--batch 4000: .* KV blocks"):
-        run(folder, Load(batch=4000))
+        run(folder, SpeculationLoad(batch=4000))

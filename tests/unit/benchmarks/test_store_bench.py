@@ -5,7 +5,7 @@ import pytest
 from typer.testing import CliRunner
 
 from baton.core.errors import SetupError
-from benchmarks.cli import app
+from commands.bench import app
 
 
 @pytest.mark.parametrize("has_fio", [True, False])

@@ -92,7 +92,7 @@ def test_what_has_ended_is_told_by_the_exit_status(folder):
 def test_the_authority_changes_without_a_moment_of_distrust(folder):
     old = credentials(folder)
     run("rotate-ca", folder)
-    assert credentials(folder).cert == old.cert  # the former authority's still counts
+    assert credentials(folder).cert == old.cert  # the former authority's is still valid
     with pytest.raises(SetupError, match="former authority"):
         run("rotate-ca", folder, "--finish")
     run("renew", folder, "--within-days", "99999")

@@ -1,4 +1,4 @@
-"""Files that people name: replaced where they are files, written to where they are not."""
+"""Output files that people name: regular files are replaced, others are written to."""
 
 import errno
 import os
@@ -85,7 +85,7 @@ def test_a_reader_that_left_is_told(tmp_path):
 
 
 def test_where_standard_output_goes_is_written_to_and_not_replaced(tmp_path):
-    """A file that the shell opened: what was printed there before stays."""
+    """The shell opened the file, and text that was printed there before stays."""
     out = tmp_path / "out"
     for name in ("/dev/stdout", "-", str(out)):
         code = (
@@ -144,7 +144,7 @@ FULL = 1000
 
 
 def run_baton(arguments, stdout, cwd):
-    """With files of `FULL` bytes at most: what is behind that cannot be written, as on a full disk."""
+    """Run with files of at most `FULL` bytes; writing beyond fails, as on a full disk."""
     signal_first = (
         "import signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
         f"sys.argv = ['baton', *{arguments!r}]; from baton.__main__ import main; main()"

@@ -1,14 +1,14 @@
-"""Several models in the configuration: what an entry may say, and each model as if it were alone."""
+"""Several models in the configuration: the content of an entry, and each model's own configuration."""
 
 import json
 
 import pytest
 
 from baton.config import Config
+from baton.config.served_models import each_model, worker_count
 from baton.core.errors import SetupError
 from commands.settings import load_config, overlay
 from control_plane.child import child_environment
-from engine.served_models import each_model, worker_count
 
 FILE = """
 models:
@@ -81,7 +81,7 @@ def test_children_see_the_same_models(path, monkeypatch):
     for name, value in child_environment(config).items():
         monkeypatch.setenv(name, value)
     assert each_model(load_config()) == each_model(config)
-    # What a worker is told is of one model, whatever the environment says.
+    # A worker's configuration has one model, whatever the environment says.
     assert not overlay(each_model(config)["small"], ["engine.threads=3"]).models
 
 
@@ -131,7 +131,7 @@ def test_a_bad_file_is_named(tmp_path, name, text, said):
 
 
 def test_names_are_one_things(path):
-    with pytest.raises(SetupError, match=r"model\.path is of one model"):
+    with pytest.raises(SetupError, match=r"model\.path describes one model"):
         each_model(load_config([], {"model.path": "x"}, models=path))
     with pytest.raises(SetupError, match="small is the name of something else"):
         each_model(load_config(["models.org/chat.v2.model.adapters=small=x"], models=path))

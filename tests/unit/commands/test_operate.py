@@ -1,4 +1,4 @@
-"""The operators' commands, against a control plane that says what it is told to."""
+"""The operators' commands, against a fake control plane."""
 
 import asyncio
 import os
@@ -39,13 +39,13 @@ STATE = ClusterState("x", (Pool("tiny", {Role.DECODE: 1}),), (REPLICA,), (NodeSt
 
 
 class Control:
-    """Decides at once, and is done with it when it is asked the next time."""
+    """A control plane that accepts an order at once, and is done with it at the next request."""
 
     def __init__(self):
         self.orders, self.decisions = [], []
         self.outcome, self.then = Outcome.ACCEPTED, Outcome.DONE
         self.unsettled_looks = 0
-        """The first looks after an order at which something is still missing."""
+        """Number of requests after an order at which something is still missing."""
 
     def order(self, order):
         self.orders.append(order)

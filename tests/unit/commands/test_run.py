@@ -1,4 +1,4 @@
-"""What is wrong with a command line is one plain line."""
+"""An error in a command line is one plain line."""
 
 import pytest
 import typer

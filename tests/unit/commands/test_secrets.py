@@ -1,4 +1,4 @@
-"""What is secret in the configuration is not shown, wherever the configuration is."""
+"""Secrets of the configuration are never shown."""
 
 import logging
 
@@ -52,7 +52,7 @@ def test_a_wrong_setting_beside_a_secret_does_not_show_it():
 
 
 def test_keys_and_tokens_are_named_by_place():
-    """A value that is a path needs no mask; one day somebody adds a setting that holds the thing itself."""
+    """A value that is a path needs no mask. The test notices if a new setting holds a secret itself."""
     for section in (TlsConfig, AccessConfig):
         for name, info in section.model_fields.items():
             said = (info.description or "").lower()

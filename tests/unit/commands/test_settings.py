@@ -61,7 +61,7 @@ def test_every_setting_is_listed_and_can_be_set_to_its_own_default(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     listed = list(settings())
     assert len(listed) == 1 + sum(len(section.model_fields) for section in sections().values())
-    assert listed[0][0] == "models"  # which is made of the others
+    assert listed[0][0] == "models"  # it consists of the others
     for name, kind, default, variable, _ in listed[1:]:
         assert kind
         assert variable == f"BATON_{name.replace('.', '__').upper()}"

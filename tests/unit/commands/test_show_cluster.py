@@ -1,4 +1,4 @@
-"""`baton status`, as people see it."""
+"""The output of `baton status`."""
 
 from io import StringIO
 

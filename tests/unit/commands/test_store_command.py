@@ -1,4 +1,4 @@
-"""`baton store`: what a person reads, and what they are told when there is nothing to read."""
+"""The output of `baton store`, and its errors if there is nothing to show."""
 
 import json
 import re

@@ -3,24 +3,21 @@
 from random import Random
 
 from baton.core.costs import StepCosts
+from baton.core.demand import Bin, ClassLoad, Traits, bin_of
 from baton.core.messages import Role
 from control_plane.autoscaler.decide import Autoscaler
-from control_plane.autoscaler.sizing import Prompt, prompts_missed
+from control_plane.autoscaler.sizing import PromptGroup, prompts_missed
 from control_plane.autoscaler.values import (
-    Bin,
+    AutoscalerSettings,
     Bounds,
-    ClassLoad,
-    Objective,
+    LatencyObjective,
     Observation,
     RoleState,
-    Settings,
-    Traits,
-    bin_of,
 )
 
 KIND = Traits(StepCosts(0.02, 1e-4, 1e-4, 1e-9), chunk_tokens=2048, batch_max=128, pool_tokens=400_000)
 TRAITS = {Role.PREFILL: KIND, Role.DECODE: KIND}
-OBJECTIVE = Objective(2.0, 0.03)
+OBJECTIVE = LatencyObjective(2.0, 0.03)
 PROMPT, OUTPUT = 4000, 300
 
 
@@ -31,7 +28,7 @@ def settings(**more):
         "start_s": 120.0,
         "patience_s": 300.0,
     }
-    return Settings(**{**values, **more})
+    return AutoscalerSettings(**{**values, **more})
 
 
 def load_of(requests, *, prompt=PROMPT, output=OUTPUT, missed=0):
@@ -86,7 +83,7 @@ class World:
         requests = poisson(self.rng, mean) if noise else round(mean)
         work = rate * KIND.costs.prompt_s(0, prompt, chunk_tokens=KIND.chunk_tokens)
         share = prompts_missed(
-            [Prompt(1.0, work / max(rate, 1e-9), OBJECTIVE.ttft_s)],
+            [PromptGroup(1.0, work / max(rate, 1e-9), OBJECTIVE.ttft_s)],
             work=work,
             servers=self.counts[Role.PREFILL],
         )

@@ -11,8 +11,8 @@ from baton.core.errors import SetupError
 from baton.core.ids import RouterId, WorkerId
 from baton.core.messages import Role
 from baton.core.operate import ClusterState, Pool, ReplicaState, ReplicaStatus, Resize, RouterState
-from control_plane.autoscaler.live import LiveAutoscaler, RouterLoads, StateWatch, typical
-from control_plane.autoscaler.values import Memory
+from control_plane.autoscaler.live import LiveAutoscaler, RouterLoads, TransitionTimes, typical
+from control_plane.autoscaler.values import AutoscalerMemory
 from control_plane.scaling import live_settings, scaled_roles
 from tests.unit.control_plane.autoscale_world import KIND, settings
 
@@ -48,8 +48,8 @@ def replica(name, role, state, *, for_s=1.0, life="x", number=1):
 def cluster(prefill=2, decode=2, *, state=ReplicaState.RUNNING, routers=(R1,)):
     counts = {P: prefill, D: decode}
     replicas = [replica(f"{role}-{i}", role, state) for role, n in counts.items() for i in range(n)]
-    told = tuple(RouterState(r, "h:1", "h:2") for r in routers)
-    return ClusterState("x", (Pool("m", counts),), tuple(replicas), routers=told)
+    listed = tuple(RouterState(r, "h:1", "h:2") for r in routers)
+    return ClusterState("x", (Pool("m", counts),), tuple(replicas), routers=listed)
 
 
 WORKERS = (worker("prefill-0.x1", P), worker("decode-0.x1", D))
@@ -61,26 +61,26 @@ def arrivals(loads):
 
 def test_what_came_is_the_difference_of_totals_whichever_reports_were_heard():
     loads = RouterLoads(now_s=0.0)
-    loads.heard(report(R1, 5, up_s=3.0), now_s=5.0)  # it began after we looked: all of it is new
-    loads.heard(report(R1, 9), now_s=8.0)
-    loads.heard(report(R1, 9), now_s=9.0)
+    loads.on_report(report(R1, 5, up_s=3.0), now_s=5.0)  # it began after we looked: all of it is new
+    loads.on_report(report(R1, 9), now_s=8.0)
+    loads.on_report(report(R1, 9), now_s=9.0)
     assert arrivals(loads.take([R1], now_s=10.0)) == 9
-    loads.heard(report(R1, 12), now_s=15.0)
+    loads.on_report(report(R1, 12), now_s=15.0)
     assert arrivals(loads.take([R1], now_s=20.0)) == 3
     assert arrivals(loads.take([R1], now_s=30.0)) == 0
 
 
 def test_what_an_older_router_counted_before_this_control_plane_began_is_not_counted():
     loads = RouterLoads(now_s=0.0)
-    loads.heard(report(R1, 1_000_000, up_s=9000.0), now_s=1.0)
-    loads.heard(report(R1, 1_000_002, up_s=9010.0), now_s=11.0)
+    loads.on_report(report(R1, 1_000_000, up_s=9000.0), now_s=1.0)
+    loads.on_report(report(R1, 1_000_002, up_s=9010.0), now_s=11.0)
     assert arrivals(loads.take([R1], now_s=15.0)) == 2
 
 
 def test_a_router_that_is_gone_is_counted_once_more_and_forgotten():
     loads = RouterLoads(now_s=0.0)
-    loads.heard(report(R1, 4, up_s=1.0, queued=2), now_s=2.0)
-    loads.heard(report(R2, 1, up_s=1.0), now_s=2.0)
+    loads.on_report(report(R1, 4, up_s=1.0, queued=2), now_s=2.0)
+    loads.on_report(report(R2, 1, up_s=1.0), now_s=2.0)
     assert arrivals(loads.take([R2], now_s=15.0)) == 5
     assert loads.queued == (0, 0)
     assert loads.silent([R1, R2], now_s=15.0) == [R1, R2]
@@ -88,13 +88,13 @@ def test_a_router_that_is_gone_is_counted_once_more_and_forgotten():
 
 def test_a_worker_is_as_the_router_says_that_heard_it_last():
     loads = RouterLoads(now_s=0.0)
-    loads.heard(report(R1, 0, workers=[worker("w", P, age_s=0.2, waiting=7)]), now_s=1.0)
-    loads.heard(report(R2, 0, workers=[worker("w", P, age_s=5.0, waiting=9)]), now_s=1.0)
+    loads.on_report(report(R1, 0, workers=[worker("w", P, age_s=0.2, waiting=7)]), now_s=1.0)
+    loads.on_report(report(R2, 0, workers=[worker("w", P, age_s=5.0, waiting=9)]), now_s=1.0)
     assert loads.workers()[WorkerId("w")].waiting_tokens == 7
 
 
 def test_starts_switches_and_drains_are_timed_but_not_workers_that_were_found():
-    watch = StateWatch()
+    watch = TransitionTimes()
     starting, running = ReplicaState.STARTING, ReplicaState.RUNNING
     begin = [
         replica("decode-0", D, starting, for_s=1.0),
@@ -103,14 +103,14 @@ def test_starts_switches_and_drains_are_timed_but_not_workers_that_were_found():
         replica("prefill-1", P, ReplicaState.DRAINING, for_s=3.0),
         replica("prefill-2", P, starting, for_s=1.0),
     ]
-    watch.saw(begin, life="x", now_s=100.0)
+    watch.observe(begin, life="x", now_s=100.0)
     later = [
         replica("decode-0", D, running, for_s=0.5),
         replica("decode-1", D, running, for_s=0.5, life="old"),
         replica("prefill-0", D, running, for_s=1.5),
         replica("prefill-2", P, ReplicaState.WAITING, for_s=0.1),
     ]
-    watch.saw(later, life="x", now_s=130.0)
+    watch.observe(later, life="x", now_s=130.0)
     assert watch.take() == ((30.5,), (33.0,), (30.5,))
     assert watch.take() == ((), (), ())
 
@@ -124,7 +124,7 @@ def run(scaler, state, *, rate, seconds, since_s=0.0):
     orders = []
     for step in range(1, int(seconds / 15) + 1):
         now_s = since_s + 15.0 * step
-        scaler.heard(report(R1, round(rate * now_s), up_s=now_s, workers=WORKERS), now_s=now_s - 1)
+        scaler.on_report(report(R1, round(rate * now_s), up_s=now_s, workers=WORKERS), now_s=now_s - 1)
         if (order := scaler.decide(state, now_s=now_s)) is not None:
             orders.append(order)
     return orders
@@ -152,19 +152,19 @@ def test_advice_is_said_once_and_again_when_it_changes():
 
 def test_nothing_is_decided_while_a_router_is_silent():
     scaler = live()
-    scaler.heard(report(R1, 1000, up_s=10.0, workers=WORKERS), now_s=14.0)
+    scaler.on_report(report(R1, 1000, up_s=10.0, workers=WORKERS), now_s=14.0)
     assert scaler.decide(cluster(1, 1, routers=(R1, R2)), now_s=15.0) is None
     assert "r2" in scaler.state().text
     assert scaler.decide(cluster(1, 1, routers=()), now_s=15.0) is None
-    assert scaler.state().text == "no router is there"
-    scaler.heard(report(R2, 0, up_s=5.0), now_s=15.5)
+    assert scaler.state().text == "there is no router"
+    scaler.on_report(report(R2, 0, up_s=5.0), now_s=15.5)
     assert scaler.decide(cluster(1, 1, routers=(R1, R2)), now_s=16.0) is not None
     assert scaler.state().text == ""
 
 
 def test_a_role_that_nobody_has_yet_is_reckoned_with_as_the_others():
     scaler = live()
-    scaler.heard(report(R1, 200, up_s=10.0, workers=[worker("prefill-0.x1", P)]), now_s=14.0)
+    scaler.on_report(report(R1, 200, up_s=10.0, workers=[worker("prefill-0.x1", P)]), now_s=14.0)
     order = scaler.decide(cluster(1, 0), now_s=15.0)
     assert order is not None
     assert isinstance(order.action, Resize)
@@ -174,8 +174,8 @@ def test_a_role_that_nobody_has_yet_is_reckoned_with_as_the_others():
 def test_what_was_learnt_outlives_the_process():
     scaler = live(replica_hours_per_day=100.0)
     run(scaler, cluster(3, 3), rate=2.0, seconds=1800)
-    scaler.scaler.recall(Memory(start_s=(77.0,), corrections={P: 1.2}), 1800.0, away_s=0.0)
-    memory = msgspec.json.decode(msgspec.json.encode(scaler.memory(now_s=1800.0)), type=Memory)
+    scaler.scaler.recall(AutoscalerMemory(start_s=(77.0,), corrections={P: 1.2}), 1800.0, away_s=0.0)
+    memory = msgspec.json.decode(msgspec.json.encode(scaler.memory(now_s=1800.0)), type=AutoscalerMemory)
     assert memory.traits[P] == KIND
     spent = sum(hours for _, hours in scaler.memory(now_s=1800.0).spent)
     after = live(replica_hours_per_day=100.0)

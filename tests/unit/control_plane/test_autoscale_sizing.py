@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from baton.core.demand import BINS_MAX, bin_of
 from control_plane.autoscaler.forecast import MARGIN_MAX, Forecaster, quantile
 from control_plane.autoscaler.sizing import (
-    Decoding,
-    Prompt,
+    DecodeLoad,
+    PromptGroup,
     aggregated_needed,
     batch_of,
     decode_needed,
@@ -45,7 +45,7 @@ def test_one_server_with_exponential_service_misses_as_its_tail_says():
     """M/M/1: P(wait > t) = rho exp(-(mu - lambda) t). Two kinds stand for C² = 1."""
     # A mix of two service times with a squared coefficient of variation of one.
     short, long = 0.0, 2.0
-    prompts = [Prompt(0.5, short + 1e-9, 5.0), Prompt(0.5, long, 5.0)]
+    prompts = [PromptGroup(0.5, short + 1e-9, 5.0), PromptGroup(0.5, long, 5.0)]
     missed = prompts_missed(prompts, work=0.5, servers=1)
     waits = [0.5 * math.exp(-0.5 * (5.0 - s)) for s in (short, long)]
     assert missed == pytest.approx(sum(waits) / 2, rel=1e-6)
@@ -59,7 +59,7 @@ services = st.lists(
 @hypothesis_settings(max_examples=80, deadline=None)
 @given(services, st.floats(0.1, 30), st.floats(1.01, 2))
 def test_more_work_never_takes_fewer_and_more_replicas_never_miss_more(kinds, work, factor):
-    prompts = [Prompt(*kind) for kind in kinds]
+    prompts = [PromptGroup(*kind) for kind in kinds]
     few = prefill_needed(prompts, work=work, missed_max=0.05)
     assert prefill_needed(prompts, work=work * factor, missed_max=0.05) >= few > work
     misses = [prompts_missed(prompts, work=work, servers=n) for n in range(int(work) + 1, int(work) + 12)]
@@ -69,22 +69,22 @@ def test_more_work_never_takes_fewer_and_more_replicas_never_miss_more(kinds, wo
 @hypothesis_settings(max_examples=80, deadline=None)
 @given(st.floats(1, 50_000), st.floats(10, 60_000), st.sampled_from([0.0, 0.025, 0.03, 0.1]), st.floats(1, 3))
 def test_more_tokens_never_take_fewer_decode_workers(tokens, context, tpot, factor):
-    load = Decoding(tokens, context, tpot)
+    load = DecodeLoad(tokens, context, tpot)
     count = decode_needed(load, KIND)
     assert count >= 1
-    assert decode_needed(Decoding(tokens * factor, context, tpot), KIND) >= count
-    prompts = [Prompt(1.0, 0.1, 2.0)]
+    assert decode_needed(DecodeLoad(tokens * factor, context, tpot), KIND) >= count
+    prompts = [PromptGroup(1.0, 0.1, 2.0)]
     assert aggregated_needed(prompts, load, KIND, work=1.0, missed_max=0.05) >= 1
 
 
 def test_the_batch_obeys_littles_law():
-    load = Decoding(3000.0, 4000.0, 0.03)
+    load = DecodeLoad(3000.0, 4000.0, 0.03)
     batch = batch_of(load, KIND, replicas=2)
     step_s = KIND.costs.step_s(decodes=batch, context_tokens=batch * 4000.0)
     assert batch / step_s == pytest.approx(1500.0)
     full = largest_batch(load, KIND)
     assert KIND.costs.step_s(decodes=full, context_tokens=full * 4000.0) <= 0.03 + 1e-9
-    assert batch_of(Decoding(1e9, 4000.0, 0.03), KIND, replicas=1) == math.inf
+    assert batch_of(DecodeLoad(1e9, 4000.0, 0.03), KIND, replicas=1) == math.inf
 
 
 def test_prompts_are_binned_by_length():

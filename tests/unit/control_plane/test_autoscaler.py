@@ -11,7 +11,7 @@ from baton.core.messages import Role
 from control_plane.autoscaler.decide import Autoscaler
 from control_plane.autoscaler.record import Journal
 from control_plane.autoscaler.settings import objectives_of, settings_of
-from control_plane.autoscaler.values import Bounds, Objective, RoleState, RoleSwitch
+from control_plane.autoscaler.values import Bounds, LatencyObjective, RoleState, RoleSwitch
 from tests.unit.control_plane.autoscale_world import TRAITS, World, observed, settings
 
 P, D = Role.PREFILL, Role.DECODE
@@ -187,7 +187,7 @@ def test_a_budget_leaves_all_roles_short_alike():
     sized = world.decisions[-1].sized
     shares = [world.counts[role] / sized[role].needed for role in (P, D)]
     assert max(shares) - min(shares) < 0.5
-    assert any("the budget allows 6" in reason for reason in world.decisions[-1].reasons)
+    assert any("limited to 6 by the budget" in reason for reason in world.decisions[-1].reasons)
 
 
 def test_a_days_hours_are_not_overspent():
@@ -271,7 +271,7 @@ def test_settings_come_from_the_configuration():
         hold_s=12.0,
     )
     assert made.bounds == {P: Bounds(1, 3), D: Bounds(1, 8)}
-    assert made.objectives == {"": Objective(0.5, 0.02), "fast": Objective(0.5, 0.02)}
+    assert made.objectives == {"": LatencyObjective(0.5, 0.02), "fast": LatencyObjective(0.5, 0.02)}
     assert (made.attain, made.hold_s) == (0.9, 12.0)
     with pytest.raises(ValueError, match="decode_min: 9 is above decode_max, 8"):
         AutoscaleConfig(decode_min=9)

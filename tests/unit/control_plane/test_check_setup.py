@@ -9,7 +9,7 @@ import pytest
 from baton.config import Config
 from baton.core.errors import SetupError
 from control_plane.launch import check_setup
-from engine import model_check
+from engine.model_files import check as model_check
 from tests.models import make_model
 
 

@@ -11,12 +11,12 @@ from baton.core.messages import Role
 from baton.core.operate import NodeState, Pool, Version
 from control_plane.control import check_reach, nodes_of
 from control_plane.control_child import ControlChild
-from control_plane.orders import Record
+from control_plane.orders import ControlRecord
 from control_plane.reconcile_events import RestartPolicy
 from control_plane.record_file import RecordFile
 
 POLICY = RestartPolicy(0.01, 0.01, 60.0, 10.0, 30.0)
-RECORD = Record((Pool("m", {Role.DECODE: 2}, Version("2", ("engine.threads=1",))),), ("node",))
+RECORD = ControlRecord((Pool("m", {Role.DECODE: 2}, Version("2", ("engine.threads=1",))),), ("node",))
 
 
 def test_what_is_written_is_read_and_gone_after_an_orderly_end(tmp_path):
@@ -128,7 +128,7 @@ def test_addresses_of_one_machine_are_refused_where_ray_has_several():
     assert "other hosts (10.0.0.2)" in str(caught.value)
     assert "cluster.control_host=127.0.0.1 and cluster.worker_host=127.0.0.1" in str(caught.value)
     half = ClusterConfig(control_host="10.0.0.1", worker_host="localhost")
-    with pytest.raises(SetupError, match=r"and cluster\.worker_host=localhost is"):
+    with pytest.raises(SetupError, match=r"cluster\.worker_host=localhost works on one machine only"):
         check_reach(half, [HOME, OTHER], here="10.0.0.1")
 
 

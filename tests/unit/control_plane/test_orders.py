@@ -20,7 +20,7 @@ from baton.core.operate import (
     SwitchRole,
     Version,
 )
-from control_plane.desired import Refused, describe, pool_after
+from control_plane.desired import OrderRefused, describe, pool_after
 from control_plane.orders import Orders, has_all
 from control_plane.reconcile import Reconciler
 from control_plane.reconcile_events import (
@@ -134,7 +134,7 @@ def test_orders_are_kept_while_the_configuration_says_the_same():
 def test_a_version_of_what_no_worker_reads_is_refused():
     pool = Pool("m", {Role.AGGREGATED: 1})
     state = ClusterState(life="l", pools=(pool,), replicas=())
-    with pytest.raises(Refused, match=r"router\.port=99: no worker reads"):
+    with pytest.raises(OrderRefused, match=r"router\.port=99: workers do not read this setting"):
         pool_after(RollOut(Version("2", ("engine.threads=1", "router.port=99"))), state)
     version = Version("2", ("engine.threads=1",))
     after = pool_after(RollOut(version), state)

@@ -53,7 +53,7 @@ async def test_a_silent_worker_is_killed_and_replaced_once_it_is_dead():
     await asyncio.sleep(0)
     assert replicas.killed == [first]
     assert len(replicas.started) == 1
-    plane.exited(first, "SIGKILL")
+    plane.on_exit(first, "SIGKILL")
     async with asyncio.timeout(5):
         while len(replicas.started) < 2:
             await anext(watch)
@@ -66,7 +66,7 @@ async def test_a_dead_process_leaves_the_view_at_once_and_its_last_renewal_does_
     plane.want([Pool("m", {Role.PREFILL: 1})])
     worker_id = replicas.started[0][0]
     plane.renew(member(worker_id, Role.PREFILL))
-    plane.exited(worker_id, "its process died")
+    plane.on_exit(worker_id, "its process died")
     plane.renew(member(worker_id, Role.PREFILL))
     assert plane.book.view.members == ()
     plane.close()
@@ -114,8 +114,8 @@ async def test_what_the_operator_must_change_is_told_as_the_worker_told_it():
     replicas = Replicas()
     plane = plane_of(replicas)
     plane.want([Pool("m", {Role.DECODE: 2})])
-    plane.exited(replicas.started[0][0], SetupError("no weights"))
-    plane.exited(replicas.started[1][0], SetupError("no weights either"))
+    plane.on_exit(replicas.started[0][0], SetupError("no weights"))
+    plane.on_exit(replicas.started[1][0], SetupError("no weights either"))
     assert plane.setup_error.result() == "no weights"
     plane.close()
 
@@ -195,7 +195,7 @@ async def test_a_drained_worker_is_replaced_and_the_order_is_done_when_it_is_gon
     plane.order(Order(Drain("decode-0"), "me"))
     await asyncio.sleep(0)
     assert replicas.drained == [worker_id]
-    plane.exited(worker_id, "drained")
+    plane.on_exit(worker_id, "drained")
     assert plane.state().decisions[-1].outcome is Outcome.DONE
     assert len(replicas.started) == 2
     plane.close()
@@ -254,5 +254,5 @@ async def test_a_defect_while_orders_are_followed_ends_the_control_plane_and_sta
     plane = ControlPlane(ClusterConfig(), life="x", replicas=replicas, spawn=asyncio.create_task, crash=crash)
     plane.want([Pool("m", {Role.DECODE: 2})])
     assert isinstance(await asyncio.wait_for(crash.wait(), 5), ZeroDivisionError)
-    plane.exited(replicas.started[0][0], "it died")
+    plane.on_exit(replicas.started[0][0], "it died")
     assert len(replicas.started) == 1

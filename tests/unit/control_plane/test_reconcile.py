@@ -13,12 +13,12 @@ from control_plane.reconcile_events import (
     KillReplica,
     LeaseLapsed,
     MemberSilent,
+    ReconcileTick,
     ReplicaExited,
     RestartPolicy,
     SetDesired,
     StartReplica,
     SwitchReplicaRole,
-    Tick,
 )
 from control_plane.reconcile_events import MemberSeen as Seen
 
@@ -72,7 +72,7 @@ def test_a_dead_replica_starts_anew_with_a_new_id_after_the_backoff():
     r.handle(MemberSeen(first.worker_id), now_s=1.0)
     assert r.handle(ReplicaExited(first.worker_id, "killed"), now_s=5.0) == []
     assert r.next_tick_s == 5.5
-    (again,) = r.handle(Tick(), now_s=5.5)
+    (again,) = r.handle(ReconcileTick(), now_s=5.5)
     assert isinstance(again, StartReplica)
     assert again.worker_id != first.worker_id
     assert "killed" in again.reason
@@ -85,7 +85,7 @@ def test_backoff_doubles_up_to_its_bound_and_a_stable_life_ends_the_row():
         r.handle(ReplicaExited(start.worker_id, "dies at once"), now_s=now_s)
         delays.append(r.next_tick_s - now_s)
         now_s = r.next_tick_s
-        (start,) = r.handle(Tick(), now_s=now_s)
+        (start,) = r.handle(ReconcileTick(), now_s=now_s)
     assert delays == [0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0]
     r.handle(MemberSeen(start.worker_id), now_s=now_s)
     now_s += POLICY.stable_s
@@ -99,18 +99,18 @@ def test_a_silent_replica_is_killed_until_its_end_is_known_and_only_then_replace
     (kill,) = r.handle(LeaseLapsed(start.worker_id), now_s=3.0)
     assert kill == KillReplica(start.worker_id, "its lease lapsed")
     assert r.handle(LeaseLapsed(start.worker_id), now_s=3.1) == []
-    (again,) = r.handle(Tick(), now_s=3.0 + KILL_CONFIRM_S)
+    (again,) = r.handle(ReconcileTick(), now_s=3.0 + KILL_CONFIRM_S)
     assert isinstance(again, KillReplica)
     assert r.handle(MemberSeen(start.worker_id), now_s=6.0) == []
     assert r.handle(ReplicaExited(start.worker_id, "SIGKILL"), now_s=6.0) == []
-    (restart,) = r.handle(Tick(), now_s=6.5)
+    (restart,) = r.handle(ReconcileTick(), now_s=6.5)
     assert isinstance(restart, StartReplica)
 
 
 def test_a_replica_that_never_serves_is_killed_at_the_start_timeout():
     r, start = one_decode()
     assert r.next_tick_s == POLICY.start_timeout_s
-    assert [type(a) for a in r.handle(Tick(), now_s=POLICY.start_timeout_s)] == [KillReplica]
+    assert [type(a) for a in r.handle(ReconcileTick(), now_s=POLICY.start_timeout_s)] == [KillReplica]
     assert r.status()[0].worker_id == start.worker_id
 
 
@@ -119,7 +119,7 @@ def test_scaling_down_drains_and_then_kills_and_the_exit_is_final():
     r.handle(MemberSeen(start.worker_id), now_s=1.0)
     (drain,) = r.handle(want({}), now_s=2.0)
     assert isinstance(drain, DrainReplica)
-    (kill,) = r.handle(Tick(), now_s=2.0 + POLICY.drain_timeout_s)
+    (kill,) = r.handle(ReconcileTick(), now_s=2.0 + POLICY.drain_timeout_s)
     assert isinstance(kill, KillReplica)
     assert r.handle(ReplicaExited(start.worker_id, "killed"), now_s=13.0) == []
     assert r.status() == []
@@ -129,7 +129,7 @@ def test_scaling_down_drains_and_then_kills_and_the_exit_is_final():
 def test_news_of_an_earlier_life_change_nothing():
     r, first = one_decode()
     r.handle(ReplicaExited(first.worker_id, "dead"), now_s=0.0)
-    (second,) = r.handle(Tick(), now_s=0.5)
+    (second,) = r.handle(ReconcileTick(), now_s=0.5)
     for late in (
         ReplicaExited(first.worker_id, "again"),
         LeaseLapsed(first.worker_id),
@@ -167,10 +167,10 @@ def test_a_switch_that_is_taken_back_meanwhile_is_told_again():
 def test_what_does_not_switch_in_time_is_killed_and_comes_back_in_its_new_role():
     r, ids = running({Role.PREFILL: 2})
     r.handle(want({Role.PREFILL: 1, Role.DECODE: 1}), now_s=2.0)
-    (kill,) = r.handle(Tick(), now_s=2.0 + POLICY.drain_timeout_s + KILL_CONFIRM_S)
+    (kill,) = r.handle(ReconcileTick(), now_s=2.0 + POLICY.drain_timeout_s + KILL_CONFIRM_S)
     assert kill.worker_id == ids["prefill-1"]
     r.handle(ReplicaExited(kill.worker_id, "killed"), now_s=20.0)
-    (start,) = r.handle(Tick(), now_s=21.0)
+    (start,) = r.handle(ReconcileTick(), now_s=21.0)
     assert (replica_name(start.worker_id), start.role) == ("prefill-1", Role.DECODE)
 
 
@@ -322,7 +322,7 @@ def test_a_version_that_does_not_start_stops_the_exchange_and_can_be_taken_back(
     (start,) = r.handle(want({Role.DECODE: 2}, "2"), now_s=2.0)
     for now_s in (3.0, 30.0, 60.0):
         r.handle(ReplicaExited(start.worker_id, "no weights"), now_s=now_s)
-        (start,) = r.handle(Tick(), now_s=now_s + 10)
+        (start,) = r.handle(ReconcileTick(), now_s=now_s + 10)
         assert isinstance(start, StartReplica)
     assert {s.worker_id for s in r.status() if s.state is ReplicaState.RUNNING} == set(ids.values())
     (kill,) = r.handle(want({Role.DECODE: 2}, "1"), now_s=80.0)
@@ -369,7 +369,7 @@ class ClusterUnderChaos(RuleBasedStateMachine):
     @rule(seconds=st.floats(0.01, 70))
     def time_passes(self, seconds):
         self.now_s += seconds
-        self.tell(Tick())
+        self.tell(ReconcileTick())
 
     @rule(data=st.data(), is_draining=st.booleans())
     def one_is_heard(self, data, is_draining):
@@ -424,7 +424,7 @@ class ClusterUnderChaos(RuleBasedStateMachine):
             if self.r.is_settled:
                 break
             self.now_s = max(self.now_s, self.r.next_tick_s or 0.0)
-            self.tell(Tick())
+            self.tell(ReconcileTick())
         assert self.r.is_settled
         have = sorted(self.alive.values())
         assert have == sorted(role for role, n in self.desired.items() for _ in range(n))

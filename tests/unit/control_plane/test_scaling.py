@@ -11,7 +11,7 @@ from baton.core.operate import ClusterState, Outcome, Pool
 from baton.core.sharing import RouterMember
 from control_plane.autoscaler.values import Bounds
 from control_plane.plane import ControlPlane
-from control_plane.scaling import AT_ZERO_S, EVERY_S_MAX, Scaling, room_for
+from control_plane.scaling import AT_ZERO_S, EVERY_S_MAX, AutoscalerRunner, room_for
 from tests.unit.control_plane.autoscale_world import settings
 from tests.unit.control_plane.test_autoscale_live import R1, WORKERS, report
 from tests.unit.control_plane.test_plane import Replicas, member
@@ -34,7 +34,7 @@ class World:
         self.plane.want([Pool("m", counts)], record=record)
         for worker_id, role in self.replicas.started:
             self.plane.renew(member(worker_id, role))
-        self.scaling = Scaling({"m": scales} if scales else {}, self.plane, clock=lambda: self.now_s)
+        self.scaling = AutoscalerRunner({"m": scales} if scales else {}, self.plane, clock=lambda: self.now_s)
 
     async def watched(self):
         self.watch = self.plane.watch(RouterMember(RouterId(R1), address="h:2"))
@@ -122,7 +122,9 @@ async def test_without_settings_reports_are_heard_and_nothing_is_decided():
 async def test_models_are_scaled_each_by_its_own_reports():
     world = World({P: 1, D: 1}, settings())
     world.plane.want([Pool("m", {P: 1, D: 1}), Pool("n", {P: 1, D: 1})])
-    world.scaling = Scaling({"m": settings(), "n": settings()}, world.plane, clock=lambda: world.now_s)
+    world.scaling = AutoscalerRunner(
+        {"m": settings(), "n": settings()}, world.plane, clock=lambda: world.now_s
+    )
     await world.watched()
     for step in range(1, 6):
         world.now_s += 15.0
@@ -144,7 +146,7 @@ async def test_a_bound_on_all_models_is_what_the_others_leave():
     world = World({P: 1, D: 1}, settings())
     world.plane.want([Pool("m", {P: 1, D: 1}), Pool("n", {P: 1, D: 1})])
     scales = {"m": settings(), "n": settings()}
-    world.scaling = Scaling(scales, world.plane, workers_max=5, clock=lambda: world.now_s)
+    world.scaling = AutoscalerRunner(scales, world.plane, workers_max=5, clock=lambda: world.now_s)
     await world.watched()
     for step in range(1, 9):
         world.now_s += 15.0

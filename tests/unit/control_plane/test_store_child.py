@@ -24,7 +24,7 @@ def command(script):
 
 
 def test_memory_and_folders_that_are_not_to_be_had_are_named(tmp_path):
-    with pytest.raises(SetupError, match=r"store\.host_bytes=\d+ is more than"):
+    with pytest.raises(SetupError, match=r"store\.host_bytes=\d+ exceeds"):
         check_store(StoreConfig(host_bytes=2**60))
     (tmp_path / "file").touch()
     with pytest.raises(SetupError, match=r"store\.ssd_dir: .*file/below"):

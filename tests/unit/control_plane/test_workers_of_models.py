@@ -12,7 +12,7 @@ from control_plane.launch import check_setup
 from control_plane.ray_ops import RayReplicas, WorkerSpec
 from control_plane.reconcile_events import StartReplica
 from control_plane.workers import RayWorkers, first_pools
-from engine import model_check
+from engine.model_files import check as model_check
 from tests.models import make_model
 from tests.unit.control_plane.test_ray_ops import Handle, Ray, RayCluster
 

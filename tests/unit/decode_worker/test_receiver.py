@@ -5,8 +5,8 @@ from baton.core.hashing import block_hashes, root_hash
 from baton.core.ids import ReadId, SeqKey, SequenceId, WorkerId
 from baton.core.messages import FailureReason, KVGrant, KVRefused, KVReleased, KVRequest, PeerRef
 from decode_worker.receiver import GaveUp, KVReceiver, NoRoom, Ready, Send
-from engine.block_pool import BlockPool
-from engine.prefix_cache import PrefixCache
+from engine.scheduling.block_pool import BlockPool
+from engine.scheduling.prefix_cache import PrefixCache
 from kv_transfer.read import BlockRead, ReadDone
 
 ROOT = root_hash("f", b"")
@@ -92,7 +92,7 @@ def test_a_prompt_that_is_all_here_still_asks_for_its_first_token():
     desk.start(tokens=tuple(range(8)))
     desk.grant(0, 2, last=True)
     [ready, _] = desk.done(0)
-    desk.pool.give_back(ready.block_ids)
+    desk.pool.release(ready.block_ids)
     again = SeqKey(SequenceId("t"), 0)
     [ask] = desk.start(again, tokens=tuple(range(8)))
     assert ask.message.first_block == 2

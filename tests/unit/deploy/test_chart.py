@@ -11,12 +11,12 @@ import pytest
 import yaml
 
 from baton.config import Config
+from baton.config.served_models import each_model
 from baton.core.messages import Role
 from baton.core.operate import Pool as ControlPool
 from baton.telemetry.render import rendered
 from commands.chart import OWNED, values_schema
 from control_plane.workers import first_pools
-from engine.served_models import each_model
 from simulator.hardware import GPUS, MODELS, Node, find_gpu
 from simulator.plan.clusters import ClusterPlan, PlannedPool, ReplicaShape
 from simulator.plan.values import helm_values

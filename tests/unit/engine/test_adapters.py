@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from baton.core.errors import SetupError
 from baton.core.messages import AdapterRef
 from baton.core.sampling import SamplingParams
-from engine.adapter_files import _matches, digest_adapter, read_adapter
+from engine.model_files.adapter_files import _matches, digest_adapter, read_adapter
 from tests.adapters import ALL, make_adapter, merge
 from tests.models import make_model
 from tests.unit.engine.driver import Driver, load

@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine.block_pool import BlockPool, OutOfBlocks
+from engine.scheduling.block_pool import BlockPool, OutOfBlocks
 
 BLOCKS = 8
 
@@ -17,7 +17,7 @@ class BlockPoolAgainstModel(RuleBasedStateMachine):
         self.generations = [0] * BLOCKS
         self.pool = BlockPool(BLOCKS, self.generations)
         self.forgotten = []
-        self.pool.when_reused(self.forgotten.append)
+        self.pool.on_reuse(self.forgotten.append)
         self.held = []
         self.blank = list(range(BLOCKS))
         self.kept = []
@@ -29,11 +29,11 @@ class BlockPoolAgainstModel(RuleBasedStateMachine):
         free = self.blank + self.kept
         if count > len(free):
             with pytest.raises(OutOfBlocks):
-                self.pool.take(count)
+                self.pool.allocate(count)
             return
         expected = free[:count]
         self.forgotten.clear()
-        assert self.pool.take(count) == expected
+        assert self.pool.allocate(count) == expected
         assert self.forgotten == [b for b in expected if b in self.remembered]
         self.remembered -= set(expected)
         self.blank = [b for b in self.blank if b not in expected]
@@ -53,14 +53,14 @@ class BlockPoolAgainstModel(RuleBasedStateMachine):
     @rule(data=st.data())
     def share(self, data):
         ids = list(data.draw(st.sampled_from(self.held)))
-        self.pool.share(ids)
+        self.pool.acquire(ids)
         self.held.append(ids)
 
     @precondition(lambda self: bool(self.kept))
     @rule(data=st.data())
     def revive(self, data):
         block = data.draw(st.sampled_from(self.kept))
-        self.pool.share([block])
+        self.pool.acquire([block])
         self.kept.remove(block)
         self.held.append([block])
 
@@ -68,7 +68,7 @@ class BlockPoolAgainstModel(RuleBasedStateMachine):
     @rule(data=st.data())
     def give_back(self, data):
         ids = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
-        self.pool.give_back(ids)
+        self.pool.release(ids)
         still = {b for other in self.held for b in other}
         for block in reversed(ids):
             if block not in still:
@@ -80,7 +80,7 @@ class BlockPoolAgainstModel(RuleBasedStateMachine):
         held = [b for ids in self.held for b in ids]
         assert self.pool.free_count == BLOCKS - len(set(held))
         assert self.pool.held_count == len(set(held))
-        assert all(self.pool.shares(b) == held.count(b) for b in range(BLOCKS))
+        assert all(self.pool.ref_count(b) == held.count(b) for b in range(BLOCKS))
         assert self.generations == self.taken_times
 
 
@@ -95,9 +95,9 @@ def pool_of(count=4):
 def test_a_failed_take_changes_nothing():
     generations = [0] * 4
     pool = BlockPool(4, generations)
-    pool.take(3)
+    pool.allocate(3)
     with pytest.raises(OutOfBlocks):
-        pool.take(2)
+        pool.allocate(2)
     assert pool.free_count == 1
     assert generations == [1, 1, 1, 0]
 
@@ -105,50 +105,50 @@ def test_a_failed_take_changes_nothing():
 def test_the_generation_rises_when_a_block_is_given_out_and_not_when_it_is_revived():
     generations = [0]
     pool = BlockPool(1, generations)
-    [block] = pool.take(1)
+    [block] = pool.allocate(1)
     pool.remember(block)
-    pool.give_back([block])
-    pool.share([block])
+    pool.release([block])
+    pool.acquire([block])
     assert generations == [1]
-    pool.give_back([block])
-    pool.take(1)
+    pool.release([block])
+    pool.allocate(1)
     assert generations == [2]
 
 
 def test_the_tail_of_a_sequence_is_reused_before_its_head():
     pool = pool_of()
-    blocks = pool.take(4)
+    blocks = pool.allocate(4)
     for block in blocks:
         pool.remember(block)
-    pool.give_back(blocks)
-    assert pool.take(4) == list(reversed(blocks))
+    pool.release(blocks)
+    assert pool.allocate(4) == list(reversed(blocks))
 
 
 def test_blank_blocks_are_used_before_remembered_ones():
     pool = pool_of()
-    kept, blank = pool.take(2), pool.take(2)
+    kept, blank = pool.allocate(2), pool.allocate(2)
     pool.remember(kept[0])
-    pool.give_back(kept[:1])
-    pool.give_back(blank)
-    assert set(pool.take(2)) == set(blank)
+    pool.release(kept[:1])
+    pool.release(blank)
+    assert set(pool.allocate(2)) == set(blank)
 
 
 def test_giving_back_what_is_free_is_our_bug():
     pool = pool_of()
-    blocks = pool.take(1)
-    pool.give_back(blocks)
+    blocks = pool.allocate(1)
+    pool.release(blocks)
     with pytest.raises(KeyError):
-        pool.give_back(blocks)
+        pool.release(blocks)
 
 
 def test_sharing_a_blank_free_block_is_our_bug():
     with pytest.raises(KeyError):
-        pool_of().share([0])
+        pool_of().acquire([0])
 
 
 def test_generations_may_be_memory_that_peers_read():
     generations = np.zeros(2, np.uint64)
     pool = BlockPool(2, generations)
-    pool.take(1)
+    pool.allocate(1)
     assert generations.tolist() == [1, 0]
     assert type(pool.generation(0)) is int

@@ -170,7 +170,7 @@ def test_what_cannot_be_made_says_why(tmp_path):
 
 def test_progress_in_a_log_is_a_line_every_ten_seconds():
     now_s, lines = 0.0, []
-    progress = demo_model._Lines(lines.append, lambda: now_s)
+    progress = demo_model._ProgressLines(lines.append, lambda: now_s)
     for tenths in range(1, 301):
         now_s = tenths / 10
         progress.show(tenths / 300, tenths, 2.0)

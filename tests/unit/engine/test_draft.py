@@ -9,8 +9,8 @@ from baton.config import EngineConfig, ModelConfig
 from baton.core.errors import SetupError
 from baton.core.ids import SeqKey
 from baton.core.sampling import SamplingParams
-from engine.draft import DraftRequest
-from engine.executor import Executor
+from engine.execution.draft import DraftRequest
+from engine.execution.executor import Executor
 from tests.models import make_model
 from tests.unit.engine.request_loop import Asked, Loop
 

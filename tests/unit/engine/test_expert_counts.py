@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from baton.core.sampling import SamplingParams
-from engine.graphs import DecodeGraphs
+from engine.execution.graphs import DecodeGraphs
 from engine.kernels.interface import BatchLayout, Span
 from engine.models.expert_counts import ExpertCounts
 from engine.models.linear import StepContext
@@ -76,7 +76,7 @@ def prompt(length: int) -> list[int]:
 
 
 def test_every_computed_token_counts_once_per_layer_and_choice(peer: Peer) -> None:
-    """In chunks of any size, alone and in batches with others that decode."""
+    """Chunks may have any size, and sequences run alone and in batches with others that decode."""
     before = peer.counted
     sequences = [peer.driver.start(prompt(length), ANSWER) for length in (1, 17, 70, 130)]
     rng = random.Random(1)
@@ -111,7 +111,7 @@ def test_warming_up_and_timing_leave_no_trace_and_a_dense_model_has_no_counts(tm
 
 
 def test_padding_is_no_token(tmp_path: Path) -> None:
-    """As a recorded step of three rows has it that was asked for two."""
+    """A recorded step of three rows is asked for two."""
     executor = load(make_model(tmp_path, "qwen3_moe", with_tokenizer=False))
     model, kernels, counts = executor._model, executor.kernels, executor.expert_counts
     tokens = torch.tensor([7, 8, 9])

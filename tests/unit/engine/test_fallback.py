@@ -11,8 +11,8 @@ import torch
 from baton.config import EngineConfig, ModelConfig
 from baton.core.errors import SetupError
 from baton.core.sampling import SamplingParams
-from engine.model_check import check_model
-from engine.models.read import load_spec, parse_spec
+from engine.model_files.check import check_model
+from engine.model_files.read_spec import load_spec, parse_spec
 from tests.models import Kind, make_model
 from tests.unit.engine.driver import Driver, load
 from tests.unit.engine.test_families import Family, prompt
@@ -52,7 +52,7 @@ def test_one_line_says_that_it_is_slower(tmp_path: Path, caplog) -> None:
     make_model(tmp_path, "olmo2", with_tokenizer=False)
     seen: list[tuple[int, int]] = []
     with caplog.at_level(logging.WARNING, logger="engine.models.fallback"):
-        from engine.executor import Executor
+        from engine.execution.executor import Executor
 
         engine = EngineConfig(kv_bytes=2**20, threads=1)
         config = ModelConfig(path=str(tmp_path), dtype="bfloat16")

@@ -175,7 +175,7 @@ def test_a_short_gemma3_config_means_the_classs_defaults(tmp_path: Path) -> None
     """The published ones say little more than the sizes."""
     from transformers import Gemma3TextConfig
 
-    from engine.models.read import parse_spec
+    from engine.model_files.read_spec import parse_spec
 
     sizes = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024}
     scaling = {"rope_type": "linear", "factor": 8.0}

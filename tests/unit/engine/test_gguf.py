@@ -11,14 +11,15 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from baton.config import EngineConfig, ModelConfig
+from baton.config.served_models import default_name
 from baton.core.errors import SetupError
 from baton.core.sampling import SamplingParams
-from engine.gguf.config import llama3_divisor
-from engine.gguf.reader import read_gguf
-from engine.loading import load_model
-from engine.model_check import check_model, check_tokenizer
-from engine.model_files import default_name, resolve_model
-from engine.models.read import load_spec
+from engine.loading.load import load_model
+from engine.model_files.check import check_model, check_tokenizer
+from engine.model_files.gguf.config import llama3_divisor
+from engine.model_files.gguf.reader import read_gguf
+from engine.model_files.read_spec import load_spec
+from engine.model_files.resolve import resolve_model
 from router.text.tokenizer import Tokenizer
 from tests.gguf_files import write_gguf
 from tests.models import make_model

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine.gguf.blocks import blocks_to_matrix
 from engine.kernels.weights import DenseMatrix, IntMatrix, to_dense
+from engine.loading.gguf_blocks import blocks_to_matrix
 
 FLOATS_AT = {
     "Q8_0": (0,),
@@ -22,7 +22,7 @@ FLOATS_AT = {
     "IQ4_NL": (0,),
     "IQ4_XS": (0,),
 }
-"""Where a block has its float16 numbers."""
+"""Offsets of a block's float16 numbers."""
 DENSE = {"Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS"}
 
 

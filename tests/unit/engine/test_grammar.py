@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 from baton.core.ids import SeqKey
 from baton.core.sampling import FinishReason, Grammar, GrammarKind, SamplingParams, finish_after
 from engine.grammar import GrammarError, GrammarStore
-from engine.sampling.sampler import Request, Sampler
+from engine.sampling.sampler import Sampler, SampleRequest
 from tests.json_schemas import SCHEMAS
 from tests.models import EOS_ID, save_tokenizer
 
@@ -66,7 +66,9 @@ def generate(store, closers, grammars, *, max_tokens=700, **params):
         logits = torch.randn(len(going), VOCAB, generator=random) * 3
         logits[:, closers] += min(step / 10, 30)
         requests = [
-            Request(SeqKey(str(i), 0), asked[i], len(texts[i]), (), (1, *texts[i]) if step == 0 else None, 1)
+            SampleRequest(
+                SeqKey(str(i), 0), asked[i], len(texts[i]), (), (1, *texts[i]) if step == 0 else None, 1
+            )
             for i in going
         ]
         for i, sampled in zip(list(going), sampler.sample(logits, requests), strict=True):
@@ -153,14 +155,14 @@ def test_reasoning_is_free_until_its_end(store, tokenizer, closers):
         row = logits.clone()
         row[0, token] = 9.0
         history = (5,) if index == 0 else None
-        [sampled] = sampler.sample(row, [Request(SeqKey("s", 0), params, index, (), history, 1)])
+        [sampled] = sampler.sample(row, [SampleRequest(SeqKey("s", 0), params, index, (), history, 1)])
         assert sampled.tokens == (token,)
     text = []
     while EOS_ID not in text:
         row = logits.clone()
         row[0, 77] = 9.0
         index = len(said) + len(text)
-        [sampled] = sampler.sample(row, [Request(SeqKey("s", 0), params, index, (), None, 1)])
+        [sampled] = sampler.sample(row, [SampleRequest(SeqKey("s", 0), params, index, (), None, 1)])
         text += sampled.tokens
     assert re.fullmatch("[01]{4}", text_of(tokenizer, text))
 
@@ -249,7 +251,7 @@ def test_a_model_without_stop_tokens_goes_on_after_the_text(folder, tokenizer, c
     for index in range(9):
         history = (5,) if index == 0 else None
         tokens += sampler.sample(
-            torch.randn(1, VOCAB), [Request(SeqKey("s", 0), params, index, (), history, 1)]
+            torch.randn(1, VOCAB), [SampleRequest(SeqKey("s", 0), params, index, (), history, 1)]
         )[0].tokens
     assert len(tokens) == 9
     assert tokenizer.decode(tokens[:1]) == "0"
@@ -264,7 +266,9 @@ def test_a_grammar_that_takes_ever_longer_ends_the_text(store, tokenizer, monkey
     logits[0, tokenizer.encode("a", add_special_tokens=False)[0]] = 9.0
     for index in range(2000):
         history = (5,) if index == 0 else None
-        [sampled] = sampler.sample(logits.clone(), [Request(SeqKey("s", 0), params, index, (), history, 1)])
+        [sampled] = sampler.sample(
+            logits.clone(), [SampleRequest(SeqKey("s", 0), params, index, (), history, 1)]
+        )
         if sampled.tokens == (EOS_ID,):
             return
     pytest.fail("it goes on for ever")

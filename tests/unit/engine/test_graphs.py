@@ -1,4 +1,4 @@
-"""Which decode steps are replayed, and with what batch size. (Recording needs a device: tests/gpu.)"""
+"""Decode steps that are replayed, and their batch sizes. (Recording needs a device: tests/gpu.)"""
 
 import pytest
 import torch
@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.core.geometry import KVGeometry
-from engine.graphs import is_capturable, ladder, make_graphs, rung_of
+from engine.execution.graphs import is_capturable, ladder, make_graphs, rung_of
 from engine.kernels.interface import BatchLayout, Span
-from engine.kv_pool import KVPool
+from engine.kv.pool import KVPool
 
 
 @given(st.integers(1, 1024))

@@ -12,7 +12,7 @@ from baton.core.messages import INFO_NOTE
 from engine.kernels.choose import make_kernels
 from engine.kernels.native import NativeKernels
 from engine.kernels.torch_ref import TorchKernels
-from engine.kv_pool import KVPool
+from engine.kv.pool import KVPool
 
 
 def chosen(kernels, dtype="bfloat16", notes=None):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from baton.core.geometry import KVGeometry
 from engine.kernels.interface import AttentionSpec, BatchLayout, Span
 from engine.kernels.torch_ref import TorchKernels
-from engine.kv_pool import KVPool
+from engine.kv.pool import KVPool
 
 BLOCK, HEADS, GROUP, DIM, LAYERS = 4, 2, 3, 8, 2
 GEOMETRY = KVGeometry(LAYERS, HEADS, DIM, BLOCK, "float32")
@@ -90,7 +90,7 @@ def test_other_blocks_and_layers_are_not_touched() -> None:
 
 
 def test_rotation_turns_pairs_by_the_angle() -> None:
-    """As complex numbers: (x_i + j x_{i + D/2}) times e^{j angle}."""
+    """The expectation is computed with complex numbers: (x_i + j x_{i + D/2}) times e^{j angle}."""
     memory = pool(4)
     kernels = TorchKernels(memory)
     angles = torch.rand(3, DIM // 2) * 6

@@ -1,11 +1,11 @@
-"""Where the bytes of a block lie, for every kind of KV."""
+"""Places of a block's bytes, for every kind of KV."""
 
 import pytest
 import torch
 
 from baton.core.errors import SetupError
 from baton.core.geometry import KVGeometry
-from engine.kv_pool import KVPool
+from engine.kv.pool import KVPool
 
 CPU = torch.device("cpu")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from baton.core.errors import SetupError
-from engine.models.read import load_spec, parse_spec
+from engine.model_files.read_spec import load_spec, parse_spec
 from tests.models import make_model
 
 BASE = {
@@ -144,7 +144,7 @@ def test_folders_that_are_no_models(tmp_path: Path) -> None:
 def test_reading_a_spec_needs_no_torch(tmp_path: Path) -> None:
     make_model(tmp_path / "tiny", "qwen3")
     code = (
-        "import sys, json; from engine.models.read import load_spec; from pathlib import Path;"
+        "import sys, json; from engine.model_files.read_spec import load_spec; from pathlib import Path;"
         "spec = load_spec(Path(sys.argv[1])); assert 'torch' not in sys.modules;"
         "print(json.dumps([spec.architecture, spec.context_tokens, spec.vocab_size,"
         " spec.eos_token_ids, spec.dtype]))"

@@ -4,8 +4,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from baton.core.hashing import block_hashes, root_hash
-from engine.block_pool import BlockPool, OutOfBlocks
-from engine.prefix_cache import PrefixCache
+from engine.scheduling.block_pool import BlockPool, OutOfBlocks
+from engine.scheduling.prefix_cache import PrefixCache
 
 BLOCKS = 6
 ROOT = root_hash("f", b"")
@@ -29,7 +29,7 @@ class PrefixCacheAgainstModel(RuleBasedStateMachine):
     def run_a_prompt(self, prompt, keep_free):
         hashes = block_hashes(ROOT, prompt, 1)
         free_before, matched = self.pool.free_count, self.cache.match(hashes)
-        revived = [b for b in matched if self.pool.shares(b) == 0]
+        revived = [b for b in matched if self.pool.ref_count(b) == 0]
         need = len(hashes) - len(matched) + len(revived)
         try:
             got = self.cache.reserve(hashes, len(hashes), keep_free=keep_free)
@@ -47,12 +47,12 @@ class PrefixCacheAgainstModel(RuleBasedStateMachine):
     @precondition(lambda self: bool(self.held))
     @rule(data=st.data())
     def give_back(self, data):
-        self.pool.give_back(self.held.pop(data.draw(st.integers(0, len(self.held) - 1))))
+        self.pool.release(self.held.pop(data.draw(st.integers(0, len(self.held) - 1))))
 
     @precondition(lambda self: self.pool.free_count > 0)
     @rule()
     def take_for_something_without_a_hash(self):
-        [block] = self.pool.take(1)
+        [block] = self.pool.allocate(1)
         self.content[block] = None
         self.held.append([block])
 
@@ -89,42 +89,42 @@ def cached(prompt, blocks=BLOCKS):
     got = cache.reserve(hashes, len(hashes), keep_free=0)
     for block_hash, block in zip(hashes, got.blocks, strict=True):
         cache.insert(block_hash, block)
-    pool.give_back(got.blocks)
+    pool.release(got.blocks)
     return pool, cache, hashes, got.blocks
 
 
 def test_free_blocks_stay_findable_until_they_are_reused():
     pool, cache, hashes, blocks = cached((1, 2, 3))
     assert cache.match(hashes) == blocks
-    pool.take(BLOCKS - 2)  # three blank ones, then the tail of the cached prompt
+    pool.allocate(BLOCKS - 2)  # three blank ones, then the tail of the cached prompt
     assert cache.match(hashes) == blocks[:2]
 
 
 def test_a_match_ends_at_the_first_gap():
     pool, cache, hashes, blocks = cached((1, 2, 3))
-    pool.share([blocks[0], blocks[2]])
-    pool.take(BLOCKS - 2)
+    pool.acquire([blocks[0], blocks[2]])
+    pool.allocate(BLOCKS - 2)
     assert cache.match(hashes) == blocks[:1]
     assert cache.match(hashes[2:]) == blocks[2:]
 
 
 def test_what_came_and_went_between_two_collections_is_not_told():
     pool, cache, _, _ = cached((1, 2))
-    pool.take(BLOCKS)
+    pool.allocate(BLOCKS)
     assert cache.collect_changes() is None
 
 
 def test_what_went_and_came_back_is_not_told():
     pool, cache, hashes, _ = cached((1,), blocks=1)
     assert cache.collect_changes() is not None
-    [block] = pool.take(1)
+    [block] = pool.allocate(1)
     cache.insert(hashes[0], block)
     assert cache.collect_changes() is None
 
 
 def test_the_second_block_with_the_same_content_stays_without_a_hash():
     pool, cache, hashes, [first] = cached((1,))
-    [second] = pool.take(1)
+    [second] = pool.allocate(1)
     cache.insert(hashes[0], second)
     assert cache.match(hashes) == [first]
     cache.check()

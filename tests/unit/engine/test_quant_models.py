@@ -13,10 +13,10 @@ from transformers import AutoModelForCausalLM
 from baton.config import EngineConfig, ModelConfig
 from baton.core.errors import SetupError
 from engine.kernels.weights import DenseMatrix, Fp8Matrix, IntMatrix, join_rows, to_dense
-from engine.model_check import check_model
-from engine.models.read import load_spec
+from engine.loading.sources import open_checkpoint, open_source
+from engine.model_files.check import check_model
+from engine.model_files.read_spec import load_spec
 from engine.quant.round import group_size_for, round_fp8, round_int4, round_int8
-from engine.sources import open_checkpoint, open_source
 from tests import quantised as q
 from tests.models import make_model
 from tests.unit.engine.driver import Driver, load
@@ -192,7 +192,7 @@ def test_joined_rows_mean_the_same() -> None:
 
 @pytest.mark.parametrize("block", [0, 32])
 def test_fp8_checkpoint_is_read_as_it_is(tmp_path: Path, block: int) -> None:
-    """What a device with fp8 gets; the CPU only checks what it means."""
+    """A device with fp8 gets the matrix as it is; the CPU only checks its meaning."""
     dense = make_model(tmp_path / "m", "llama", with_tokenizer=False)
     config = q.compressed_config("float-quantized", num_bits=8, type="float", strategy="channel")
     if block:

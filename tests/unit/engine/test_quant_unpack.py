@@ -7,7 +7,7 @@ import torch
 
 from baton.core.errors import SetupError
 from engine.kernels.weights import IntMatrix, to_dense
-from engine.quant.scheme import QuantScheme, parse_scheme
+from engine.model_files.quant_scheme import QuantScheme, parse_scheme
 from engine.quant.unpack import unpack
 from tests import quantised as q
 

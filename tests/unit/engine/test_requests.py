@@ -1,4 +1,4 @@
-"""What a request asks for comes out of the engine the same however its steps are cut."""
+"""Everything a request asks for comes out of the engine the same however its steps are cut."""
 
 import msgspec
 import pytest
@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 from baton.config import EngineConfig, ModelConfig
 from baton.core.sampling import Grammar, GrammarKind, SamplingParams
 from baton.core.steps import StepItem, StepPlan
-from engine.executor import Executor
+from engine.execution.executor import Executor
 from tests.models import EOS_ID, make_model
 from tests.unit.engine.request_loop import Asked, Loop
 
@@ -72,7 +72,7 @@ def wrong(tokens):
 
 
 def guessers(known):
-    """Of a sequence whose tokens are `known`."""
+    """Drafters of a sequence whose tokens are `known`."""
     random = torch.Generator().manual_seed(1)
 
     def right(tokens):

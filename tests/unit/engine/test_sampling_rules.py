@@ -13,7 +13,7 @@ from scipy import stats
 from baton.core.ids import SeqKey
 from baton.core.sampling import SamplingParams
 from engine.sampling.logprobs import logprobs_of
-from engine.sampling.sampler import Request, Sampler
+from engine.sampling.sampler import Sampler, SampleRequest
 
 VOCAB = 40
 PROMPT = (3, 3, 17, 22)
@@ -60,11 +60,11 @@ class NoGrammars:
 
 
 def frequencies(logits, p, count):
-    """How often each token comes, over seeds."""
+    """The frequency of each token, over seeds."""
     sampler = Sampler(vocab=len(logits), grammars=NoGrammars(), eos_token_ids=STOPS)
     history = (*PROMPT, *GENERATED)
     requests = [
-        Request(
+        SampleRequest(
             SeqKey(str(seed), 0),
             msgspec.structs.replace(p, seed=seed),
             len(GENERATED),
@@ -184,7 +184,7 @@ drafts = st.lists(st.integers(0, VOCAB - 1), max_size=3).map(tuple)
 @settings(max_examples=60, deadline=None)
 @given(rows=st.lists(st.tuples(some_params, drafts), min_size=2, max_size=6), seed=st.integers(0, 99))
 def test_nobody_sees_who_else_is_in_the_batch(rows, seed):
-    """Over three steps, so that what is remembered is compared too."""
+    """Three steps run, so that remembered state is compared too."""
 
     def run(members):
         sampler = Sampler(vocab=VOCAB, grammars=NoGrammars(), eos_token_ids=(2,))
@@ -195,7 +195,7 @@ def test_nobody_sees_who_else_is_in_the_batch(rows, seed):
                 p, drafts = rows[i]
                 history = PROMPT if step == 0 else None
                 key = SeqKey(str(i), 0)
-                requests.append(Request(key, p, len(known[i]), drafts, history, len(PROMPT)))
+                requests.append(SampleRequest(key, p, len(known[i]), drafts, history, len(PROMPT)))
                 random = torch.Generator().manual_seed(1000 * seed + 10 * i + step)
                 logits.append(torch.randn(1 + len(drafts), VOCAB, generator=random) * 2)
             found = sampler.sample(torch.cat(logits), requests)

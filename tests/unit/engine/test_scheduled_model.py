@@ -11,9 +11,9 @@ from baton.core.hashing import root_hash
 from baton.core.ids import SeqKey
 from baton.core.messages import Phase
 from baton.core.sampling import SamplingParams
-from engine.block_pool import BlockPool
-from engine.prefix_cache import PrefixCache
-from engine.scheduler import Scheduler
+from engine.scheduling.block_pool import BlockPool
+from engine.scheduling.prefix_cache import PrefixCache
+from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence
 from tests.models import make_model
 from tests.unit.engine.driver import Driver, load

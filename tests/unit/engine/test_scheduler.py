@@ -8,9 +8,9 @@ from baton.core.hashing import root_hash
 from baton.core.ids import SeqKey
 from baton.core.messages import Phase
 from baton.core.sampling import SamplingParams
-from engine.block_pool import BlockPool
-from engine.prefix_cache import PrefixCache
-from engine.scheduler import Scheduler
+from engine.scheduling.block_pool import BlockPool
+from engine.scheduling.prefix_cache import PrefixCache
+from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence
 from tests.fake_engine import FakeEngine, crc_token
 
@@ -56,7 +56,7 @@ class Bench:
             self.scheduler.add(seq, now_s=self.now_s)
 
     def plan(self):
-        """As many steps as may be in line; True: there is one to compute."""
+        """Plan as many steps as may be under way. True if there is one to compute."""
         while self.scheduler.can_plan and (plan := self.scheduler.plan(now_s=self.now_s)) is not None:
             self.check()
             assert 0 < plan.token_count <= self.step_tokens
@@ -334,7 +334,7 @@ def test_while_the_head_of_the_queue_lacks_blocks_nobody_else_may_reserve():
 def test_joined_sequences_run_without_a_prompt_step():
     bench = Bench()
     seq = sequence("j", range(4), max_tokens=3)
-    seq.block_ids = bench.pool.take(2)
+    seq.block_ids = bench.pool.allocate(2)
     for i, token in enumerate(range(4)):
         bench.computer.memory[seq.block_ids[0]][i] = token
     bench.emitted[seq.key] = [next_token(range(4))]

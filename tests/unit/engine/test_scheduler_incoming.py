@@ -15,7 +15,7 @@ from tests.unit.engine.test_scheduler import BLOCK_TOKENS, REQUESTS, Bench, expe
 
 @dataclass
 class Brought:
-    """What comes of one sequence's blocks."""
+    """Blocks that are loaded for one sequence."""
 
     seq: object
     incoming: Incoming
@@ -23,7 +23,7 @@ class Brought:
     """Shares in blocks that are being written into."""
 
 
-class Bringer:
+class Promoter:
     """Brings blocks in pieces, late, or not at all; their content is right once it is told of."""
 
     def __init__(self, bench, rng):
@@ -53,7 +53,7 @@ class Bringer:
         elif incoming.ready < incoming.end:
             count = self.rng.randint(1, incoming.end - incoming.ready)
             brought.held = seq.block_ids[incoming.ready : incoming.ready + count]
-            self.bench.pool.share(brought.held)
+            self.bench.pool.acquire(brought.held)
             for block in brought.held:  # whoever looks too early finds nonsense
                 self.bench.computer.memory[block] = [-1] * BLOCK_TOKENS
 
@@ -70,7 +70,7 @@ class Bringer:
         self.open.remove(brought)
 
     def give_back(self, brought):
-        self.bench.pool.give_back(brought.held)
+        self.bench.pool.release(brought.held)
         brought.held = []
 
 
@@ -113,7 +113,7 @@ def test_whatever_comes_or_does_not_the_tokens_are_right(
         swap_bytes=swap_bytes,
         speculation=speculation,
     )
-    bringer = Bringer(bench, rng)
+    bringer = Promoter(bench, rng)
     want, live = {}, []
     for i, (family, prompt_count, token_count, phase, gap) in enumerate(requests):
         sampling = SamplingParams(max_tokens=1 if phase is Phase.PREFILL else token_count)
@@ -142,14 +142,14 @@ def test_whatever_comes_or_does_not_the_tokens_are_right(
 def test_computing_stops_where_blocks_are_awaited_and_jumps_over_them():
     bench = Bench(step_tokens=32)
     seq = sequence("s", range(22))
-    bringer = Bringer(bench, random.Random(0))
+    bringer = Promoter(bench, random.Random(0))
     bringer.expect(seq, 2, 4)
     bench.add(seq)
     assert [len(item.tokens) for item in bench.step().items] == [8]
     assert bench.step() is None
     [brought] = bringer.open
     brought.held = seq.block_ids[2:4]
-    bench.pool.share(brought.held)
+    bench.pool.acquire(brought.held)
     bringer.arrive(brought)
     [item] = bench.step().items
     assert (item.first_position, len(item.tokens)) == (16, 6)
@@ -183,15 +183,15 @@ def test_a_sequence_is_not_admitted_before_it_is_known_what_comes():
 def test_only_what_was_computed_here_is_told_as_committed():
     bench = Bench(step_tokens=32)
     told = []
-    bench.scheduler.when_committed(lambda seq, first, end: told.append((first, end)))
+    bench.scheduler.on_commit(lambda seq, first, end: told.append((first, end)))
     seq = sequence("s", range(18))
-    bringer = Bringer(bench, random.Random(0))
+    bringer = Promoter(bench, random.Random(0))
     bringer.expect(seq, 0, 3)
     bench.add(seq)
     bench.step()
     [brought] = bringer.open
     brought.held = seq.block_ids[0:3]
-    bench.pool.share(brought.held)
+    bench.pool.acquire(brought.held)
     bringer.arrive(brought)
     bench.run()
     assert told == [(3, 4)]

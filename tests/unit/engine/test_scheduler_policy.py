@@ -1,4 +1,5 @@
-"""Whose turn it is, how large chunks are, what is computed once, and how room is made."""
+"""The scheduler's policy: whose turn it is, how large chunks are, what is computed once, and how room is
+made."""
 
 import pytest
 
@@ -79,9 +80,9 @@ def test_clients_share_the_engine_however_many_requests_one_of_them_sends():
 
 def test_a_client_that_comes_back_has_saved_nothing_up():
     shares = FairShares()
-    shares.came("busy")
+    shares.join("busy")
     shares.charge("busy", 10_000)
-    shares.came("idle")
+    shares.join("idle")
     assert shares.level("idle") == shares.level("busy")
 
 

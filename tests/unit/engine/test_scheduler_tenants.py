@@ -19,7 +19,7 @@ def test_many_names_get_no_more_than_one():
     flood = [fairness_key("flood", f"u{i}") for i in range(100)]
     clients = [*flood, fairness_key("meek", "u")]
     for client in clients:
-        shares.came(client)
+        shares.join(client)
     served = {"flood": 0, "meek": 0}
     for _ in range(4000):
         client = min(clients, key=lambda c: (shares.level(c), c))
@@ -30,4 +30,4 @@ def test_many_names_get_no_more_than_one():
     one = [shares.level(c)[1] for c in flood]
     assert max(one) - min(one) <= 2
     for client in clients:
-        shares.left(client)
+        shares.leave(client)

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from baton.core.steps import ItemResult, StepPlan, StepResult
+from engine.execution.self_timing import time_steps
 from engine.scheduling.step_time import StepTimeModel, StepWork
-from engine.self_timing import time_steps
 from tests.models import make_model
 from tests.unit.engine.driver import Driver, load
 
@@ -43,7 +43,7 @@ def timed(engine, **changes):
 def test_what_it_measures_tells_the_costs_apart():
     model = StepTimeModel()
     for work, elapsed_s in timed(Clocked(linear_s)):
-        model.saw(work, elapsed_s)
+        model.observe(work, elapsed_s)
     costs = model.costs
     assert costs.prompt_token_s == pytest.approx(1e-4, rel=0.2)
     assert costs.decode_s == pytest.approx(5e-4, rel=0.2)

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.core.sampling import SamplingParams
-from engine.speculation import INDEXED_TOKENS_MAX, OBSERVED_AT_ONCE_MAX, ModelDrafter, NgramDrafter
+from engine.scheduling.speculation import INDEXED_TOKENS_MAX, OBSERVED_AT_ONCE_MAX, ModelDrafter, NgramDrafter
 from tests.unit.engine.test_scheduler import Bench, expected, sequence
 
 

@@ -23,7 +23,7 @@ def taught(step_count, *, stalls=0.0, seed=1):
         elapsed_s = true_s(work) * rng.uniform(0.95, 1.05)
         if rng.random() < stalls:
             elapsed_s += 3.0
-        model.saw(work, elapsed_s)
+        model.observe(work, elapsed_s)
     return model
 
 
@@ -39,7 +39,7 @@ def test_stalls_do_not_become_the_cost_of_tokens():
 def test_no_kind_of_work_costs_less_than_nothing():
     model = StepTimeModel()
     for prompts, elapsed_s in ((512, 0.01), (64, 0.2), (512, 0.02), (8, 0.5)) * 20:
-        model.saw(StepWork(prompts, 4), elapsed_s)
+        model.observe(StepWork(prompts, 4), elapsed_s)
     more = StepWork(600, 8, 1000, 4, 4)
     assert model.predict_s(more) >= model.predict_s(StepWork(512, 4)) >= 0
 
@@ -48,7 +48,7 @@ def test_a_machine_that_becomes_slower_is_believed():
     model = taught(150)
     for _ in range(80):
         work = StepWork(128, 8, 4000)
-        model.saw(work, 20 * true_s(work))
+        model.observe(work, 20 * true_s(work))
     assert model.predict_s(StepWork(128, 8, 4000)) > 10 * true_s(StepWork(128, 8, 4000))
 
 
@@ -60,11 +60,11 @@ def test_the_chunk_that_fits_an_objective_takes_that_long():
 
 
 def test_what_is_told_tells_costs_apart_after_many_steps_alike():
-    """What is lately seen need not: fifty steps alike cannot say what each part of them costs."""
+    """Recent costs may differ: fifty steps alike cannot tell the costs of their parts apart."""
     rng, model = random.Random(3), taught(900)
     for _ in range(200):
         work = StepWork(0, 16, 8_000)
-        model.saw(work, true_s(work) * rng.uniform(0.8, 1.25))
+        model.observe(work, true_s(work) * rng.uniform(0.8, 1.25))
     told = model.seen_costs
     assert told is not None
     assert told.base_s == pytest.approx(TRUE_S["base"], rel=0.3)

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from baton.core.errors import SetupError
-from engine.model_files import resolve_model
-from engine.weights import Checkpoint
+from engine.loading.checkpoint import Checkpoint
+from engine.model_files.resolve import resolve_model
 from tests.models import make_model
 from tests.unit.engine.driver import load
 

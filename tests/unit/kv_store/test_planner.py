@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.core.store import FoundSpan, Tier
-from kv_store.planner import GAIN_MIN_S, Paths, PathTimes, Plan, Prompt, Recompute, plan_load
+from kv_store.planner import GAIN_MIN_S, LoadPlan, Paths, PathTimes, PromptWork, Recompute, plan_load
 
 BLOCK_TOKENS = 16
 
@@ -16,7 +16,7 @@ def prompt(blocks, *, held=0, token_s=1e-3, context_s=0.0, step_s=0.0, queue_s=0
         steps = -(-(end - start) // (4 * BLOCK_TOKENS))
         return steps * step_s + token_s * (end - start) + context_s * (end * end - start * start) / 2000
 
-    return Prompt(held, BLOCK_TOKENS, blocks * BLOCK_TOKENS + 5, compute_s, queue_s)
+    return PromptWork(held, BLOCK_TOKENS, blocks * BLOCK_TOKENS + 5, compute_s, queue_s)
 
 
 def seconds(spans, ask, times, first, end):
@@ -114,7 +114,7 @@ def test_a_long_queue_on_the_path_makes_computing_the_better_way():
 def test_what_a_path_took_is_believed_more_than_what_was_said():
     spans = (FoundSpan(Tier.PEER, 30, 0.0, 0.001),)
     times = PathTimes()
-    assert isinstance(plan_load(spans, prompt(30, token_s=1e-4), times), Plan)
+    assert isinstance(plan_load(spans, prompt(30, token_s=1e-4), times), LoadPlan)
     paths = Paths(spans)
     for _ in range(30):
         times.loaded(paths, 0, 30, seconds=30 * 0.015)
@@ -146,7 +146,7 @@ def test_a_path_that_was_slow_is_tried_again():
     spans = (FoundSpan(Tier.SSD, 50, 0.05, 0.01),)
     for _ in range(50):
         times.loaded(Paths(spans), 0, 50, 30.0)
-    prompt = Prompt(
+    prompt = PromptWork(
         held_count=0, block_tokens=32, token_count=50 * 32 + 1, compute_s=lambda a, b: (b - a) / 1600
     )
     plans = []

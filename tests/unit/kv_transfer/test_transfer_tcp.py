@@ -75,7 +75,7 @@ async def test_a_stranger_gets_no_byte_of_the_pool():
         REQUEST.pack(tcp_frames.READ, 0),
         REQUEST.pack(tcp_frames.READ, 2**32 - 1),
         REQUEST.pack(tcp_frames.READ, 1) + struct.pack("<I", BLOCK_COUNT),
-        REQUEST.pack(tcp_frames.GENERATIONS, 1) + struct.pack("<I", 2**32 - 1),
+        REQUEST.pack(tcp_frames.READ, 1) + struct.pack("<I", 2**32 - 1),
     ],
 )
 async def test_a_malformed_request_ends_its_connection_and_no_other(request_bytes):

@@ -1,16 +1,16 @@
-"""Answers of a run beside those of an earlier one."""
+"""The answers of a run are compared with those of an earlier one."""
 
 import pytest
 
 from baton.core.errors import SetupError
 from loadgen.answers import NAMED_MAX, check_answers, check_same_requests, digest
-from loadgen.records import Outcome, Record
-from loadgen.report.model import AnswerCheck, Settings
+from loadgen.records import RequestOutcome, RequestRecord
+from loadgen.report.model import AnswerCheck, RunSettings
 from loadgen.sse import Answer
 
 
-def record(index, answer, *, outcome=Outcome.COMPLETED, prompt_tokens=8):
-    return Record(index, 0.0, outcome=outcome, prompt_tokens=prompt_tokens, answer=answer)
+def record(index, answer, *, outcome=RequestOutcome.COMPLETED, prompt_tokens=8):
+    return RequestRecord(index, 0.0, outcome=outcome, prompt_tokens=prompt_tokens, answer=answer)
 
 
 def test_a_digest_is_of_the_token_ids_and_of_the_text_where_there_are_none():
@@ -21,7 +21,7 @@ def test_a_digest_is_of_the_token_ids_and_of_the_text_where_there_are_none():
 
 
 def test_only_what_both_runs_completed_is_compared():
-    before = [record(0, "x"), record(1, "y"), record(2, "z", outcome=Outcome.FAILED)]
+    before = [record(0, "x"), record(1, "y"), record(2, "z", outcome=RequestOutcome.FAILED)]
     now = [record(0, "x"), record(1, "other"), record(2, "q"), record(3, "r")]
     assert check_answers(now, before) == AnswerCheck(2, 1, (1,))
 
@@ -42,7 +42,7 @@ def test_other_requests_or_none_are_an_error():
 def settings(**changed):
     options = {"length_scale": "1/16", "api": "chat", "max_input": None}
     given = {"trace": "t", "target": "u", "model": "m", "seed": 0, "options": options}
-    return Settings(**{**given, **changed})
+    return RunSettings(**{**given, **changed})
 
 
 def test_a_run_of_other_requests_is_refused_and_says_why():

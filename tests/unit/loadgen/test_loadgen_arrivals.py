@@ -1,4 +1,4 @@
-"""Rates that ramp and burst, users and hang-ups that are drawn."""
+"""Rates that ramp and burst, and random users and disconnects."""
 
 from itertools import pairwise
 
@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from baton.core.errors import SetupError
 from loadgen.arrivals import Burst, RateShape, parse_burst, parse_ramp, parse_warp
-from loadgen.disconnects import HangUps
-from loadgen.lengths import Scaling, make_plan, time_scale_for
+from loadgen.disconnects import Disconnects
+from loadgen.lengths import TraceScaling, make_plan, time_scale_for
 from loadgen.traces import Trace, TraceFormat, TraceRequest
 from loadgen.users import Users, read_keys
 
@@ -37,7 +37,8 @@ def test_as_many_requests_have_come_as_the_factors_integral_says(shape, steady):
         edges |= {burst.at_s, burst.at_s + burst.duration_s}
     for before, after in zip(steady, warped, strict=True):
         inside = sorted({0.0, after, *(e for e in edges if 0 < e < after)})
-        # Linear between two edges, so that Simpson's rule is exact; a step at an edge is taken from inside.
+        # The rate is linear between two edges, so Simpson's rule is exact; a step at an edge is taken from
+        # inside.
         integral = sum(shape.factor_at((a + b) / 2) * (b - a) for a, b in pairwise(inside))
         assert integral == pytest.approx(before, rel=1e-6, abs=1e-6)
 
@@ -61,8 +62,8 @@ def test_bursts_and_ramps_as_they_are_written():
         lambda: RateShape(((0.0, 0.0),)),
         lambda: RateShape(((5.0, 1.0), (5.0, 2.0))),
         lambda: RateShape(bursts=(Burst(0, 0, 2),)),
-        lambda: HangUps(share=1.5),
-        lambda: HangUps(share=0.5, mean_s=0),
+        lambda: Disconnects(share=1.5),
+        lambda: Disconnects(share=0.5, mean_s=0),
         lambda: Users(tenants=-1),
     ],
 )
@@ -86,25 +87,25 @@ def trace(count, *, sessions=0):
 
 def test_a_rate_is_met():
     whole = trace(101)
-    plan = make_plan(whole, Scaling(time_scale=time_scale_for(whole, 5.0)), spread=True, seed=0)
+    plan = make_plan(whole, TraceScaling(time_scale=time_scale_for(whole, 5.0)), spread=True, seed=0)
     assert 100 / (plan.requests[-1].at_s - plan.requests[0].at_s) == pytest.approx(5.0)
     with pytest.raises(SetupError, match="--rate"):
         time_scale_for(trace(1), 5.0)
 
 
-def test_hang_ups_are_the_same_requests_in_every_run():
+def test_disconnects_are_the_same_requests_in_every_run():
     def planned(share, mean_s=None):
-        drawn = HangUps(share, mean_s, seed=3)
-        return make_plan(trace(2000), Scaling(), spread=False, seed=0, hang_ups=drawn).requests
+        drawn = Disconnects(share, mean_s, seed=3)
+        return make_plan(trace(2000), TraceScaling(), spread=False, seed=0, disconnects=drawn).requests
 
     by_tokens, by_time = planned(0.25), planned(0.25, 2.0)
-    chosen = [r.index for r in by_tokens if r.hang_up]
+    chosen = [r.index for r in by_tokens if r.disconnect]
     assert 420 < len(chosen) < 580
-    assert chosen == [r.index for r in by_time if r.hang_up]
-    assert all(1 <= r.hang_up.after_tokens < 50 for r in by_tokens if r.hang_up)
-    mean_s = sum(r.hang_up.after_s for r in by_time if r.hang_up) / len(chosen)
+    assert chosen == [r.index for r in by_time if r.disconnect]
+    assert all(1 <= r.disconnect.after_tokens < 50 for r in by_tokens if r.disconnect)
+    mean_s = sum(r.disconnect.after_s for r in by_time if r.disconnect) / len(chosen)
     assert 1.6 < mean_s < 2.4
-    assert not any(r.hang_up for r in planned(0.0))
+    assert not any(r.disconnect for r in planned(0.0))
 
 
 def test_tenants_are_even_and_keep_their_sessions(tmp_path):
@@ -113,7 +114,7 @@ def test_tenants_are_even_and_keep_their_sessions(tmp_path):
     users = Users("chat", 3, read_keys(keys))
     assert users.first_key == "sk-1"
     assert Users().first_key == ""
-    plan = make_plan(trace(900, sessions=300), Scaling(), spread=False, seed=0, users=users)
+    plan = make_plan(trace(900, sessions=300), TraceScaling(), spread=False, seed=0, users=users)
     names = [r.tenant for r in plan.requests]
     assert set(names) == {"acme", "zeta", "tenant-2"}
     assert all(230 < names.count(name) < 370 for name in set(names))

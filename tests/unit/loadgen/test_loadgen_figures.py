@@ -9,31 +9,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.core.errors import SetupError
-from loadgen.records import ErrorKind, Outcome, Record
-from loadgen.report import Report, Settings, Slo, make_report, percentiles
+from loadgen.records import ErrorKind, RequestOutcome, RequestRecord
+from loadgen.report import Report, RunSettings, Slo, make_report, percentiles
 from loadgen.report.make import WINDOWS_WANTED, window_for
 from loadgen.report.sample import share_of, wilson
 from loadgen.report.scales import attained_at, most_stringent, needed_scales
-from loadgen.slo import Objectives, parse_class_slo
+from loadgen.slo import ClassObjectives, parse_class_slo
 
 SLO = Slo(ttft_s=1.0, tpot_s=0.1)
 
 
 def asked(slo=SLO, **more):
-    return Settings(trace="t", target="u", model="m", slo=slo, **more)
+    return RunSettings(trace="t", target="u", model="m", slo=slo, **more)
 
 
 def done(planned_s=0.0, ttft_s=0.5, tpot_s=0.05, tokens=3, **more):
     first = planned_s + ttft_s
     instants = [first + i * tpot_s for i in range(tokens)]
-    return Record(
+    return RequestRecord(
         0, planned_s, sent_s=planned_s, token_instants_s=instants, ended_s=instants[-1],
-        outcome=Outcome.COMPLETED, prompt_tokens=10, completion_tokens=tokens, **more,
+        outcome=RequestOutcome.COMPLETED, prompt_tokens=10, completion_tokens=tokens, **more,
     )  # fmt: skip
 
 
 def ended(outcome, planned_s=0.0, **more):
-    return Record(0, planned_s, sent_s=planned_s, ended_s=planned_s + 1, outcome=outcome, **more)
+    return RequestRecord(0, planned_s, sent_s=planned_s, ended_s=planned_s + 1, outcome=outcome, **more)
 
 
 seconds = st.floats(0.001, 3.0)
@@ -41,7 +41,7 @@ names = st.sampled_from(["", "chat", "batch"])
 good = st.builds(done, st.floats(0, 300), seconds, seconds, st.integers(1, 5), slo_class=names)
 bad = st.builds(
     ended,
-    st.sampled_from([Outcome.REFUSED, Outcome.FAILED, Outcome.CANCELLED]),
+    st.sampled_from([RequestOutcome.REFUSED, RequestOutcome.FAILED, RequestOutcome.CANCELLED]),
     st.floats(0, 300),
     slo_class=names,
 )
@@ -72,7 +72,7 @@ def test_every_request_is_counted_once_in_total_in_windows_and_in_classes(record
 @settings(max_examples=60, deadline=None)
 def test_the_share_at_a_scale_is_that_of_scaled_objectives(records, scale):
     classes = {"chat": Slo(0.2, None)}
-    needed = needed_scales(records, Objectives(SLO, classes))
+    needed = needed_scales(records, ClassObjectives(SLO, classes))
     scaled = asked(SLO.scaled(scale), class_slos={k: v.scaled(scale) for k, v in classes.items()})
     share = make_report(records, scaled).goodput_share
     assert attained_at(needed, scale * (1 - 1e-9)) <= share <= attained_at(needed, scale * (1 + 1e-9))
@@ -82,7 +82,7 @@ def test_the_share_at_a_scale_is_that_of_scaled_objectives(records, scale):
 @given(runs, st.floats(0.01, 1))
 @settings(deadline=None)
 def test_the_most_stringent_scale_attains_the_goal_and_less_does_not(records, attain):
-    needed = needed_scales(records, Objectives(SLO))
+    needed = needed_scales(records, ClassObjectives(SLO))
     scale = most_stringent(needed, attain=attain)
     if scale is None:
         assert not len(needed) or np.isfinite(needed).mean() < attain
@@ -96,7 +96,7 @@ def test_the_most_stringent_scale_attains_the_goal_and_less_does_not(records, at
 def test_a_report_survives_json(records):
     report = make_report(records, asked(options={"api": "chat", "cut": 3, "spread": True, "none": None}))
     text = orjson.dumps(report.as_json())
-    assert text.startswith(b'{"schema":"baton-report/1"')
+    assert text.startswith(b'{"schema":"baton-report/2"')
     assert msgspec.json.decode(text, type=Report) == report
 
 
@@ -127,7 +127,7 @@ def test_wilson_is_the_text_books():
 
 
 def test_a_cancelled_request_says_nothing_and_a_refused_one_is_a_miss():
-    records = [done(), ended(Outcome.CANCELLED), ended(Outcome.REFUSED)]
+    records = [done(), ended(RequestOutcome.CANCELLED), ended(RequestOutcome.REFUSED)]
     assert make_report(records, asked()).goodput_share == 0.5
 
 
@@ -193,20 +193,22 @@ def test_a_late_generator_is_told():
     late = [replace(done(planned_s=i), sent_s=i + 0.5) for i in range(10)]
     report = make_report(late, asked())
     assert "bottleneck" in report.generator.warning
-    limited = make_report([ended(Outcome.FAILED, error=ErrorKind.CONNECTION_LIMIT)], asked())
+    limited = make_report([ended(RequestOutcome.FAILED, error=ErrorKind.CONNECTION_LIMIT)], asked())
     assert "--connections-max" in limited.generator.warning
     assert make_report([done()], asked()).generator.warning == ""
 
 
 def test_refusals_are_told_by_reason():
-    records = [ended(Outcome.REFUSED, detail=f"503: queue full: {i} waiting") for i in range(3)]
-    records.append(ended(Outcome.REFUSED, detail="429: slow down"))
+    records = [ended(RequestOutcome.REFUSED, detail=f"503: queue full: {i} waiting") for i in range(3)]
+    records.append(ended(RequestOutcome.REFUSED, detail="429: slow down"))
     assert make_report(records, asked()).refusals == {"503: queue full: N waiting": 3, "429: slow down": 1}
 
 
 def test_failures_are_told_by_what_the_server_said():
-    records = [ended(Outcome.FAILED, error=ErrorKind.HTTP, detail=f"400: no class {i}") for i in range(2)]
-    records.append(ended(Outcome.FAILED, error=ErrorKind.TIMEOUT))
+    records = [
+        ended(RequestOutcome.FAILED, error=ErrorKind.HTTP, detail=f"400: no class {i}") for i in range(2)
+    ]
+    records.append(ended(RequestOutcome.FAILED, error=ErrorKind.TIMEOUT))
     assert make_report(records, asked()).failures == {"http, 400: no class N": 2, "timeout": 1}
 
 
@@ -235,6 +237,6 @@ def test_class_objectives_are_read():
 
 
 def test_an_unmet_request_needs_an_endless_scale():
-    assert Slo(1.0, None).needed_scale(ended(Outcome.FAILED)) == math.inf
+    assert Slo(1.0, None).needed_scale(ended(RequestOutcome.FAILED)) == math.inf
     assert SLO.needed_scale(done(ttft_s=0.5, tpot_s=0.2)) == pytest.approx(2.0)
     assert Slo().needed_scale(done()) == 0.0

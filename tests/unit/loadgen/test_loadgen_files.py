@@ -6,18 +6,31 @@ import pytest
 from baton.core.errors import SetupError
 from baton.files.outputs import check_writable
 from loadgen.files import parse_records, read_run, report_bytes, write_file, write_records
-from loadgen.records import ErrorKind, Outcome, Record
-from loadgen.report import Settings, Slo, make_report
+from loadgen.records import ErrorKind, RequestOutcome, RequestRecord
+from loadgen.report import RunSettings, Slo, make_report
 
-SETTINGS = Settings(trace="t", target="u", model="m", slo=Slo(1.0, 0.1), planned=3)
+SETTINGS = RunSettings(trace="t", target="u", model="m", slo=Slo(1.0, 0.1), planned=3)
 RECORDS = [
-    Record(
-        0, 100.0, sent_s=100.001, token_instants_s=[100.5, 100.75], ended_s=100.8, outcome=Outcome.COMPLETED,
-        prompt_tokens=7, completion_tokens=2, cached_tokens=0, served_by=("p", "d"), timings={"queue_s": 0.1},
+    RequestRecord(
+        0,
+        100.0,
+        sent_s=100.001,
+        token_instants_s=[100.5, 100.75],
+        ended_s=100.8,
+        outcome=RequestOutcome.COMPLETED,
+        prompt_tokens=7,
+        completion_tokens=2,
+        cached_tokens=0,
+        served_by=("p", "d"),
+        timings={"queue_s": 0.1},
     ),
-    Record(1, 101.0, sent_s=101.0, ended_s=101.5, outcome=Outcome.REFUSED, error=ErrorKind.OVERLOADED),
-    Record(2, 102.0, outcome=Outcome.FAILED, error=ErrorKind.CONNECTION_LIMIT, ended_s=102.0, tenant="a"),
-]  # fmt: skip
+    RequestRecord(
+        1, 101.0, sent_s=101.0, ended_s=101.5, outcome=RequestOutcome.REFUSED, error=ErrorKind.OVERLOADED
+    ),
+    RequestRecord(
+        2, 102.0, outcome=RequestOutcome.FAILED, error=ErrorKind.CONNECTION_LIMIT, ended_s=102.0, tenant="a"
+    ),
+]
 
 
 @pytest.mark.parametrize("name", ["run.jsonl", "run.jsonl.gz"])
@@ -67,7 +80,7 @@ def test_a_report_comes_back_and_cannot_be_judged_anew(tmp_path):
         (b"[1]", "is no report"),
         (b"{}", "of no name"),
         (b'{"schema": "baton-report/9"}', "baton-report/9"),
-        (b'{"schema": "baton-report/1"}', "is no report"),
+        (b'{"schema": "baton-report/2"}', "is no report"),
         (b'{"schema": "baton-records/1", "settings": 3}\n', "holds no records"),
     ],
 )

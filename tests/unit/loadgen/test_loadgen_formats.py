@@ -1,4 +1,4 @@
-"""Every format by a small file written by hand, from what its authors document."""
+"""Every format, with a small hand-written file that follows its authors' documentation."""
 
 import gzip
 import json
@@ -7,7 +7,7 @@ import pytest
 
 from baton.core.errors import SetupError
 from loadgen.formats.base import measured_tick_s
-from loadgen.lengths import Scaling, make_plan, parse_factor, time_scale_for
+from loadgen.lengths import TraceScaling, make_plan, parse_factor, time_scale_for
 from loadgen.traces import TraceFormat, cut, read_trace
 
 
@@ -81,10 +81,10 @@ def test_burstgpt_of_release_2_has_sessions_and_how_long_answers_took(tmp_path):
         ("aa", 2, 3),
     ]
     assert [r.elapsed_s for r in trace.requests] == [43, 2, None, None, 3]
-    plan = make_plan(trace, Scaling(), spread=False, seed=0)
+    plan = make_plan(trace, TraceScaling(), spread=False, seed=0)
     assert plan.requests[3].parent == 0
-    assert plan.requests[3].think_s == 100 - 43  # what the answer took is told
-    assert plan.requests[4].think_s == pytest.approx(10 - 100 * 0.02)  # and assumed where it is not
+    assert plan.requests[3].think_s == 100 - 43  # the duration of the answer is recorded
+    assert plan.requests[4].think_s == pytest.approx(10 - 100 * 0.02)  # and assumed if it is not
 
 
 def test_bailian_turns_follow_their_parents(tmp_path):
@@ -112,7 +112,7 @@ def test_bailian_turns_follow_their_parents(tmp_path):
         ("14", 0, None),
     ]
     assert trace.requests[4].hash_ids == (5, 6, 7, 9)
-    plan = make_plan(trace, Scaling(), spread=False, seed=0)
+    plan = make_plan(trace, TraceScaling(), spread=False, seed=0)
     assert plan.requests[2].think_s == pytest.approx(61.114 - 0.5 - 30 * 0.02)
 
 
@@ -177,7 +177,7 @@ def test_batons_own_fields_beside_mooncakes(tmp_path):
             rows(
                 {**first, "session_id": "a", "slo_class": "chat", "tenant": "x"},
                 {**first, "timestamp": 100, "hash_ids": []},
-                # As aiperf has it: only the first turn has an instant.
+                # Only the first turn has an instant, as in aiperf's format.
                 {"session_id": "a", "delay": 2500, "input_length": 16, "output_length": 1, "hash_ids": [1]},
             ),
         )
@@ -315,7 +315,7 @@ def test_a_factor_that_cannot_be_meant_is_refused(factor):
 def test_lengths_that_are_scaled_beyond_all_use_are_refused(tmp_path):
     trace = read_trace(write(tmp_path, BURST))
     with pytest.raises(SetupError, match="request 0, scaled, has more than 100,000,000 tokens"):
-        make_plan(trace, Scaling(input_scale=parse_factor("1000000")), spread=False, seed=0)
+        make_plan(trace, TraceScaling(input_scale=parse_factor("1000000")), spread=False, seed=0)
 
 
 def test_requests_are_put_in_order(tmp_path):
@@ -330,7 +330,7 @@ def test_requests_are_put_in_order(tmp_path):
 def test_a_cut_session_begins_where_it_was_cut(tmp_path):
     trace = cut(read_trace(write(tmp_path, BURST_SESSIONS)), start_s=50)
     assert [(r.session, r.parent_row) for r in trace.requests] == [("aa", None), ("aa", 3)]
-    assert [r.parent for r in make_plan(trace, Scaling(), spread=False, seed=0).requests] == [None, 0]
+    assert [r.parent for r in make_plan(trace, TraceScaling(), spread=False, seed=0).requests] == [None, 0]
 
 
 def test_a_grid_of_arrivals_is_measured():

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.html.lines import LETTER_PX, ROW_PX, levels, uprights
-from loadgen.html.marks import Axis, Frame, linear, logarithmic, tag
+from loadgen.html.marks import Axis, ChartFrame, linear, logarithmic, tag
 from loadgen.html.page import render
-from loadgen.records import ErrorKind, Outcome, Record
-from loadgen.report import Settings, Slo, make_report
+from loadgen.records import ErrorKind, RequestOutcome, RequestRecord
+from loadgen.report import RunSettings, Slo, make_report
 from loadgen.report.model import Probe, SearchResult
 from loadgen.units import seconds, share, three_digits
 
@@ -60,20 +60,27 @@ def a_run(label, *, told, shift=0.0, model="m"):
             "predicted_ttft_s": 0.2,
         }
         records.append(
-            Record(
+            RequestRecord(
                 i, float(i), sent_s=i + 0.001, token_instants_s=instants, ended_s=instants[-1],
-                outcome=Outcome.COMPLETED, prompt_tokens=50 + i, completion_tokens=3, cached_tokens=i,
+                outcome=RequestOutcome.COMPLETED, prompt_tokens=50 + i, completion_tokens=3, cached_tokens=i,
                 slo_class="chat" if i % 2 else "", timings=phases if told else None,
                 served_by=(f"p{i % 2}", f"d{i % 3}") if told else (),
             )
         )  # fmt: skip
     records.append(
-        Record(
-            60, 60.0, ended_s=60.1, outcome=Outcome.REFUSED, error=ErrorKind.OVERLOADED, detail="503: </x>"
+        RequestRecord(
+            60,
+            60.0,
+            ended_s=60.1,
+            outcome=RequestOutcome.REFUSED,
+            error=ErrorKind.OVERLOADED,
+            detail="503: </x>",
         )
     )
-    records.append(Record(61, 61.0, ended_s=61.1, outcome=Outcome.FAILED, error=ErrorKind.TIMEOUT))
-    settings = Settings(
+    records.append(
+        RequestRecord(61, 61.0, ended_s=61.1, outcome=RequestOutcome.FAILED, error=ErrorKind.TIMEOUT)
+    )
+    settings = RunSettings(
         trace="t.jsonl", target="http://127.0.0.1:8000", model=model, slo=Slo(0.25, 0.2),
         label=label, planned=62,
     )  # fmt: skip
@@ -131,8 +138,11 @@ def test_refused_requests_keep_a_curve_from_reaching_the_top():
 
 
 def test_a_run_without_answers_has_a_page():
-    settings = Settings(trace="t", target="u", model="m", planned=1)
-    for records in ([], [Record(0, 1.0, ended_s=1.0, outcome=Outcome.FAILED, error=ErrorKind.CONNECT)]):
+    settings = RunSettings(trace="t", target="u", model="m", planned=1)
+    for records in (
+        [],
+        [RequestRecord(0, 1.0, ended_s=1.0, outcome=RequestOutcome.FAILED, error=ErrorKind.CONNECT)],
+    ):
         assert "nothing was measured" in render([make_report(records, settings)])
 
 
@@ -144,13 +154,18 @@ def test_the_same_run_has_the_same_colour_everywhere():
 
 def test_many_workers_are_a_profile():
     records = [
-        Record(
-            i, float(i), token_instants_s=[i + 1.0, i + 2.0], ended_s=i + 2.0, outcome=Outcome.COMPLETED,
-            prompt_tokens=i + 1, served_by=(f"w{i}",),
+        RequestRecord(
+            i,
+            float(i),
+            token_instants_s=[i + 1.0, i + 2.0],
+            ended_s=i + 2.0,
+            outcome=RequestOutcome.COMPLETED,
+            prompt_tokens=i + 1,
+            served_by=(f"w{i}",),
         )
         for i in range(200)
-    ]  # fmt: skip
-    text = render([make_report(records, Settings(trace="t", target="u", model="m"))])
+    ]
+    text = render([make_report(records, RunSettings(trace="t", target="u", model="m"))])
     assert "workers, most loaded first" in text
 
 
@@ -191,7 +206,7 @@ def test_three_digits_are_within_half_a_percent(value):
     assert float(three_digits(value).replace(",", "")) == pytest.approx(value, rel=0.0051)
 
 
-PLANE = Frame(Axis(0.1, 10.0, 58, 506, is_log=True), linear(1.0, 248, 24), 520, 290)
+PLANE = ChartFrame(Axis(0.1, 10.0, 58, 506, is_log=True), linear(1.0, 248, 24), 520, 290)
 
 
 def texts(markup):

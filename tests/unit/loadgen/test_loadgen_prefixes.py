@@ -1,4 +1,4 @@
-"""Scaling, prompts and the expected cache, against models that are too dull to be wrong."""
+"""Scaling, prompts and the expected cache agree with models that are too simple to be wrong."""
 
 from fractions import Fraction
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from baton.core.errors import SetupError
 from loadgen.expected_cache import block_hit_ratio, expected_cache
-from loadgen.lengths import Scaling, make_plan, parse_factor
+from loadgen.lengths import TraceScaling, make_plan, parse_factor
 from loadgen.prompts import PromptMaker, TokenRange
 from loadgen.traces import Trace, TraceFormat, TraceRequest
 
@@ -51,8 +51,9 @@ ODD_SCALES = st.sampled_from(
 @given(traces(2**31, block_sizes=(512, 16, 24)), SCALES | ODD_SCALES, st.integers(0, 5))
 @settings(max_examples=150, deadline=None)
 def test_requests_share_exactly_the_blocks_their_hash_ids_share(trace, scale, seed):
-    """At any block size and any factor; where blocks would be too short to tell apart, in runs of them."""
-    plan = make_plan(trace, Scaling(scale), spread=True, seed=seed)
+    """This holds at any block size and any factor. Blocks that would be too short to tell apart are grouped
+    into runs."""
+    plan = make_plan(trace, TraceScaling(scale), spread=True, seed=seed)
     make = PromptMaker(plan, TokenRange(1000, 3048), seed=seed)
     prompts = [make.tokens(r).tolist() for r in plan.requests]
     group = plan.blocks_grouped
@@ -80,7 +81,7 @@ def test_requests_share_exactly_the_blocks_their_hash_ids_share(trace, scale, se
 def test_tokens_follow_from_seed_and_hash_id_alone():
     def prompt(ids, seed):
         trace = Trace(TraceFormat.MOONCAKE, (TraceRequest(0.0, 512 * len(ids), 1, ids),))
-        plan = make_plan(trace, Scaling(Fraction(1, 16)), spread=False, seed=seed)
+        plan = make_plan(trace, TraceScaling(Fraction(1, 16)), spread=False, seed=seed)
         return PromptMaker(plan, TokenRange(), seed=seed).tokens(plan.requests[0]).tolist()
 
     assert prompt((5, 9), 0)[32:] == prompt((9,), 0)
@@ -96,7 +97,7 @@ def test_ids_that_are_hashes_are_numbered_anew():
         TraceFormat.MOONCAKE,
         (TraceRequest(0.0, 1024, 1, (big, 7)), TraceRequest(0.0, 1024, 1, (big, 2**70), row=1)),
     )
-    plan = make_plan(trace, Scaling(Fraction(1, 16)), spread=False, seed=0)
+    plan = make_plan(trace, TraceScaling(Fraction(1, 16)), spread=False, seed=0)
     make = PromptMaker(plan, TokenRange(), seed=0)
     a, b = (make.tokens(r).tolist() for r in plan.requests)
     assert shared(a, b) == 32
@@ -104,7 +105,7 @@ def test_ids_that_are_hashes_are_numbered_anew():
 
 def test_azure_prompts_share_nothing_and_text_keeps_prefixes():
     azure = Trace(TraceFormat.AZURE, tuple(TraceRequest(0.0, 100, 1) for _ in range(50)))
-    plan = make_plan(azure, Scaling(Fraction(3, 10)), spread=True, seed=0)
+    plan = make_plan(azure, TraceScaling(Fraction(3, 10)), spread=True, seed=0)
     make = PromptMaker(plan, TokenRange(), seed=0)
     assert {len(make.tokens(r)) for r in plan.requests} == {30}
     assert len({int(make.tokens(r)[0]) for r in plan.requests}) == 50
@@ -113,7 +114,7 @@ def test_azure_prompts_share_nothing_and_text_keeps_prefixes():
     pair = Trace(
         TraceFormat.MOONCAKE, (TraceRequest(0.0, 1024, 1, (1, 2)), TraceRequest(0.0, 1024, 1, (1, 3)))
     )
-    plan = make_plan(pair, Scaling(Fraction(1, 16)), spread=False, seed=0)
+    plan = make_plan(pair, TraceScaling(Fraction(1, 16)), spread=False, seed=0)
     make = PromptMaker(plan, TokenRange(), seed=0)
     a, b = (make.text(r).split() for r in plan.requests)
     assert shared(a, b) == 32
@@ -128,7 +129,7 @@ def test_factors_must_be_positive_numbers(text):
 
 def test_what_cannot_be_told_apart_is_refused():
     trace = Trace(TraceFormat.MOONCAKE, (TraceRequest(0.0, 512, 1, (5000,)),))
-    plan = make_plan(trace, Scaling(parse_factor("1/128")), spread=True, seed=0)
+    plan = make_plan(trace, TraceScaling(parse_factor("1/128")), spread=True, seed=0)
     with pytest.raises(SetupError, match="tell"):
         PromptMaker(plan, TokenRange(1000, 1004), seed=0)
     with pytest.raises(SetupError, match="vocab"):
@@ -140,7 +141,7 @@ def test_caps_are_counted_and_keep_the_prefix():
         TraceFormat.MOONCAKE,
         (TraceRequest(0.0, 1500, 100, (1, 2, 3)), TraceRequest(4.0, 100, 0, (1,))),
     )
-    scaling = Scaling(Fraction(1, 8), Fraction(1, 4), Fraction(5, 2), 100, 20)
+    scaling = TraceScaling(Fraction(1, 8), Fraction(1, 4), Fraction(5, 2), 100, 20)
     plan = make_plan(trace, scaling, spread=False, seed=0)
     long, short = plan.requests
     assert (plan.inputs_cut, plan.outputs_cut) == (1, 1)
@@ -151,10 +152,10 @@ def test_caps_are_counted_and_keep_the_prefix():
 def test_lru_keeps_the_most_recent_prefixes():
     a, b = ["a0", "a1", "a2"], ["b0", "b1"]
     assert block_hit_ratio([a, b, a], capacity_blocks=None) == pytest.approx(3 / 8)
-    # Room for four: b pushes out the tail of a, whose first two blocks still hit.
+    # There is room for four: b evicts the tail of a, whose first two blocks still hit.
     assert block_hit_ratio([a, b, a], capacity_blocks=4) == pytest.approx(2 / 8)
     assert block_hit_ratio([a, b, a], capacity_blocks=2) == 0
-    # Touched again between: survives what would have pushed it out.
+    # A block that is used in between survives the eviction.
     assert block_hit_ratio([["x"], ["y"], ["x"], ["z"], ["x"]], capacity_blocks=2) == pytest.approx(2 / 5)
 
 
@@ -188,7 +189,7 @@ def dull_expected(prompts, block, capacity):
 @settings(max_examples=80, deadline=None)
 def test_expected_hits_are_those_of_a_cache_that_sees_the_tokens(trace, scale, block, capacity):
     assume(sum(r.input_tokens for r in trace.requests) * scale < 2_500)  # the dull model is slow
-    plan = make_plan(trace, Scaling(scale), spread=False, seed=0)
+    plan = make_plan(trace, TraceScaling(scale), spread=False, seed=0)
     make = PromptMaker(plan, TokenRange(), seed=0)
     prompts = [make.tokens(r).tolist() for r in plan.requests]
     expected = expected_cache(plan, server_block_tokens=block, cache_blocks=capacity)
@@ -197,6 +198,6 @@ def test_expected_hits_are_those_of_a_cache_that_sees_the_tokens(trace, scale, b
 
 def test_a_prompt_that_is_cached_whole_computes_its_last_block():
     trace = Trace(TraceFormat.MOONCAKE, tuple(TraceRequest(0.0, 1024, 1, (1, 2)) for _ in range(2)))
-    plan = make_plan(trace, Scaling(Fraction(1, 16)), spread=False, seed=0)
+    plan = make_plan(trace, TraceScaling(Fraction(1, 16)), spread=False, seed=0)
     assert expected_cache(plan, server_block_tokens=32).cached_tokens == 32
     assert expected_cache(plan, server_block_tokens=16).cached_tokens == 48

@@ -12,13 +12,13 @@ from loadgen import replaying
 from loadgen.cli import replay
 from loadgen.client import parse_url
 from loadgen.compare import compare
+from loadgen.early_stop import GoalWatch
 from loadgen.first_answers import ALIKE, FirstAnswers
 from loadgen.health import ClientHealth
-from loadgen.outlook import Outlook
-from loadgen.records import ErrorKind, Outcome, Record
+from loadgen.records import ErrorKind, RequestOutcome, RequestRecord
 from loadgen.senders import Sent
-from loadgen.slo import Objectives, Slo
-from loadgen.target import Target
+from loadgen.slo import ClassObjectives, Slo
+from loadgen.target import ReplayTarget
 
 HEALTH = ClientHealth(1, 0.0, 0.0, 0.0, 0.1, 0.1)
 SERVICE_S = 0.05
@@ -26,16 +26,17 @@ SERVICE_S = 0.05
 
 @dataclass
 class Queue:
-    """One server after another, `SERVICE_S` per request; stands where the sending processes do."""
+    """One server with `SERVICE_S` per request, in place of the sender processes."""
 
     stops_at_job: int = 10**9
     late_jobs: tuple = ()
-    """Of those with load, from 1: the load generator did not keep up, and nothing met its objectives."""
+    """Jobs with load, counted from 1, in which the load generator did not keep up, and nothing met its
+    objectives."""
     jobs: list = field(default_factory=list)
     complaint: str = ""
-    """Every answer, if it is not empty."""
+    """The text of every answer, if it is not empty."""
     answers: dict = field(default_factory=dict)
-    """Digests by place in the plan, where they are not the usual ones."""
+    """Digests by place in the plan, if they are not the usual ones."""
 
     def __call__(self, job, observer, *, clients=1):
         self.jobs.append(job)
@@ -45,13 +46,21 @@ class Queue:
         for request in job.plan.requests:
             planned_s = 1000 + request.at_s
             free_s = max(free_s, planned_s) + SERVICE_S + (9.0 if is_late else 0.0)
-            record = Record(request.index, planned_s, sent_s=planned_s)
+            record = RequestRecord(request.index, planned_s, sent_s=planned_s)
             observer.on_sent(record)
             record.token_instants_s = [free_s, free_s + 0.01]
-            record.ended_s, record.outcome, record.completion_tokens = free_s + 0.01, Outcome.COMPLETED, 2
+            record.ended_s, record.outcome, record.completion_tokens = (
+                free_s + 0.01,
+                RequestOutcome.COMPLETED,
+                2,
+            )
             record.prompt_tokens = request.input_tokens
             if self.complaint:
-                record.outcome, record.error, record.detail = Outcome.FAILED, ErrorKind.HTTP, self.complaint
+                record.outcome, record.error, record.detail = (
+                    RequestOutcome.FAILED,
+                    ErrorKind.HTTP,
+                    self.complaint,
+                )
             if job.keeps_answers:
                 record.answer = self.answers.get(request.index, f"a{request.index}")
             observer.on_ended(record)
@@ -69,7 +78,7 @@ class Queue:
 @pytest.fixture
 def queue(monkeypatch):
     made = Queue()
-    target = Target(parse_url("http://127.0.0.1:1"), "m", replaying.Api.COMPLETIONS, 5000)
+    target = ReplayTarget(parse_url("http://127.0.0.1:1"), "m", replaying.Api.COMPLETIONS, 5000)
     monkeypatch.setattr(replaying, "probe", lambda server, **asked: target)
     monkeypatch.setattr(replaying, "send_plan", made)
     return made
@@ -209,7 +218,7 @@ def test_runs_are_compared_by_objectives_they_were_not_run_for(queue, tmp_path):
     ("arguments", "complaint"),
     [
         (["--search"], "give --ttft-slo"),
-        (["--search", "--ttft-slo", "1", "--limit", "1"], "different instants"),
+        (["--search", "--ttft-slo", "1", "--limit", "1"], "different times"),
         (["--search", "--ttft-slo", "1", "--warm-up", "600"], "leaves nothing"),
         (["--warm-up", "600"], "leaves nothing"),
         (["--search", "--ttft-slo", "none", "--tpot-slo", "none"], "give --ttft-slo"),
@@ -260,7 +269,7 @@ def test_a_class_that_the_server_does_not_have_ends_the_run_at_its_first_answers
     queue.complaint = "400: there is no class 'x'; this server has chat"
     result = CliRunner().invoke(command(replay), [poisson_trace(tmp_path), "--slo-class", "x"])
     assert result.exit_code == 2
-    assert "every request was answered so: 400: there is no class 'x'" in result.stderr
+    assert "because every request got this answer: 400: there is no class 'x'" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -277,8 +286,8 @@ def test_a_class_that_the_server_does_not_have_ends_the_run_at_its_first_answers
 def test_only_the_same_complaint_of_the_first_requests_ends_a_run(details, goes_on):
     first = FirstAnswers()
     for index, detail in enumerate(details):
-        kind = (Outcome.COMPLETED, None) if detail is None else (Outcome.FAILED, ErrorKind.HTTP)
-        first.ended(Record(index, 0.0, outcome=kind[0], error=kind[1], detail=detail or ""))
+        kind = (RequestOutcome.COMPLETED, None) if detail is None else (RequestOutcome.FAILED, ErrorKind.HTTP)
+        first.ended(RequestRecord(index, 0.0, outcome=kind[0], error=kind[1], detail=detail or ""))
     assert (first.complaint == "") is goes_on
 
 
@@ -288,28 +297,28 @@ def test_compare_of_nothing_known_is_one_line_and_status_2(tmp_path):
 
 
 def test_requests_that_wait_beyond_their_target_count_before_they_end():
-    outlook = Outlook(Objectives(Slo(1.0)), planned=100, attain=0.9, warm_up=10)
+    goal_watch = GoalWatch(ClassObjectives(Slo(1.0)), planned=100, attain=0.9, warm_up=10)
     for i in range(60):
-        outlook.sent(Record(i, planned_s=float(i) / 100))
-    assert not outlook.is_hopeless(now_s=0.9)
-    assert outlook.is_hopeless(now_s=2.0)
-    outlook.sees_tokens = False
-    assert not outlook.is_hopeless(now_s=2.0)
+        goal_watch.sent(RequestRecord(i, planned_s=float(i) / 100))
+    assert not goal_watch.is_hopeless(now_s=0.9)
+    assert goal_watch.is_hopeless(now_s=2.0)
+    goal_watch.sees_tokens = False
+    assert not goal_watch.is_hopeless(now_s=2.0)
 
 
 def test_ctrl_c_is_not_taken_for_hopeless():
-    outlook = Outlook(Objectives(Slo(1.0)), planned=10, attain=0.9)
-    assert not outlook.wants_stop(now_s=0.0)
+    goal_watch = GoalWatch(ClassObjectives(Slo(1.0)), planned=10, attain=0.9)
+    assert not goal_watch.wants_stop(now_s=0.0)
     for i in range(10):
-        outlook.ended(Record(i, 0.0, outcome=Outcome.FAILED, error=ErrorKind.INTERRUPTED))
-    assert not outlook.gave_up
-    assert outlook.wants_stop(now_s=0.0)
-    assert outlook.gave_up
+        goal_watch.ended(RequestRecord(i, 0.0, outcome=RequestOutcome.FAILED, error=ErrorKind.INTERRUPTED))
+    assert not goal_watch.gave_up
+    assert goal_watch.wants_stop(now_s=0.0)
+    assert goal_watch.gave_up
 
 
 def test_warm_up_and_planned_cancellations_are_no_misses():
-    outlook = Outlook(Objectives(Slo(1.0)), planned=100, attain=0.9, warm_up=50)
+    goal_watch = GoalWatch(ClassObjectives(Slo(1.0)), planned=100, attain=0.9, warm_up=50)
     for i in range(100):
-        outcome = Outcome.FAILED if i < 50 else Outcome.CANCELLED
-        outlook.ended(Record(i, 0.0, outcome=outcome, error=ErrorKind.TIMEOUT))
-    assert (outlook.missed, outlook.is_hopeless(now_s=1e9)) == (0, False)
+        outcome = RequestOutcome.FAILED if i < 50 else RequestOutcome.CANCELLED
+        goal_watch.ended(RequestRecord(i, 0.0, outcome=outcome, error=ErrorKind.TIMEOUT))
+    assert (goal_watch.missed, goal_watch.is_hopeless(now_s=1e9)) == (0, False)

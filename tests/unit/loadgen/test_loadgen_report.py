@@ -4,24 +4,31 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.records import ErrorKind, Outcome, Record
-from loadgen.report import Settings, Slo, make_report
+from loadgen.records import ErrorKind, RequestOutcome, RequestRecord
+from loadgen.report import RunSettings, Slo, make_report
 from loadgen.sse import OpenAIStream, StreamFault
 
 
 def settings_with(slo):
-    return Settings(trace="t", target="u", model="m", planned=9, slo=slo)
+    return RunSettings(trace="t", target="u", model="m", planned=9, slo=slo)
 
 
 def done(planned_s, instants_s, *, tokens=None, prompt=10, cached=None):
-    return Record(
-        0, planned_s, sent_s=planned_s + 0.5, token_instants_s=instants_s, ended_s=instants_s[-1],
-        outcome=Outcome.COMPLETED, prompt_tokens=prompt, completion_tokens=tokens, cached_tokens=cached,
-    )  # fmt: skip
+    return RequestRecord(
+        0,
+        planned_s,
+        sent_s=planned_s + 0.5,
+        token_instants_s=instants_s,
+        ended_s=instants_s[-1],
+        outcome=RequestOutcome.COMPLETED,
+        prompt_tokens=prompt,
+        completion_tokens=tokens,
+        cached_tokens=cached,
+    )
 
 
 def missed(outcome):
-    return Record(0, 0.0, sent_s=0.0, ended_s=1.0, outcome=outcome, error=ErrorKind.TIMEOUT)
+    return RequestRecord(0, 0.0, sent_s=0.0, ended_s=1.0, outcome=outcome, error=ErrorKind.TIMEOUT)
 
 
 def test_latencies_count_from_the_planned_instant():
@@ -45,9 +52,9 @@ def test_goodput_counts_refused_and_failed_as_misses():
         done(0.0, [1.0]),  # one token: no TPOT to miss
         done(0.0, [3.0, 3.1]),
         done(0.0, [1.0, 2.0]),
-        missed(Outcome.REFUSED),
-        missed(Outcome.FAILED),
-        missed(Outcome.FAILED),
+        missed(RequestOutcome.REFUSED),
+        missed(RequestOutcome.FAILED),
+        missed(RequestOutcome.FAILED),
         done(0.0, [1.0, 10.0]),
     ]
     report = make_report(records, settings_with(Slo(ttft_s=2.0, tpot_s=0.5)))
@@ -81,14 +88,14 @@ STREAM = (
 @given(st.lists(st.integers(0, len(STREAM)), max_size=12))
 @settings(max_examples=60, deadline=None)
 def test_a_stream_reads_the_same_however_it_is_cut(cuts):
-    record = Record(0, 0.0)
+    record = RequestRecord(0, 0.0)
     stream = OpenAIStream(record)
     edges = [0, *sorted(cuts), len(STREAM)]
     for a, b in pairwise(edges):
         stream.feed(STREAM[a:b], now_s=1.0)
     stream.end(now_s=2.0)
     assert (record.outcome, record.finish_reason, record.token_instants_s) == (
-        Outcome.COMPLETED,
+        RequestOutcome.COMPLETED,
         "stop",
         [1.0, 1.0],
     )
@@ -98,7 +105,7 @@ def test_a_stream_reads_the_same_however_it_is_cut(cuts):
 @given(st.binary(max_size=80))
 @settings(max_examples=200, deadline=None)
 def test_garbage_is_a_fault_or_unfinished_and_never_a_completion(data):
-    record = Record(0, 0.0)
+    record = RequestRecord(0, 0.0)
     stream = OpenAIStream(record)
 
     def read():
@@ -120,7 +127,7 @@ def test_goodput_is_never_more_than_what_was_offered(gaps, took_s, missing):
     for gap_s in gaps:
         at_s += gap_s
         records.append(done(at_s, [at_s + took_s]))
-    records += [missed(Outcome.REFUSED)] * missing
+    records += [missed(RequestOutcome.REFUSED)] * missing
     report = make_report(records, settings_with(Slo()))
     assert report.goodput_per_s <= report.offered_per_s * (1 + 1e-9)
     assert report.requests_per_s <= report.offered_per_s * (1 + 1e-9)
@@ -140,7 +147,9 @@ def test_what_was_offered_counts_over_the_arrivals_and_what_was_done_over_all_of
 
 def test_numbers_that_all_failures_share_are_shown():
     def failed(detail):
-        return Record(0, 0.0, ended_s=1.0, outcome=Outcome.FAILED, error=ErrorKind.TIMEOUT, detail=detail)
+        return RequestRecord(
+            0, 0.0, ended_s=1.0, outcome=RequestOutcome.FAILED, error=ErrorKind.TIMEOUT, detail=detail
+        )
 
     report = make_report([failed("no end within 600 s")] * 3, settings_with(Slo()))
     assert report.failures == {"timeout, no end within 600 s": 3}

@@ -14,17 +14,17 @@ from typer.testing import CliRunner
 from loadgen.cli import replay
 from loadgen.client import parse_url, request_bytes, send
 from loadgen.lengths import PlannedRequest
-from loadgen.records import ErrorKind, Outcome, Record
+from loadgen.records import ErrorKind, RequestOutcome, RequestRecord
 from loadgen.report import Slo
-from loadgen.runner import Observer, replay_plan
+from loadgen.runner import RequestObserver, replay_plan
 from loadgen.sse import OpenAIStream
 
-SILENT = Observer(lambda record: None, lambda record: None)
+SILENT = RequestObserver(lambda record: None, lambda record: None)
 EVENT = b'data: {"choices": [{"text": "a", "finish_reason": null}]}\n\n'
 
 
 class Server:
-    """Behaves as the prompt's first number says; keeps when and what it was asked."""
+    """Behaves as the prompt's first number says, and records its requests with their times."""
 
     def __init__(self):
         self.asked = []
@@ -74,7 +74,7 @@ class Server:
 
     async def answer(self, send, status, body):
         await send({"type": "http.response.start", "status": status, "headers": []})
-        # In two pieces, cut inside an event.
+        # The answer comes in two pieces, cut inside an event.
         await send({"type": "http.response.body", "body": body[:17], "more_body": True})
         await send({"type": "http.response.body", "body": body[17:]})
 
@@ -130,7 +130,7 @@ async def run(
 
 
 async def test_a_server_that_never_answers_delays_nobody(served):
-    """All leave though none is answered; a closed loop would send one."""
+    """All requests are sent though none is answered; a closed loop would send one."""
     app, url = served
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     app.on_asked = lambda: len(app.asked) == 30 and loop.call_soon_threadsafe(stop.set)
@@ -141,24 +141,24 @@ async def test_a_server_that_never_answers_delays_nobody(served):
     # Every request left before the first one ended.
     assert max(r.sent_s for r in records) < min(r.ended_s for r in records)
     assert all(r.sent_s >= r.planned_s for r in records)
-    assert {(r.outcome, r.error) for r in records} == {(Outcome.FAILED, ErrorKind.INTERRUPTED)}
+    assert {(r.outcome, r.error) for r in records} == {(RequestOutcome.FAILED, ErrorKind.INTERRUPTED)}
 
 
 async def test_every_ending_is_told_apart_and_the_accounts_add_up(served):
     _, url = served
     kinds = ["ok", "refuse", "http", "garbage", "html", "error", "short", "hang"]
     ended = []
-    observer = Observer(lambda record: None, lambda record: ended.append(record.index))
+    observer = RequestObserver(lambda record: None, lambda record: ended.append(record.index))
     records = await run(url, kinds, len(kinds), timeout_s=5.0, observer=observer)
     assert [(r.outcome, r.error) for r in records] == [
-        (Outcome.COMPLETED, None),
-        (Outcome.REFUSED, ErrorKind.OVERLOADED),
-        (Outcome.FAILED, ErrorKind.HTTP),
-        (Outcome.FAILED, ErrorKind.STREAM_GARBAGE),
-        (Outcome.FAILED, ErrorKind.STREAM_GARBAGE),
-        (Outcome.FAILED, ErrorKind.STREAM_ERROR),
-        (Outcome.FAILED, ErrorKind.STREAM_BROKEN),
-        (Outcome.FAILED, ErrorKind.TIMEOUT),
+        (RequestOutcome.COMPLETED, None),
+        (RequestOutcome.REFUSED, ErrorKind.OVERLOADED),
+        (RequestOutcome.FAILED, ErrorKind.HTTP),
+        (RequestOutcome.FAILED, ErrorKind.STREAM_GARBAGE),
+        (RequestOutcome.FAILED, ErrorKind.STREAM_GARBAGE),
+        (RequestOutcome.FAILED, ErrorKind.STREAM_ERROR),
+        (RequestOutcome.FAILED, ErrorKind.STREAM_BROKEN),
+        (RequestOutcome.FAILED, ErrorKind.TIMEOUT),
     ]
     assert sorted(ended) == list(range(len(kinds)))
     assert records[1].detail == "503: no room"
@@ -170,15 +170,15 @@ async def test_every_ending_is_told_apart_and_the_accounts_add_up(served):
 
 
 async def test_a_broken_peer_is_a_connect_failure():
-    async def hang_up(reader, writer):
+    async def disconnect(reader, writer):
         await reader.readexactly(10)
         writer.transport.abort()
 
-    async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as rude:
+    async with await asyncio.start_server(disconnect, "127.0.0.1", 0) as rude:
         url = f"http://127.0.0.1:{rude.sockets[0].getsockname()[1]}"
         records = await run(url, ["ok"], 1)
     assert [r.error for r in records] == [ErrorKind.CONNECT]
-    records = await run(url, ["ok"], 1)  # nobody listens any more
+    records = await run(url, ["ok"], 1)  # no server listens any more
     assert [r.error for r in records] == [ErrorKind.CONNECT]
 
 
@@ -200,7 +200,7 @@ async def test_stopping_reports_what_was_seen(served):
         if len(seen) == 3:
             stop.set()
 
-    observer = Observer(on_sent, lambda record: None)
+    observer = RequestObserver(on_sent, lambda record: None)
     records = await run(url, ["hang"], 50, observer=observer, stop=stop)
     assert records == seen[: len(records)]
     assert len(records) == 3
@@ -286,7 +286,7 @@ def test_help_has_an_example():
 
 
 def test_a_token_without_text_is_timed_when_its_id_comes():
-    record = Record(index=0, planned_s=0.0)
+    record = RequestRecord(index=0, planned_s=0.0)
     stream = OpenAIStream(record)
     for at_s, choice in ((1.0, {"text": "", "token_ids": [7]}), (2.0, {"text": "a"}), (3.0, {"text": ""})):
         stream.feed(b"data: " + orjson.dumps({"choices": [choice]}) + b"\n\n", now_s=at_s)

@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.core.errors import SetupError
-from loadgen.records import Outcome, Record
-from loadgen.report import Settings, Slo, make_report
+from loadgen.records import RequestOutcome, RequestRecord
+from loadgen.report import RunSettings, Slo, make_report
 from loadgen.report.model import Share
 from loadgen.report.sample import share_of
 from loadgen.search import (
-    Attempt,
+    ScaledRun,
     ScaledTrial,
     SearchSettings,
     StopSearch,
@@ -20,7 +20,7 @@ from loadgen.search import (
     search,
     search_scales,
 )
-from loadgen.slo import Objectives
+from loadgen.slo import ClassObjectives
 
 
 def exact(capacity):
@@ -78,7 +78,8 @@ def test_what_met_the_goal_before_the_stop_counts_though_it_was_to_be_run_again(
 
 
 class MD1:
-    """A queue with one server and constant service times, by Lindley's recursion: as noisy as life."""
+    """A queue with one server and constant service times, by Lindley's recursion, which is realistically
+    noisy."""
 
     def __init__(self, service_s, slo_s, *, requests=2000, seed=0, aborts=False):
         self.service_s, self.slo_s, self.requests, self.aborts = service_s, slo_s, requests, aborts
@@ -97,7 +98,7 @@ class MD1:
         return ScaledTrial(share_of(met), False)
 
     def capacity(self, attain=0.9):
-        """By bisection over runs that are long enough to have no noise."""
+        """The capacity, by bisection over runs that are long enough to have no noise."""
         low, high = 0.1 / self.service_s, 0.999 / self.service_s
         for _ in range(12):
             middle = (low + high) / 2
@@ -118,7 +119,7 @@ def test_the_capacity_of_a_noisy_queue_is_found(seed, aborts):
 
 
 def test_one_lucky_run_is_not_the_answer():
-    """Above 5 per second one run in ten looks good; below, all are."""
+    """One run in ten looks good above 5 per second; below, all do."""
     rng = np.random.default_rng(3)
 
     def run(rate):
@@ -134,13 +135,13 @@ def test_one_lucky_run_is_not_the_answer():
 def test_a_report_is_a_trial():
     def run(rate):
         records = [
-            Record(
+            RequestRecord(
                 i, i / rate, token_instants_s=[i / rate + (0.1 if rate < 8 else 2.0)], ended_s=i / rate + 2,
-                outcome=Outcome.COMPLETED,
+                outcome=RequestOutcome.COMPLETED,
             )
             for i in range(50)
         ]  # fmt: skip
-        return make_report(records, Settings(trace="t", target="u", model="m", slo=Slo(1.0), planned=50))
+        return make_report(records, RunSettings(trace="t", target="u", model="m", slo=Slo(1.0), planned=50))
 
     assert 7.5 < search(run, SearchSettings()).rate_per_s < 8
 
@@ -150,7 +151,7 @@ def test_every_scale_has_its_rate_and_runs_are_shared():
 
     def run(rate, scale):
         calls.append((rate, scale))
-        return Attempt(server.sojourn_s(rate, server.requests) / 0.35, False)
+        return ScaledRun(server.sojourn_s(rate, server.requests) / 0.35, False)
 
     scales = (0.5, 1.0, 2.0, 4.0)
     points, results = search_scales(run, scales, SearchSettings(resolution=0.05))
@@ -166,12 +167,12 @@ def test_every_scale_has_its_rate_and_runs_are_shared():
 
 def test_attempts_are_in_the_order_of_planned_instants():
     records = [
-        Record(0, 5.0, token_instants_s=[7.0], ended_s=7.0, outcome=Outcome.COMPLETED),
-        Record(1, 1.0, token_instants_s=[1.5], ended_s=1.5, outcome=Outcome.COMPLETED),
-        Record(2, 2.0, outcome=Outcome.REFUSED),
-        Record(3, 3.0, outcome=Outcome.CANCELLED),
+        RequestRecord(0, 5.0, token_instants_s=[7.0], ended_s=7.0, outcome=RequestOutcome.COMPLETED),
+        RequestRecord(1, 1.0, token_instants_s=[1.5], ended_s=1.5, outcome=RequestOutcome.COMPLETED),
+        RequestRecord(2, 2.0, outcome=RequestOutcome.REFUSED),
+        RequestRecord(3, 3.0, outcome=RequestOutcome.CANCELLED),
     ]
-    attempt = attempt_of(records, Objectives(Slo(1.0)), interrupted=False)
+    attempt = attempt_of(records, ClassObjectives(Slo(1.0)), interrupted=False)
     assert attempt.needed.tolist() == [0.5, math.inf, 2.0]
     assert attempt.at(1.0).goodput.met == 1
     assert attempt.at(2.0).goodput.met == 2

@@ -1,4 +1,4 @@
-"""Turns that wait, users who hang up, several sending processes: against a server on a real socket."""
+"""Turns that wait, users who disconnect, and several sender processes, with a server on a real socket."""
 
 import asyncio
 import json
@@ -14,20 +14,20 @@ import pytest
 
 from baton.core.errors import SetupError
 from loadgen.client import parse_url, request_bytes, send
-from loadgen.conductor import Conductor
 from loadgen.conversations import Conversations, continues
-from loadgen.disconnects import HangUp
+from loadgen.disconnects import Disconnect
 from loadgen.health import ClientHealth, LoopWatch, worst_of
-from loadgen.lengths import Plan, PlannedRequest
+from loadgen.lengths import PlannedRequest, ReplayPlan
 from loadgen.prompts import PromptMaker, TokenRange
-from loadgen.records import ErrorKind, Outcome, Record
-from loadgen.runner import Observer, replay_plan
-from loadgen.senders import Limits, Sending, _shares, send_plan
+from loadgen.records import ErrorKind, RequestOutcome, RequestRecord
+from loadgen.runner import RequestObserver, replay_plan
+from loadgen.sender_processes import SenderProcesses
+from loadgen.senders import Sending, SendLimits, _shares, send_plan
 from loadgen.sse import Answer, OpenAIStream
 from loadgen.target import Api
 from loadgen.users import Users
 
-SILENT = Observer(lambda record: None, lambda record: None)
+SILENT = RequestObserver(lambda record: None, lambda record: None)
 
 
 def event(**fields):
@@ -35,7 +35,7 @@ def event(**fields):
 
 
 class ScriptedServer:
-    """Streams `script(body)`: an async iterator of bytes. Remembers bodies, and who hung up."""
+    """Streams `script(body)`, an async iterator of bytes. Records bodies, and which clients disconnected."""
 
     def __init__(self, script):
         self.script = script
@@ -89,11 +89,11 @@ def plain_message(server, planned):
 
 async def replayed(url, requests, *, stop=None, **options):
     server = parse_url(url)
-    hang_ups = {r.index: r.hang_up for r in requests}
+    disconnects = {r.index: r.disconnect for r in requests}
     return await replay_plan(
         requests,
         lambda planned: plain_message(server, planned),
-        lambda m, record: send(server, m, record, timeout_s=20, hang_up=hang_ups[record.index]),
+        lambda m, record: send(server, m, record, timeout_s=20, disconnect=disconnects[record.index]),
         connections_max=50,
         observer=options.pop("observer", SILENT),
         stop=stop or asyncio.Event(),
@@ -102,7 +102,7 @@ async def replayed(url, requests, *, stop=None, **options):
 
 
 def turns(*, think_s):
-    """A conversation of two turns, 10 ms apart in the trace, and a stranger between them."""
+    """A conversation of two turns, 10 ms apart in the trace, and an unrelated request between them."""
     return [
         request(0, 0.0, session="s"),
         request(1, 0.005),
@@ -121,13 +121,13 @@ async def test_a_turn_waits_for_its_answer_and_nobody_else_does():
 
     def on_ended(record):
         if record.index == 1:
-            release.set()  # the stranger is through: only now does the first answer come
+            release.set()  # the unrelated request is through: only now does the first answer come
 
     async with serving(slow_first) as (_, url):
-        observer = Observer(lambda record: None, on_ended)
+        observer = RequestObserver(lambda record: None, on_ended)
         records = await replayed(url, turns(think_s=0.02), observer=observer, wait_for_turns=True)
     first, stranger, second = (next(r for r in records if r.index == i) for i in range(3))
-    assert {r.outcome for r in records} == {Outcome.COMPLETED}
+    assert {r.outcome for r in records} == {RequestOutcome.COMPLETED}
     assert stranger.ended_s < first.ended_s
     assert second.planned_s == pytest.approx(first.ended_s + 0.02)
     assert second.sent_s >= second.planned_s
@@ -180,12 +180,12 @@ async def test_a_user_hangs_up_after_tokens_or_seconds():
         await asyncio.Event().wait()
 
     plan = [
-        request(0, 0.0, hang_up=HangUp(after_tokens=3)),
-        request(1, 0.0, hang_up=HangUp(after_s=0.05)),
+        request(0, 0.0, disconnect=Disconnect(after_tokens=3)),
+        request(1, 0.0, disconnect=Disconnect(after_s=0.05)),
     ]
     async with serving(silent) as (_, url):
         tokens, seconds = sorted(await replayed(url, plan), key=lambda r: r.index)
-    assert tokens.outcome is seconds.outcome is Outcome.CANCELLED
+    assert tokens.outcome is seconds.outcome is RequestOutcome.CANCELLED
     assert tokens.error is None
     assert len(tokens.token_instants_s) >= 3
     assert "tokens" in tokens.detail
@@ -201,18 +201,21 @@ async def test_who_was_refused_before_hanging_up_stays_refused():
 
     async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        plan = [request(0, 0.0, hang_up=HangUp(after_s=5.0)), request(1, 0.0, hang_up=HangUp(after_tokens=1))]
+        plan = [
+            request(0, 0.0, disconnect=Disconnect(after_s=5.0)),
+            request(1, 0.0, disconnect=Disconnect(after_tokens=1)),
+        ]
         records = await replayed(url, plan)
-    assert {r.outcome for r in records} == {Outcome.REFUSED}
+    assert {r.outcome for r in records} == {RequestOutcome.REFUSED}
 
 
 def conversation(input_tokens, ids, *, block=0):
-    """Three turns of one conversation and how long their prompts are."""
+    """Three turns of one conversation, and the lengths of their prompts."""
     requests = tuple(
         PlannedRequest(i, 0.0, n, 3, ids[i], session="s", turn=i, parent=i - 1 if i else None)
         for i, n in enumerate(input_tokens)
     )
-    return Plan(requests, Fraction(block), 0, 0)
+    return ReplayPlan(requests, Fraction(block), 0, 0)
 
 
 def told(text, ids=()):
@@ -275,7 +278,7 @@ def test_what_continues_a_conversation(input_tokens, ids, does):
 
 
 def test_batons_timings_reach_the_record():
-    record = Record(0, 0.0)
+    record = RequestRecord(0, 0.0)
     stream = OpenAIStream(record)
     baton = {
         "timings": {"queue_s": 0.25, "prefill_s": 1, "odd": "x"},
@@ -291,11 +294,13 @@ def test_batons_timings_reach_the_record():
     assert record.timings == {"queue_s": 0.25, "prefill_s": 1.0, "predicted_ttft_s": 1.5}
     assert (record.served_by, record.attempts) == (("p0", "d1"), 2)
     assert record.token_instants_s == [1.0]  # reasoning is tokens too
-    assert record.tokens_out == 1  # the server tells no usage
+    assert record.tokens_out == 1  # the server reports no usage
 
 
 def job(plan, url, **options):
-    return Sending(plan, url, "common", "tiny", Api.COMPLETIONS, TokenRange(), 0, Limits(20.0, 64), **options)
+    return Sending(
+        plan, url, "common", "tiny", Api.COMPLETIONS, TokenRange(), 0, SendLimits(20.0, 64), **options
+    )
 
 
 def sessions_plan(sessions, turns_each):
@@ -309,7 +314,7 @@ def sessions_plan(sessions, turns_each):
                 tenant=f"t{session % 2}",
             )
         )  # fmt: skip
-    return Plan(tuple(requests), Fraction(0), 0, 0)
+    return ReplayPlan(tuple(requests), Fraction(0), 0, 0)
 
 
 def test_shares_keep_conversations_together_and_lose_nothing():
@@ -324,7 +329,7 @@ def test_shares_keep_conversations_together_and_lose_nothing():
 
 @contextmanager
 def serving_apart(script):
-    """In a thread, for a client that runs an event loop of its own."""
+    """Serve in a thread, for a client that runs an event loop of its own."""
     ready, over, found = threading.Event(), asyncio.Event(), {}
 
     async def serve():
@@ -344,18 +349,18 @@ def serving_apart(script):
 
 
 def test_several_processes_send_what_one_would():
-    """Their prompts, keys, order within conversations, and all records."""
+    """Prompts, keys, the order within conversations and all records are those of one process."""
     plan = sessions_plan(6, 3)
     users = Users(keys=(("t0", "key-zero"),))
     seen = {}
     with serving_apart(two_tokens) as (app, url):
         for clients in (1, 2):
             ended = []
-            observer = Observer(lambda record: None, ended.append)
+            observer = RequestObserver(lambda record: None, ended.append)
             app.bodies.clear()
             app.heads.clear()
             sent = send_plan(job(plan, url, wait_for_turns=True, users=users), observer, clients=clients)
-            assert {r.outcome for r in sent.records} == {Outcome.COMPLETED}
+            assert {r.outcome for r in sent.records} == {RequestOutcome.COMPLETED}
             assert sorted(r.index for r in sent.records) == sorted(r.index for r in ended) == list(range(18))
             assert sent.health.clients == clients
             assert not sent.was_stopped
@@ -378,7 +383,7 @@ def test_stopping_several_processes_keeps_what_was_seen():
     late = replace(plan.requests[3], at_s=1000.0)
     plan = replace(plan, requests=(*plan.requests[:3], late))
     sent_count = []
-    observer = Observer(sent_count.append, lambda record: None, lambda: len(sent_count) == 3)
+    observer = RequestObserver(sent_count.append, lambda record: None, lambda: len(sent_count) == 3)
     with serving_apart(silent) as (_, url):
         sent = send_plan(job(plan, url), observer, clients=2)
     assert sent.was_stopped
@@ -387,12 +392,12 @@ def test_stopping_several_processes_keeps_what_was_seen():
 
 
 async def test_a_sending_process_that_dies_is_an_error():
-    conductor = Conductor([1, 2], operator.is_, SILENT, timeout_s=60)  # it ends without a word
+    processes = SenderProcesses([1, 2], operator.is_, SILENT, timeout_s=60)  # it ends without a message
     try:
         with pytest.raises(SetupError, match="ended before"):
-            await conductor.run()
+            await processes.run()
     finally:
-        conductor.close()
+        processes.close()
 
 
 async def test_a_blocked_event_loop_is_noticed():
@@ -405,7 +410,7 @@ async def test_a_blocked_event_loop_is_noticed():
         await until
         health = watch.health()
     assert health.loop_lag_max_s > 0.05
-    late = [Record(0, planned_s=1.0, sent_s=1.5), Record(1, planned_s=1.0)]
+    late = [RequestRecord(0, planned_s=1.0, sent_s=1.5), RequestRecord(1, planned_s=1.0)]
     worst = worst_of([health, health], late)
     assert worst.clients == 2
     assert worst.lateness_p99_s == 0.5

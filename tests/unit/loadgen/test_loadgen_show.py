@@ -1,4 +1,4 @@
-"""What people see on a terminal."""
+"""The output on a terminal."""
 
 import io
 from dataclasses import replace
@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from loadgen.progress import LINE_EVERY_S, Tally, live_progress
-from loadgen.records import ErrorKind, Outcome, Record
-from loadgen.report import Objectives, Settings, Slo, judged
+from loadgen.progress import LINE_EVERY_S, ProgressStats, live_progress
+from loadgen.records import ErrorKind, RequestOutcome, RequestRecord
+from loadgen.report import ClassObjectives, RunSettings, Slo, judged
 from loadgen.report.model import Probe, SearchResult
 from loadgen.show import show_comparison, show_report
 
@@ -28,9 +28,9 @@ def a_report(label="ours", *, slow=1.0, searched=True):
         instants = [at_s + first_s + 0.021 * slow * k for k in range(10 + i % 5)]
         phases = {name: value * slow for name, value in PHASES.items()}
         records.append(
-            Record(
+            RequestRecord(
                 i, at_s, sent_s=at_s + 0.0005, token_instants_s=instants, ended_s=instants[-1] + 0.001,
-                outcome=Outcome.COMPLETED, prompt_tokens=100 + i, completion_tokens=len(instants),
+                outcome=RequestOutcome.COMPLETED, prompt_tokens=100 + i, completion_tokens=len(instants),
                 cached_tokens=i // 2,
                 slo_class=("chat", "batch")[i % 2], tenant="acme" if i % 3 else "", timings=phases,
                 served_by=(f"prefill-{i % 2}", f"decode-{i % 3}"),
@@ -38,15 +38,24 @@ def a_report(label="ours", *, slow=1.0, searched=True):
         )  # fmt: skip
     for i in range(5):
         records.append(
-            Record(200 + i, 50.0 + i, ended_s=50.1 + i, outcome=Outcome.REFUSED, error=ErrorKind.OVERLOADED,
-                   detail=f"503: queue full, {i} waiting", slo_class="chat")
-        )  # fmt: skip
+            RequestRecord(
+                200 + i,
+                50.0 + i,
+                ended_s=50.1 + i,
+                outcome=RequestOutcome.REFUSED,
+                error=ErrorKind.OVERLOADED,
+                detail=f"503: queue full, {i} waiting",
+                slo_class="chat",
+            )
+        )
     timeout = ErrorKind.TIMEOUT
     records += [
-        Record(205, 56.0, ended_s=57.0, outcome=Outcome.FAILED, error=timeout, slo_class="chat"),
-        Record(206, 57.0, ended_s=58.0, outcome=Outcome.CANCELLED, slo_class="batch"),
+        RequestRecord(
+            205, 56.0, ended_s=57.0, outcome=RequestOutcome.FAILED, error=timeout, slo_class="chat"
+        ),
+        RequestRecord(206, 57.0, ended_s=58.0, outcome=RequestOutcome.CANCELLED, slo_class="batch"),
     ]
-    settings = Settings(
+    settings = RunSettings(
         trace="conversation.jsonl", trace_format="mooncake", target="http://127.0.0.1:8000",
         model="llama-100m",
         slo=Slo(0.25, 0.05), class_slos={"chat": Slo(0.2, 0.03)}, planned=300, label=label,
@@ -84,10 +93,17 @@ def test_tables_are_as_they_were_at_width_100(name, show, arguments):
 
 def test_a_late_generator_is_told_loudly():
     records = [
-        Record(i, i, sent_s=i + 0.5, token_instants_s=[i + 1.0], ended_s=i + 1.0, outcome=Outcome.COMPLETED)
+        RequestRecord(
+            i,
+            i,
+            sent_s=i + 0.5,
+            token_instants_s=[i + 1.0],
+            ended_s=i + 1.0,
+            outcome=RequestOutcome.COMPLETED,
+        )
         for i in range(10)
     ]
-    text = printed(show_report, judged(records, Settings(trace="t", target="u", model="m")))
+    text = printed(show_report, judged(records, RunSettings(trace="t", target="u", model="m")))
     assert "WARNING: the load generator did not keep up" in text
 
 
@@ -100,21 +116,23 @@ class Clock:
 
 
 def completed(index, ttft_s, slo_class=""):
-    return Record(index, 0.0, token_instants_s=[ttft_s], outcome=Outcome.COMPLETED, slo_class=slo_class)
+    return RequestRecord(
+        index, 0.0, token_instants_s=[ttft_s], outcome=RequestOutcome.COMPLETED, slo_class=slo_class
+    )
 
 
 def test_without_a_terminal_a_line_comes_every_few_seconds_and_at_the_end():
     out, clock = io.StringIO(), Clock()
     console = Console(file=out, width=40)
-    with live_progress(console, planned=4, objectives=Objectives(Slo(1.0)), now=clock) as observer:
+    with live_progress(console, planned=4, objectives=ClassObjectives(Slo(1.0)), now=clock) as observer:
         for i in range(3):
-            observer.on_sent(Record(i, 0.0))
+            observer.on_sent(RequestRecord(i, 0.0))
         observer.on_ended(completed(0, 0.5, "chat"))
         assert out.getvalue() == ""
         clock.now_s += LINE_EVERY_S
         observer.on_ended(completed(1, 2.0, "batch"))
         clock.now_s += 1
-        observer.on_ended(Record(2, 0.0, outcome=Outcome.REFUSED, slo_class="chat"))
+        observer.on_ended(RequestRecord(2, 0.0, outcome=RequestOutcome.REFUSED, slo_class="chat"))
     assert out.getvalue().splitlines() == [
         "replay 5 s: 2/4: 1 running, 2 done, 0 refused, 0 failed; "
         "goodput 50.0 % (last 10 s 50.0 %; batch 0.0 %, chat 100.0 %)",
@@ -126,39 +144,39 @@ def test_without_a_terminal_a_line_comes_every_few_seconds_and_at_the_end():
 def test_on_a_terminal_the_bar_shows_the_goodput():
     out, clock = io.StringIO(), Clock()
     console = Console(file=out, width=160, force_terminal=True, color_system=None)
-    with live_progress(console, planned=1, objectives=Objectives(Slo(1.0)), now=clock) as observer:
-        observer.on_sent(Record(0, 0.0))
+    with live_progress(console, planned=1, objectives=ClassObjectives(Slo(1.0)), now=clock) as observer:
+        observer.on_sent(RequestRecord(0, 0.0))
         observer.on_ended(completed(0, 0.5))
     assert "1/1: 0 running, 1 done, 0 refused, 0 failed; goodput 100.0 %" in out.getvalue()
 
 
 def test_recent_goodput_forgets():
-    tally = Tally(Objectives(Slo(1.0)), 10)
-    tally.ended(completed(0, 5.0), now_s=0.0)
-    tally.ended(completed(1, 0.5), now_s=9.0)
-    assert (tally.goodput(), tally.recent_goodput(now_s=9.0), tally.recent_goodput(now_s=15.0)) == (
+    stats = ProgressStats(ClassObjectives(Slo(1.0)), 10)
+    stats.ended(completed(0, 5.0), now_s=0.0)
+    stats.ended(completed(1, 0.5), now_s=9.0)
+    assert (stats.goodput(), stats.recent_goodput(now_s=9.0), stats.recent_goodput(now_s=15.0)) == (
         0.5,
         0.5,
         1.0,
     )
-    assert tally.recent_goodput(now_s=99.0) is None
+    assert stats.recent_goodput(now_s=99.0) is None
 
 
 def test_planned_cancellations_are_not_judged():
-    tally = Tally(Objectives(Slo(1.0)), 10)
-    tally.ended(Record(0, 0.0, outcome=Outcome.CANCELLED), now_s=0.0)
-    assert (tally.goodput(), tally.ended_count) == (None, 1)
+    stats = ProgressStats(ClassObjectives(Slo(1.0)), 10)
+    stats.ended(RequestRecord(0, 0.0, outcome=RequestOutcome.CANCELLED), now_s=0.0)
+    assert (stats.goodput(), stats.ended_count) == (None, 1)
 
 
 def a_record(i, *, tokens=10, asked=None, planned_s=None):
     at_s = float(i) if planned_s is None else planned_s
-    return Record(
+    return RequestRecord(
         i, at_s, sent_s=at_s, token_instants_s=[at_s + 0.1, at_s + 0.2], ended_s=at_s + 0.2,
-        outcome=Outcome.COMPLETED, completion_tokens=tokens, asked_tokens=asked,
+        outcome=RequestOutcome.COMPLETED, completion_tokens=tokens, asked_tokens=asked,
     )  # fmt: skip
 
 
-PLAIN = Settings(trace="t", target="u", model="m", slo=Slo(1.0, 0.5), options={"length_scale": "1"})
+PLAIN = RunSettings(trace="t", target="u", model="m", slo=Slo(1.0, 0.5), options={"length_scale": "1"})
 
 
 def test_answers_shorter_than_asked_are_told():
@@ -170,7 +188,7 @@ def test_answers_shorter_than_asked_are_told():
 
 
 def test_nobody_judged_is_no_goodput_of_zero():
-    records = [replace(a_record(0), outcome=Outcome.CANCELLED)]
+    records = [replace(a_record(0), outcome=RequestOutcome.CANCELLED)]
     text = printed(show_report, judged(records, PLAIN))
     assert "nobody is judged" in text
 

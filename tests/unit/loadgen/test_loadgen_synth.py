@@ -1,4 +1,4 @@
-"""Synthetic traces: what is fitted comes back, and what is unlike is told."""
+"""Synthetic traces: a fit finds the parameters again, and differences are reported."""
 
 import json
 from dataclasses import replace
@@ -16,7 +16,7 @@ from loadgen.formats.base import Trace, TraceFormat, TraceRequest
 from loadgen.sources import open_trace
 from loadgen.synth.cli import synth
 from loadgen.synth.fit import fit
-from loadgen.synth.generate import FORGET_AT_ONCE, Generator, stream, synthesize
+from loadgen.synth.generate import FORGET_AT_ONCE, RequestGenerator, stream, synthesize
 from loadgen.synth.goodness import compare, ks_distance
 from loadgen.synth.library import names, params_of
 from loadgen.synth.lineage import Kind, descents
@@ -60,7 +60,7 @@ def test_a_distribution_comes_back_from_its_quantiles():
 def test_a_fit_to_what_was_made_gives_the_parameters_back(params):
     made = synthesize(params, seed=5, requests=5000)
     fitted = fit(made)
-    # The profile of its first part is not that of the whole.
+    # The profile of the first part is not that of the whole.
     assert fitted.arrivals.rate_per_s == pytest.approx(params.arrivals.rate_per_s, rel=0.2)
     assert fitted.arrivals.shape == pytest.approx(params.arrivals.shape, rel=0.15)
     assert fitted.block_tokens == params.block_tokens
@@ -121,7 +121,7 @@ def test_memory_is_that_of_the_longest_lag():
     params = replace(
         MOONCAKE, turns=replace(MOONCAKE.turns, **shorter), branches=replace(MOONCAKE.branches, **shorter)
     )
-    generator = Generator(params, seed=0, requests_per_s=20.0)
+    generator = RequestGenerator(params, seed=0, requests_per_s=20.0)
     window = turns = 0
     for request in islice(generator, 8_000):
         window = max(window, len(generator._past))
@@ -228,7 +228,7 @@ def test_the_command_fits_saves_and_makes(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["nowhere"], "built in are azure-conv"),
+        (["nowhere"], "built-in names are azure-conv"),
         (["azure-conv"], "nothing to do"),
         (["gone.toml", "--out", "-"], "cannot read"),
         (["azure-conv", "--out", "/nowhere/x"], "cannot write"),

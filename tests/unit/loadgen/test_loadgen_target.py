@@ -1,4 +1,4 @@
-"""What a server says of itself, and what is told before anything is sent to it."""
+"""The models that a server lists, and the checks before anything is sent to it."""
 
 import httpx
 import pytest
@@ -11,7 +11,7 @@ from loadgen.target import Api, probe
 
 @pytest.fixture
 def server(monkeypatch):
-    """Lists these models."""
+    """A server that lists these models."""
     models = []
     monkeypatch.setattr(target.httpx, "get", lambda *_, **__: httpx.Response(200, json={"data": models}))
     return models
@@ -25,13 +25,13 @@ def test_a_baton_is_not_asked_for_a_model_that_it_does_not_have(server):
     server += [{"id": "a", "owned_by": "baton"}, {"id": "lora", "owned_by": "baton", "parent": "a"}]
     assert asked().model == "a"
     assert asked("lora").model == "lora"
-    with pytest.raises(SetupError, match="no model b; it has a, lora"):
+    with pytest.raises(SetupError, match="no model b; choose one with --model: a, lora"):
         asked("b")
 
 
 def test_of_several_models_one_must_be_chosen(server):
     server += [{"id": "a", "owned_by": "baton", "parent": None}, {"id": "b", "owned_by": "baton"}]
-    with pytest.raises(SetupError, match="several models: choose one by --model, of a, b"):
+    with pytest.raises(SetupError, match="several models: choose one with --model: a, b"):
         asked()
     assert asked("b").model == "b"
 
@@ -52,7 +52,7 @@ def test_a_server_that_names_no_model_wants_one_named(server):
         (httpx.Response(200, html="<p>hello"), "answers text/html, not a list of models: is --url a server"),
         (httpx.Response(200, json={"data": []}), r"names no model \(200\); give --model"),
         (httpx.Response(404, html="<p>no"), r"names no model \(404\); give --model"),
-        (httpx.Response(401, json={}), "give a good --api-key"),
+        (httpx.Response(401, json={}), "give a valid --api-key"),
     ],
 )
 def test_what_is_no_list_of_models_is_told(monkeypatch, answer, said):

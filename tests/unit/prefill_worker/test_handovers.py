@@ -2,7 +2,7 @@ import pytest
 
 from baton.core.ids import SeqKey, SequenceId, WorkerId
 from baton.core.messages import KVGrant, KVRefused, KVRequest
-from engine.block_pool import BlockPool
+from engine.scheduling.block_pool import BlockPool
 from prefill_worker.handovers import Handovers
 
 LEASE_S = 5.0
@@ -18,7 +18,7 @@ class Desk:
         self.generations = [0] * 8
         self.pool = BlockPool(8, self.generations)
         self.handovers = Handovers(self.pool, lease_s=LEASE_S, early_requests_max=early_requests_max)
-        self.blocks = self.pool.take(4)
+        self.blocks = self.pool.allocate(4)
 
     def open(self, now_s=0.0):
         return [tell.message for tell in self.handovers.open(KEY, now_s=now_s)]
@@ -41,7 +41,7 @@ class Desk:
         """The core does it in this order: the hand-over takes its references, then the sequence gives its own
         up."""
         told = self.handovers.complete(KEY, self.blocks, first_token=42, cached_token_count=4, now_s=now_s)
-        self.pool.give_back(self.blocks)
+        self.pool.release(self.blocks)
         self.handovers.check()
         return [tell.message for tell in told]
 
@@ -128,9 +128,9 @@ def test_block_is_not_reused_while_a_reader_may_read(desk):
     desk.request()
     desk.committed(2)
     desk.close(now_s=1.0)
-    desk.pool.give_back(desk.blocks)
+    desk.pool.release(desk.blocks)
     assert desk.held == 2
-    assert set(desk.pool.take(desk.pool.free_count)).isdisjoint(desk.blocks[:2])
+    assert set(desk.pool.allocate(desk.pool.free_count)).isdisjoint(desk.blocks[:2])
 
 
 def test_a_cancelled_hand_over_waits_for_the_release(desk):
@@ -139,7 +139,7 @@ def test_a_cancelled_hand_over_waits_for_the_release(desk):
     desk.committed(2)
     [refused] = desk.close()
     assert isinstance(refused, KVRefused)
-    desk.pool.give_back(desk.blocks)
+    desk.pool.release(desk.blocks)
     assert desk.held == 2
     desk.handovers.released(D, KEY, now_s=1.0)
     assert desk.held == 0
@@ -150,7 +150,7 @@ def test_a_cancelled_hand_over_does_not_wait_longer_than_the_lease(desk):
     desk.request()
     desk.committed(2, now_s=1.0)
     desk.close(now_s=2.0)
-    desk.pool.give_back(desk.blocks)
+    desk.pool.release(desk.blocks)
     [refused] = desk.request(number=1, now_s=3.0)  # a renewal does not prolong it
     assert isinstance(refused, KVRefused)
     assert desk.handovers.next_tick_s == 1.0 + LEASE_S
@@ -162,7 +162,7 @@ def test_without_grants_cancel_frees_at_once(desk):
     desk.open()
     desk.request()
     desk.close()
-    desk.pool.give_back(desk.blocks)
+    desk.pool.release(desk.blocks)
     assert desk.held == 0
     assert desk.handovers.count == 0
 
@@ -173,7 +173,7 @@ def test_second_release_changes_nothing(desk):
     desk.complete()
     desk.handovers.released(D, KEY, now_s=1.0)
     assert desk.held == 0
-    others = desk.pool.take(8)
+    others = desk.pool.allocate(8)
     desk.handovers.released(D, KEY, now_s=2.0)
     assert desk.held == len(others)
 

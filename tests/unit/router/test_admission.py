@@ -1,4 +1,4 @@
-"""The line of those that wait: its order, bounds and fairness, against dull models."""
+"""The admission queue: its order, bounds and fairness, against simple models."""
 
 import itertools
 import random
@@ -9,11 +9,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from baton.core.ids import SequenceId
-from router.decisions.admission.attainment import below, chances
-from router.decisions.admission.drain_rate import RETRY_AFTER_S_MAX, RETRY_AFTER_S_MIN, Pace, retry_after_s
+from router.decisions.admission.attainment import attainment, below
+from router.decisions.admission.drain_rate import (
+    RETRY_AFTER_S_MAX,
+    RETRY_AFTER_S_MIN,
+    DrainRate,
+    retry_after_s,
+)
 from router.decisions.admission.fair_shares import Shares
-from router.decisions.admission.queue import OLDEST_EVERY, OVERTAKEN_MAX, Full, Waiter, WaitLine
-from router.decisions.admission.retry_reservations import GRACE_S, Promises
+from router.decisions.admission.queue import OLDEST_EVERY, OVERTAKEN_MAX, AdmissionQueue, Full, Waiter
+from router.decisions.admission.retry_reservations import GRACE_S, RetryReservations
 from router.decisions.prediction.forecast import Forecast
 from router.decisions.timers import Timers
 
@@ -40,7 +45,7 @@ def place_next(line, tokens=None):
 
 
 def test_within_a_tenant_priority_then_deadline_then_arrival():
-    line = WaitLine(new_max=9)
+    line = AdmissionQueue(new_max=9)
     line.add(waiter("late-due", due_s=9.0))
     line.add(waiter("soon-due", due_s=2.0))
     line.add(waiter("soon-due-later", due_s=2.0))
@@ -50,7 +55,7 @@ def test_within_a_tenant_priority_then_deadline_then_arrival():
 
 
 def test_who_was_served_before_goes_first_and_takes_no_room():
-    line = WaitLine(new_max=1)
+    line = AdmissionQueue(new_max=1)
     line.add(waiter("new", due_s=0.5, arrival=2, priority=-9))
     assert isinstance(line.room_for(waiter("more")), Full)
     back = waiter("back", arrival=1, is_new=False, due_s=9e9)
@@ -61,7 +66,7 @@ def test_who_was_served_before_goes_first_and_takes_no_room():
 
 
 def test_late_ones_go_behind_all_that_are_not():
-    line = WaitLine(new_max=9)
+    line = AdmissionQueue(new_max=9)
     line.add(waiter("a1", tenant="a", due_s=1.0))
     line.add(waiter("a2", tenant="a", due_s=5.0))
     line.add(waiter("b1", tenant="b", due_s=9.0))
@@ -75,7 +80,7 @@ def test_late_ones_go_behind_all_that_are_not():
 
 
 def test_tenants_take_turns_where_nothing_fits():
-    line = WaitLine(new_max=99)
+    line = AdmissionQueue(new_max=99)
     for i in range(40):
         line.add(waiter(f"a{i}", tenant="a"))
     line.add(waiter("b0", tenant="b"))
@@ -93,8 +98,8 @@ COSTS = st.lists(st.integers(1, 50), min_size=20, max_size=60)
     weights=st.lists(st.sampled_from([0.5, 1, 2]), min_size=4, max_size=4),
 )
 def test_while_tenants_wait_their_service_differs_by_two_requests_at_most(costs, weights):
-    """The bound of virtual token counters: 2 · max cost, here over weights."""
-    line = WaitLine(new_max=1000)
+    """The bound is that of virtual token counters: 2 · max cost, here over weights."""
+    line = AdmissionQueue(new_max=1000)
     served = [0.0] * len(costs)
     for t, of_tenant in enumerate(costs):
         for i, tokens in enumerate(of_tenant):
@@ -152,7 +157,7 @@ def test_a_burst_may_use_what_was_not_used_before_and_no_more():
 @pytest.mark.parametrize("seed", range(10))
 def test_a_sequence_with_everything_against_it_is_placed_in_bounded_time(seed):
     rng = random.Random(seed)
-    line = WaitLine(new_max=1000)
+    line = AdmissionQueue(new_max=1000)
     older = rng.randint(0, 4)
     for i in range(older):
         line.add(waiter(f"older{i}", tenant="x", due_s=9e9, priority=9))
@@ -167,7 +172,7 @@ def test_a_sequence_with_everything_against_it_is_placed_in_bounded_time(seed):
 
 
 def test_after_enough_overtaking_nothing_goes_before_one_that_finds_no_room():
-    line = WaitLine(new_max=999)
+    line = AdmissionQueue(new_max=999)
     line.add(waiter("large"))
     line.missed(SequenceId("large"))
     for i in range(OVERTAKEN_MAX):
@@ -187,7 +192,7 @@ def test_after_enough_overtaking_nothing_goes_before_one_that_finds_no_room():
 
 
 def test_in_a_full_line_those_give_way_that_have_most_in_it():
-    line = WaitLine(new_max=4)
+    line = AdmissionQueue(new_max=4)
     for i in range(3):
         line.add(waiter(f"a{i}", tenant="a", due_s=10.0 + i))
     line.add(waiter("b0", tenant="b"))
@@ -201,7 +206,7 @@ def test_in_a_full_line_those_give_way_that_have_most_in_it():
 
 
 def test_classes_and_tenants_have_bounds_of_their_own():
-    line = WaitLine(new_max=9, class_max={"fast": 1}, tenant_max=2)
+    line = AdmissionQueue(new_max=9, class_max={"fast": 1}, tenant_max=2)
     line.add(waiter("a0", tenant="a", slo_class="fast"))
     full = line.room_for(waiter("b0", tenant="b", slo_class="fast"))
     assert isinstance(full, Full)
@@ -213,11 +218,11 @@ def test_classes_and_tenants_have_bounds_of_their_own():
 
 
 class LineAgainstModel(RuleBasedStateMachine):
-    """The order of a line is that of a list sorted anew each time."""
+    """The order of the queue is that of a list sorted anew each time."""
 
     def __init__(self):
         super().__init__()
-        self.line = WaitLine(new_max=6, tenant_max=4)
+        self.line = AdmissionQueue(new_max=6, tenant_max=4)
         self.model = {}
         self.late = set()
         self.arrival = 0
@@ -300,14 +305,14 @@ class LineAgainstModel(RuleBasedStateMachine):
 TestLineAgainstModel = LineAgainstModel.TestCase
 TestLineAgainstModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
-# --- pace, chances, promises ----------------------------------------------------------------------
+# --- pace, attainment, promises ----------------------------------------------------------------------
 
 
 def test_the_pace_is_learnt_only_while_somebody_waits():
-    pace = Pace()
+    pace = DrainRate()
     assert pace.takes_s(100, 0.0) is None
     for i in range(50):
-        pace.placed(100, i * 0.1)  # as fast as they come
+        pace.placed(100, i * 0.1)  # Requests are placed as fast as they come.
     assert pace.takes_s(100, 5.0) is None
     pace.began(5.0)
     for i in range(50):
@@ -326,27 +331,27 @@ def test_the_hint_is_bounded():
 FORECAST = Forecast(0.2, 0.0, 0.3, 0.0, 0.0, 0.04, 0.04, 0.2, 0.1, 1.0, 0.0)
 
 
-def test_chances_fall_with_the_line_and_are_even_at_the_objective():
+def test_attainment_falls_with_the_queue_and_is_even_at_the_objective():
     assert below(0.5, 0.5, 0.3) == pytest.approx(0.5)
-    assert chances(FORECAST, left_s=0.5, tpot_slo_s=0.0).both == pytest.approx(0.5)
-    assert chances(FORECAST, left_s=float("inf"), tpot_slo_s=0.0).both == 1.0
-    assert chances(FORECAST, left_s=-1.0, tpot_slo_s=0.0).ttft == 0.0
-    found = [chances(FORECAST, left_s=1.0, tpot_slo_s=0.0, line_s=s).ttft for s in (0, 0.2, 0.5, 1.0, 3.0)]
+    assert attainment(FORECAST, left_s=0.5, tpot_slo_s=0.0).both == pytest.approx(0.5)
+    assert attainment(FORECAST, left_s=float("inf"), tpot_slo_s=0.0).both == 1.0
+    assert attainment(FORECAST, left_s=-1.0, tpot_slo_s=0.0).ttft == 0.0
+    found = [attainment(FORECAST, left_s=1.0, tpot_slo_s=0.0, line_s=s).ttft for s in (0, 0.2, 0.5, 1.0, 3.0)]
     assert found == sorted(found, reverse=True)
     assert found[0] > 0.99
     assert found[-1] < 0.01
-    assert chances(FORECAST, left_s=9.0, tpot_slo_s=0.03).tpot < 0.05
+    assert attainment(FORECAST, left_s=9.0, tpot_slo_s=0.03).tpot < 0.05
 
 
 def test_each_refused_request_is_told_a_later_time_and_let_in_then():
-    promises = Promises()
+    promises = RetryReservations()
     promises.returned_share = 1.0
     waits = [promises.book("t", f"k{i}", wait_s=2.0, work_s=1.0, now_s=0.0, most_s=60.0) for i in range(5)]
     assert waits == [2.0, 3.0, 4.0, 5.0, 6.0]
     assert promises.book("u", "k0", wait_s=2.0, work_s=1.0, now_s=0.0, most_s=60.0) == 2.0
     assert promises.expected_s("t", 4.0) == 3.0
     assert promises.expected_s("u", 9.0) == 1.0
-    assert not promises.take("t", "k0", 1.0)  # too early: it keeps its time
+    assert not promises.take("t", "k0", 1.0)  # A client that comes too early keeps its time.
     assert promises.book("t", "k0", wait_s=50.0, work_s=1.0, now_s=1.0, most_s=60.0) == 1.0
     assert promises.take("t", "k0", 2.5)
     assert not promises.take("t", "k0", 2.5)
@@ -360,7 +365,7 @@ def test_each_refused_request_is_told_a_later_time_and_let_in_then():
 
 
 def test_beyond_a_minute_nothing_is_promised():
-    promises = Promises()
+    promises = RetryReservations()
     for i in range(100):
         promises.book("t", f"k{i}", wait_s=59.0, work_s=10.0, now_s=0.0, most_s=60.0)
     assert 0 < len(promises) < 5

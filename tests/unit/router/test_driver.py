@@ -17,7 +17,7 @@ from baton.core.sharing import RouterMember
 from baton.wire.link import LinkBroken
 from router.decisions.core import RouterCore
 from router.decisions.events import FailureKind, Submit, Tick, WorkerUpdated
-from router.decisions.membership import Roster
+from router.decisions.membership import FollowedMembership
 from router.live.driver import Driver
 from router.live.drivers import Drivers
 from router.live.sessions import Backoff, DirectoryWatch, WorkerSessions
@@ -25,7 +25,7 @@ from tests.unit.router.http_fakes import BOUND_S, FakeWorker, check_driver, soon
 
 
 class Collected:
-    """A sink that remembers."""
+    """A sink that keeps what it gets."""
 
     def __init__(self):
         self.tokens = []
@@ -64,7 +64,7 @@ def make_driver(**config):
 
 
 @contextlib.asynccontextmanager
-async def with_workers(*workers, roster=None, silence_s=60.0, model="tiny", **config):
+async def with_workers(*workers, membership=None, silence_s=60.0, model="tiny", **config):
     driver = make_driver(worker_silence_s=silence_s, **config)
     by_address = {f"{w.hello.worker_id}:1": w for w in workers}
 
@@ -73,9 +73,9 @@ async def with_workers(*workers, roster=None, silence_s=60.0, model="tiny", **co
             raise LinkBroken(f"nobody at {address}")
         return by_address[address].session()
 
-    roster = Roster(by_address) if roster is None else roster
+    membership = FollowedMembership(by_address) if membership is None else membership
     drivers = Drivers({model: driver})
-    sessions = WorkerSessions(drivers, roster, router_id=RouterId("r"), silence_s=silence_s, dial=dial)
+    sessions = WorkerSessions(drivers, membership, router_id=RouterId("r"), silence_s=silence_s, dial=dial)
     async with sessions:
         yield driver, sessions
     assert not driver.status().workers
@@ -84,7 +84,7 @@ async def with_workers(*workers, roster=None, silence_s=60.0, model="tiny", **co
 async def test_tokens_arrive_in_order_and_once():
     worker = FakeWorker(reply=[10, 11, 12])
     async with with_workers(worker) as (driver, _):
-        sink = submit(driver)  # before any worker is there: it waits
+        sink = submit(driver)  # It waits, since there is no worker yet.
         await soon(sink.ended)
         assert sink.tokens == [10, 11, 12, 1]
         assert sink.end.generated_count == 4
@@ -128,7 +128,7 @@ async def test_a_broken_session_is_opened_again_and_the_sequence_goes_on():
 
 async def test_a_silent_worker_is_lost_and_dialled_again():
     worker = FakeWorker(reply=[10])
-    worker.gate.clear()  # it hangs, and its connection stays
+    worker.gate.clear()  # The worker hangs, and its connection stays.
     sessions_seen = []
     async with with_workers(worker, silence_s=0.05) as (driver, _):
         sink = submit(driver, max_tokens=1)
@@ -152,7 +152,7 @@ async def test_a_worker_that_cannot_be_told_anything_is_lost():
 
         driver._connections[worker.hello.worker_id].send = broken
         sink = submit(driver)
-        await soon(sink.ended)  # over a new session
+        await soon(sink.ended)  # This goes over a new session.
         assert worker.link is not link
         assert sink.tokens == [10, 1]
 
@@ -162,7 +162,7 @@ async def test_a_broken_session_ends_whatever_its_worker_still_says():
     async with with_workers(worker) as (driver, _):
         await worker.until(lambda: worker.is_heard)
         link = worker.link
-        # A heartbeat is there in the very moment in which the session turns out to be broken.
+        # A heartbeat arrives in the moment in which the session turns out to be broken.
         worker.tell(LoadReport(Role.AGGREGATED, False, 100_000, 0, 0, 0, 0.01))
         driver._connections[worker.hello.worker_id].break_off()
         await worker.until(lambda: worker.link is not None and worker.link is not link)
@@ -185,9 +185,9 @@ async def test_a_defect_in_a_session_ends_the_router_instead_of_losing_the_worke
     def dial(address, _):
         raise ZeroDivisionError(address)
 
-    roster = Roster(["a:1"])
+    membership = FollowedMembership(["a:1"])
     async with WorkerSessions(
-        Drivers({"m": driver}), roster, router_id=RouterId("r"), silence_s=60.0, dial=dial
+        Drivers({"m": driver}), membership, router_id=RouterId("r"), silence_s=60.0, dial=dial
     ):
         with pytest.raises(ZeroDivisionError):
             await asyncio.wait_for(driver.run(), BOUND_S)
@@ -238,7 +238,7 @@ async def test_one_session_per_worker_under_whatever_address():
         known = driver._connections[worker.hello.worker_id]
         twin = type(known)(worker.hello, "other:1", lambda _: None, lambda: None)
         assert not driver.connected(twin)
-        driver.disconnected(twin, "the twin ended")  # and takes nothing with it
+        driver.disconnected(twin, "the twin ended")  # Nothing else is lost with it.
         assert len(driver.status().workers) == 1
 
 
@@ -262,10 +262,10 @@ def view(version, *members, life="a"):
 
 async def test_workers_join_as_the_directory_lists_them_and_survive_its_restart():
     first, second = FakeWorker("a", reply=[10]), FakeWorker("b", reply=[10])
-    async with with_workers(first, second, roster=Roster()) as (driver, sessions):
+    async with with_workers(first, second, membership=FollowedMembership()) as (driver, sessions):
         sessions.on_view(view(1, member(first)))
         await first.until(lambda: first.is_heard)
-        sessions.on_view(view(0, life="b"))  # it has restarted and knows nobody
+        sessions.on_view(view(0, life="b"))  # The worker restarted and knows no sequence.
         assert len(driver.status().workers) == 1
         sessions.on_view(view(1, member(second), life="b"))
         await second.until(lambda: second.is_heard)
@@ -277,7 +277,7 @@ async def test_workers_join_as_the_directory_lists_them_and_survive_its_restart(
 
 async def test_a_worker_no_longer_listed_is_not_dialled_again():
     first, second = FakeWorker("a", reply=[10]), FakeWorker("b", reply=[10])
-    async with with_workers(first, second, roster=Roster()) as (driver, sessions):
+    async with with_workers(first, second, membership=FollowedMembership()) as (driver, sessions):
         sessions.on_view(view(1, member(first), member(second)))
         await first.until(lambda: first.is_heard)
         await second.until(lambda: second.is_heard)
@@ -290,15 +290,15 @@ async def test_a_worker_no_longer_listed_is_not_dialled_again():
 
 def test_a_roster_reports_changes_of_known_workers_only():
     a = Member(WorkerId("a.1"), Role.PREFILL, "a:1", "m", "f")
-    roster = Roster(["hand:1"])
-    assert roster.on_view(view(5, a)) == []
-    assert roster.addresses == {"hand:1", "a:1"}
+    membership = FollowedMembership(["hand:1"])
+    assert membership.on_view(view(5, a)) == []
+    assert membership.addresses == {"hand:1", "a:1"}
     switched = Member(WorkerId("a.1"), Role.DECODE, "a:1", "m", "f", is_draining=True)
-    assert roster.on_view(view(6, switched)) == [WorkerUpdated(WorkerId("a.1"), Role.DECODE, True)]
-    assert roster.on_view(view(4, a)) == []  # old news
-    assert roster.on_view(view(6, switched)) == []
-    assert roster.on_view(view(1, life="b")) == []
-    assert roster.addresses == {"hand:1"}
+    assert membership.on_view(view(6, switched)) == [WorkerUpdated(WorkerId("a.1"), Role.DECODE, True)]
+    assert membership.on_view(view(4, a)) == []  # This view is outdated.
+    assert membership.on_view(view(6, switched)) == []
+    assert membership.on_view(view(1, life="b")) == []
+    assert membership.addresses == {"hand:1"}
 
 
 def test_backoff_is_bounded_and_begins_anew():
@@ -342,7 +342,7 @@ async def test_the_directory_is_followed_through_its_absence():
 
 
 class OverdueCore:
-    """Its next tick was due long ago, whatever happens."""
+    """A core whose next tick is always overdue."""
 
     next_tick_s = -1.0
 

@@ -1,11 +1,11 @@
-"""Who holds more than its share, against a dull model."""
+"""Tenants over their fair share, against a simple model."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from baton.core.ids import SequenceId
-from router.decisions.admission.tenant_usage import ACTIVE_S, Holdings
+from router.decisions.admission.tenant_usage import ACTIVE_S, TenantUsage
 
 TENANTS = st.sampled_from(["a", "b", "c"])
 NAMES = st.sampled_from([SequenceId(c) for c in "pqrstuvw"])
@@ -15,7 +15,7 @@ TOKENS = st.integers(1, 1000)
 class HoldingsMachine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
-        self.holdings, self.now_s = Holdings(), 0.0
+        self.holdings, self.now_s = TenantUsage(), 0.0
         self.held, self.asked = {}, {}
 
     @rule(tenant=TENANTS, weight=st.sampled_from([0.5, 1.0, 3.0]), passed_s=st.floats(0, ACTIVE_S))
@@ -55,7 +55,7 @@ TestHoldings = HoldingsMachine.TestCase
 
 @given(st.lists(st.tuples(NAMES, TOKENS)))
 def test_who_is_alone_is_never_beyond(placed):
-    holdings = Holdings()
+    holdings = TenantUsage()
     holdings.asked("a", 1.0, 0.0)
     for name, one in placed:
         holdings.placed(name, "a", one)
@@ -63,7 +63,7 @@ def test_who_is_alone_is_never_beyond(placed):
 
 
 def test_others_count_while_they_ask_for_something():
-    holdings = Holdings()
+    holdings = TenantUsage()
     holdings.asked("flood", 1.0, 0.0)
     holdings.placed(SequenceId("f"), "flood", 100)
     holdings.asked("quiet", 1.0, 1.0)

@@ -1,4 +1,4 @@
-"""Text to messages, by family: what is said does not depend on how the text arrived."""
+"""Text to messages, by family: the message does not depend on how the text arrived."""
 
 import json
 from itertools import pairwise
@@ -40,7 +40,7 @@ def thinks(*, is_open):
 F1 = ToolCall("f", '{"a": 1}')
 # fmt: off
 CASES = [
-    # (parser, text, content, reasoning, calls)
+    # The columns are parser, text, content, reasoning, calls.
     (tools(Hermes),
      'Let me see.\n\n<tool_call>\n{"name": "f", "arguments": {"a": [1, "}"], "b": "x\\"y"}}\n</tool_call>\n'
      '<tool_call>{"arguments": {"q":1}, "name":"get_weather"}</tool_call>\n',
@@ -111,7 +111,7 @@ def parsed(parser, pieces):
 def test_each_family(make, text, content, reasoning, calls):
     expected = Message(content, reasoning, calls)
     assert parsed(make(), [text]) == expected
-    assert parsed(make(), text) == expected  # one character at a time
+    assert parsed(make(), text) == expected  # The text comes one character at a time.
 
 
 def cut(text, places):
@@ -137,7 +137,7 @@ MAKERS = [*map(tools, KINDS), thinks(is_open=True), thinks(is_open=False), lambd
     st.lists(st.integers(0, 10**6), max_size=8),
 )
 def test_any_text_in_any_pieces_is_the_same_message(make, text, places):
-    """And none makes a parser fail."""
+    """No text makes a parser fail, either."""
     assert parsed(make(), cut(text, places)) == parsed(make(), [text])
 
 

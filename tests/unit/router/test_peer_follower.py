@@ -1,4 +1,4 @@
-"""Who stood still for a while knows the other routers again afterwards."""
+"""A router that stood still for a while knows the other routers again afterwards."""
 
 import asyncio
 
@@ -41,7 +41,7 @@ async def test_a_peer_given_up_while_this_router_stood_still_is_followed_anew():
         streams += 1
         yield RouterUpdate(PEER, is_snapshot=True)
         if streams == 1:
-            driver.now_s += 2 * PEER_SILENCE_S  # it stood still, and another event came first
+            driver.now_s += 2 * PEER_SILENCE_S  # The router stood still, and another event came first.
             driver.peers.expire(driver.now_s)
             assert driver.peers.count == 0
         else:

@@ -1,4 +1,4 @@
-"""The story of one request, and how many are kept."""
+"""The record of one request, and the number of records kept."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Which objectives a request has, and how it is counted in the end."""
+"""The objectives of a request, and its verdict in the end."""
 
 import pytest
 
@@ -149,7 +149,10 @@ async def test_objectives_reach_the_worker_and_the_outcome_is_counted(folder):
 
 
 async def test_a_refusal_counts_as_offered(folder):
-    async with cluster(folder, slo=SLO, queue_wait_s=0.01) as c, c.http() as http:  # no worker at all
+    async with (
+        cluster(folder, slo=SLO, queue_wait_s=0.01) as c,
+        c.http() as http,
+    ):  # There is no worker at all.
         answer = await http.post("/v1/completions", json=ASK | {"baton": {"slo_class": "fast"}})
         assert answer.status_code == 503
         assert count(c, "fast", "refused_capacity") == 1

@@ -21,16 +21,16 @@ from simulator.fleet.links import KVFlow, NetworkPort
 from simulator.fleet.spec import FleetWorkerSpec
 from worker.core import WorkerCore
 from worker.events import (
+    FromOwner,
     FromReader,
     FromRouter,
-    FromSource,
     RouterJoined,
     RunStep,
     StepDone,
     Tick,
+    ToOwner,
     ToReader,
     ToRouter,
-    ToSource,
     WorkerAction,
     WorkerEvent,
 )
@@ -99,7 +99,7 @@ class FullWorker:
     def usage(self) -> WorkerUsage:
         return WorkerUsage(self._busy_s, 0, 0, self.core.status().held_blocks)
 
-    def hear(self, message: RouterMessage) -> None:
+    def on_message(self, message: RouterMessage) -> None:
         if isinstance(message, StartSequence):
             message = msgspec.structs.replace(message, tokens=self._tokens_of(message))
         self._feed(FromRouter(ROUTER, message))
@@ -140,11 +140,11 @@ class FullWorker:
                     message = msgspec.structs.replace(
                         message, stored=self._named(message.stored), removed=self._named(message.removed)
                     )
-                self._fleet.tell_router(self, message)
+                self._fleet.send_to_router(self, message)
             case ToReader(reader, message):
                 peer = cast("FullWorker", self._fleet.worker(reader))
-                self._clock.after(self._hop_s, peer._feed, FromSource(self.worker_id, message))
-            case ToSource(source, message):
+                self._clock.after(self._hop_s, peer._feed, FromOwner(self.worker_id, message))
+            case ToOwner(source, message):
                 peer = cast("FullWorker", self._fleet.worker(source.worker_id))
                 self._clock.after(self._hop_s, peer._feed, FromReader(self.worker_id, message))
             case BlockRead():

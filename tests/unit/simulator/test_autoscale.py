@@ -5,19 +5,26 @@ import pytest
 from typer.testing import CliRunner
 
 from baton.core.messages import Role
-from benchmarks.autoscale_loads import Lengths, Load, drawn, of_trace, profile_of
-from benchmarks.autoscale_runs import Case, stage
+from benchmarks.autoscale_loads import AutoscaleLoad, MeanLengths, drawn, of_trace, profile_of
+from benchmarks.autoscale_runs import AutoscaleCase, stage
 from benchmarks.autoscale_static import best_static
 from commands.app import app
 from control_plane.autoscaler.record import Journal
-from control_plane.autoscaler.sizing import Decoding, Prompt, decode_needed, prefill_needed
-from control_plane.autoscaler.values import Bounds, Decision, Objective, RoleState, RoleSwitch, Settings
-from loadgen.records import Outcome
+from control_plane.autoscaler.sizing import DecodeLoad, PromptGroup, decode_needed, prefill_needed
+from control_plane.autoscaler.values import (
+    AutoscalerSettings,
+    Bounds,
+    LatencyObjective,
+    RoleState,
+    RoleSwitch,
+    ScalingDecision,
+)
+from loadgen.records import RequestOutcome
 from simulator.fleet.fleet import Fleet
 from simulator.fleet.scaling import FleetScaling, ScalingSpec, traits_of
 from simulator.fleet.scaling_report import figures_of, scaling_section
 from simulator.fleet.scaling_rules import HorizontalPodAutoscaler, QueueDepth, make_rule
-from simulator.fleet.setup import Pools
+from simulator.fleet.setup import PoolSizes
 from simulator.fleet.workload import FleetRequest, poisson
 from tests.unit.control_plane.autoscale_world import KIND, observed
 from tests.unit.simulator.test_fleet import assert_at_rest, spec_of
@@ -39,14 +46,14 @@ class Script:
         self._number += 1
         have = {role: seen.of(role).have for role in traits}
         switches, starts, stops = self._at.get(self._number, ((), {}, {}))
-        return Decision(seen.at_s, have, switches, starts, stops, ("told",), {}, False)
+        return ScalingDecision(seen.at_s, have, switches, starts, stops, ("told",), {}, False)
 
 
-def scaled(script, demands, *, pools=((P, 2), (D, 2)), **more):
+def scaled(script, requests, *, pools=((P, 2), (D, 2)), **more):
     fleet = Fleet(spec_of(*pools))
     scaling = FleetScaling(fleet, ScalingSpec(**{"start_s": 10.0, "interval_s": 5.0, **more}), script)
     scaling.begin()
-    fleet.run(iter(demands))
+    fleet.run(iter(requests))
     return fleet, scaling
 
 
@@ -56,7 +63,7 @@ def some(count=200, rate=5.0, tokens=200, output=30):
 
 def assert_all_served(fleet, count):
     assert len(fleet.stats) == count
-    assert all(record.outcome is Outcome.COMPLETED for record in fleet.stats)
+    assert all(record.outcome is RequestOutcome.COMPLETED for record in fleet.stats)
     assert_at_rest(fleet)
 
 
@@ -108,9 +115,9 @@ def test_a_worker_that_has_not_started_is_given_up_first():
 
 def test_routers_hold_what_comes_while_there_is_no_worker():
     bounds = {P: Bounds(0, 4), D: Bounds(0, 4)}
-    config = Settings(
+    config = AutoscalerSettings(
         bounds=bounds,
-        objectives={"": Objective(1.0, 0.05)},
+        objectives={"": LatencyObjective(1.0, 0.05)},
         interval_s=5.0,
         start_s=10.0,
         hold_s=60.0,
@@ -118,9 +125,9 @@ def test_routers_hold_what_comes_while_there_is_no_worker():
         patience_s=10.0,
     )
     early, late = list(some(20)), [d._replace(at_s=d.at_s + 400.0) for d in some(20)]
-    demands = [d._replace(number=i) for i, d in enumerate([*early, *late])]
+    requests = [d._replace(number=i) for i, d in enumerate([*early, *late])]
     rule = make_rule("baton", config)
-    fleet, scaling = scaled(rule, demands)
+    fleet, scaling = scaled(rule, requests)
     zero = [sample for sample in scaling.samples if not any(sample.serving.values())]
     assert zero
     assert all(60.0 < sample.at_s < 420.0 for sample in zero)
@@ -155,7 +162,7 @@ def test_as_many_prefill_workers_as_sizing_says_do_and_fewer_do_not(rate):
     spec = spec_of((P, 1), (D, 1))
     kind = traits_of(spec.workers[0][0])
     service_s = kind.costs.prompt_s(0, 1024, chunk_tokens=512)
-    prompts = [Prompt(1.0, service_s, 0.15)]
+    prompts = [PromptGroup(1.0, service_s, 0.15)]
     needed = prefill_needed(prompts, work=rate * service_s, missed_max=0.05)
     assert needed > 1
     shares = []
@@ -171,7 +178,7 @@ def test_as_many_prefill_workers_as_sizing_says_do_and_fewer_do_not(rate):
 def test_as_many_decode_workers_as_sizing_says_do():
     spec = spec_of((P, 1), (D, 1))
     kind = traits_of(spec.workers[0][0])
-    load = Decoding(4000.0, 400.0, 0.0055)
+    load = DecodeLoad(4000.0, 400.0, 0.0055)
     needed = decode_needed(load, kind)
     assert needed > 1
     shares = []
@@ -190,7 +197,7 @@ def state(serving, busy, **more):
 
 
 def hpa():
-    config = Settings(bounds={P: Bounds(1, 50)}, objectives={"": Objective(1.0, 0.05)})
+    config = AutoscalerSettings(bounds={P: Bounds(1, 50)}, objectives={"": LatencyObjective(1.0, 0.05)})
     return HorizontalPodAutoscaler(config, target=0.5)
 
 
@@ -209,7 +216,7 @@ def test_kubernetes_rule_is_the_documented_one():
 
 
 def test_the_queue_depth_rule_adds_and_takes_one_at_a_time():
-    rule = QueueDepth(Settings(bounds={P: Bounds(1, 50)}, objectives={}))
+    rule = QueueDepth(AutoscalerSettings(bounds={P: Bounds(1, 50)}, objectives={}))
     traits = {P: KIND}
     deep = observed(15.0, 0, {P: RoleState(serving=2, waiting_prompt_tokens=90_000)})
     assert rule.decide(deep, traits).desired[P] == 3
@@ -222,13 +229,13 @@ def test_the_queue_depth_rule_adds_and_takes_one_at_a_time():
 
 
 def test_profiles_shape_the_rate():
-    load = Load("x", 1000.0, 10.0, "step", lengths=Lengths(100, 10))
-    demands = list(drawn(load))
-    early = sum(d.at_s < 400 for d in demands) / 400
-    high = sum(400 <= d.at_s < 650 for d in demands) / 250
+    load = AutoscaleLoad("x", 1000.0, 10.0, "step", lengths=MeanLengths(100, 10))
+    requests = list(drawn(load))
+    early = sum(d.at_s < 400 for d in requests) / 400
+    high = sum(400 <= d.at_s < 650 for d in requests) / 250
     assert early == pytest.approx(4.0, rel=0.15)
     assert high == pytest.approx(13.0, rel=0.15)
-    assert list(drawn(load)) == demands
+    assert list(drawn(load)) == requests
     assert profile_of("spike", 100.0)(55.0) > profile_of("spike", 100.0)(10.0)
 
 
@@ -236,17 +243,17 @@ def test_a_trace_begins_again_and_shares_nothing_with_before(tmp_path):
     lines = ["TIMESTAMP,ContextTokens,GeneratedTokens"]
     lines += [f"2023-11-16 18:15:{i:02}.000000,{100 + i},{10 + i}" for i in range(30)]
     (tmp_path / "azure.csv").write_text("\n".join(lines))
-    load = Load("t", 120.0, 0.0, "steady", trace=str(tmp_path / "azure.csv"), length_scale=2.0)
-    demands, _ = of_trace(load)
-    assert 100 < len(demands) < 125
-    assert [demands[31].copy, demands[0].copy] == [1, 0]
-    assert demands[3].input_tokens == 206
-    assert [d.number for d in demands] == list(range(len(demands)))
+    load = AutoscaleLoad("t", 120.0, 0.0, "steady", trace=str(tmp_path / "azure.csv"), length_scale=2.0)
+    requests, _ = of_trace(load)
+    assert 100 < len(requests) < 125
+    assert [requests[31].copy, requests[0].copy] == [1, 0]
+    assert requests[3].input_tokens == 206
+    assert [d.number for d in requests] == list(range(len(requests)))
 
 
 def test_the_search_ends_at_a_cluster_that_no_smaller_neighbour_beats():
-    case = Case(Load("s", 90.0, 1.0, "steady", lengths=Lengths(4000, 200)))
-    best, tried = best_static(stage(case), 0.9, Pools(3, 2), progress=lambda _: None)
+    case = AutoscaleCase(AutoscaleLoad("s", 90.0, 1.0, "steady", lengths=MeanLengths(4000, 200)))
+    best, tried = best_static(stage(case), 0.9, PoolSizes(3, 2), progress=lambda _: None)
     assert best is not None
     assert best.met >= 0.9
     assert all(run.gpu_hours >= best.gpu_hours for run in tried if run.met >= 0.9)
@@ -285,8 +292,8 @@ def test_own_blocks_of_requests_do_not_look_alike_to_the_router():
     """The table's index goes by the first bytes of a hash; with equal ones all requests went to one
     worker."""
     fleet = Fleet(spec_of((P, 4), (D, 2), policy="slo", any_role=False))
-    demands = [FleetRequest(i, 0.05 * i, 600, 2, ()) for i in range(200)]
-    fleet.run(iter(demands))
+    requests = [FleetRequest(i, 0.05 * i, 600, 2, ()) for i in range(200)]
+    fleet.run(iter(requests))
     computed = [
         sum(r.prompt_tokens for r in fleet.stats if r.served_by[0] == f"prefill-{n}.0") for n in range(4)
     ]

@@ -11,8 +11,8 @@ from baton.config import EngineConfig
 from baton.config.router import RouterConfig
 from baton.core.costs import StepCosts
 from baton.core.messages import Role
-from loadgen.lengths import Scaling, make_plan
-from loadgen.records import Outcome
+from loadgen.lengths import TraceScaling, make_plan
+from loadgen.records import RequestOutcome
 from loadgen.traces import Trace, TraceFormat, TraceRequest
 from simulator.fleet.fleet import Fleet
 from simulator.fleet.spec import FleetSpec, FleetWorkerSpec, StoreSpec
@@ -59,19 +59,19 @@ def spec_of(
 def draws(count: int, *, seed: int, rate: float = 20.0, prefixes: int = 6) -> list[FleetRequest]:
     """Yield short prompts, some of which begin alike."""
     rng = random.Random(seed)
-    at_s, demands = 0.0, list[FleetRequest]()
+    at_s, requests = 0.0, list[FleetRequest]()
     for number in range(count):
         at_s += rng.expovariate(rate)
         shared = [1000 * rng.randrange(prefixes) + i for i in range(rng.randrange(1, 8))]
         ids = (*shared, *(100_000 + 100 * number + i for i in range(rng.randrange(1, 6))))
         tokens = 32 * len(ids) - rng.randrange(32)
-        demands.append(FleetRequest(number, at_s, tokens, rng.randrange(1, 60), ids))
-    return demands
+        requests.append(FleetRequest(number, at_s, tokens, rng.randrange(1, 60), ids))
+    return requests
 
 
-def ran(spec: FleetSpec, demands: list[FleetRequest]) -> Fleet:
+def ran(spec: FleetSpec, requests: list[FleetRequest]) -> Fleet:
     fleet = Fleet(spec, trace_block_tokens=spec.workers[0][0].block_tokens)
-    fleet.run(iter(demands))
+    fleet.run(iter(requests))
     return fleet
 
 
@@ -117,16 +117,16 @@ def test_uniform_prompts_wait_as_long_as_an_m_d_1_queue_says() -> None:
 )
 def test_all_requests_end_and_nothing_is_held(pools: tuple[tuple[Role, int], ...], seed: int) -> None:
     """Accounts balance even where blocks are so few that decode workers refuse and preempt."""
-    demands = draws(300, seed=seed)
-    fleet = ran(spec_of(*pools, block_count=40 if seed % 2 else 4000, policy="cached_prefix"), demands)
+    requests = draws(300, seed=seed)
+    fleet = ran(spec_of(*pools, block_count=40 if seed % 2 else 4000, policy="cached_prefix"), requests)
     assert sorted(record.index for record in fleet.stats) == list(range(300))
     for record in fleet.stats:
-        if record.outcome is Outcome.COMPLETED:
-            assert record.completion_tokens == demands[record.index].output_tokens
+        if record.outcome is RequestOutcome.COMPLETED:
+            assert record.completion_tokens == requests[record.index].output_tokens
             assert record.ttft_s is not None
             assert record.ttft_s > 0
     if not seed % 2:
-        assert all(record.outcome is Outcome.COMPLETED for record in fleet.stats)
+        assert all(record.outcome is RequestOutcome.COMPLETED for record in fleet.stats)
     assert_at_rest(fleet)
 
 
@@ -148,8 +148,8 @@ def test_kv_that_is_not_there_yet_delays_the_second_token_only() -> None:
     fast, slow = (
         spec_of((Role.PREFILL, 1), (Role.DECODE, 1), link_bytes_s=bytes_s) for bytes_s in (1e12, 1e6)
     )
-    demand = FleetRequest(0, 0.0, 1000, 10, ())
-    quick, late = (next(iter(ran(spec, [demand]).stats)) for spec in (fast, slow))
+    request = FleetRequest(0, 0.0, 1000, 10, ())
+    quick, late = (next(iter(ran(spec, [request]).stats)) for spec in (fast, slow))
     assert late.ttft_s == pytest.approx(quick.ttft_s)
     # 1 MB at 1 MB/s, of which one chunk moves while the next is computed
     assert late.e2e_s is not None
@@ -159,13 +159,13 @@ def test_kv_that_is_not_there_yet_delays_the_second_token_only() -> None:
 
 def test_copies_of_a_trace_share_nothing_and_keep_its_load() -> None:
     requests = tuple(TraceRequest(float(i), 512, 5, (i,)) for i in range(100))
-    plan = make_plan(Trace(TraceFormat.MOONCAKE, requests), Scaling(), spread=False, seed=0)
-    demands = list(of_plan(plan, copies=5))
-    assert len(demands) == 500
-    assert [d.at_s for d in demands] == sorted(d.at_s for d in demands)
-    assert {d.copy for d in demands} == set(range(5))
-    assert max(d.at_s for d in demands) <= 101
-    in_first_half = sum(d.at_s < 50 for d in demands)
+    plan = make_plan(Trace(TraceFormat.MOONCAKE, requests), TraceScaling(), spread=False, seed=0)
+    requests = list(of_plan(plan, copies=5))
+    assert len(requests) == 500
+    assert [d.at_s for d in requests] == sorted(d.at_s for d in requests)
+    assert {d.copy for d in requests} == set(range(5))
+    assert max(d.at_s for d in requests) <= 101
+    in_first_half = sum(d.at_s < 50 for d in requests)
     assert 240 <= in_first_half <= 260
 
 
@@ -183,12 +183,12 @@ def test_the_store_brings_back_what_the_pool_lost() -> None:
     plain = spec_of((Role.AGGREGATED, 1), costs=dear, block_count=40)
     stored = replace(plain, store=StoreSpec(host_bytes=32e6, host_bytes_s=1e9))
     ids = tuple(range(30))
-    demands = [
+    requests = [
         FleetRequest(0, 0.0, 960, 2, ids),
         FleetRequest(1, 10.0, 960, 2, tuple(range(100, 130))),
         FleetRequest(2, 20.0, 960, 2, ids),
     ]
-    without, with_store = ({r.index: r for r in ran(spec, demands).stats} for spec in (plain, stored))
+    without, with_store = ({r.index: r for r in ran(spec, requests).stats} for spec in (plain, stored))
     assert (without[2].cached_tokens or 0) < 300
     assert (with_store[2].cached_tokens or 0) >= 896
     assert (with_store[2].ttft_s or 9) < (without[2].ttft_s or 0) / 4

@@ -9,7 +9,7 @@ from baton.config import EngineConfig
 from baton.config.router import RouterConfig
 from baton.core.costs import StepCosts
 from baton.core.messages import Role
-from loadgen.records import Outcome, Record
+from loadgen.records import RequestOutcome, RequestRecord
 from simulator.fleet.fleet import Fleet, MakeWorker
 from simulator.fleet.spec import FleetSpec, FleetWorkerSpec
 from simulator.fleet.worker import MacroWorker
@@ -30,17 +30,17 @@ class InStep(MacroWorker):
 
 def demands_of(count: int, *, rate: float, seed: int) -> list[FleetRequest]:
     rng = random.Random(seed)
-    at_s, demands = 0.0, list[FleetRequest]()
+    at_s, requests = 0.0, list[FleetRequest]()
     for number in range(count):
         at_s += rng.expovariate(rate)
         shared = [100 * rng.randrange(8) + i for i in range(rng.choice((2, 5, 20)))]
         ids = (*shared, *(100_000 + 1000 * number + i for i in range(rng.choice((1, 4, 30)))))
-        demands.append(
+        requests.append(
             FleetRequest(
                 number, at_s, BLOCK_TOKENS * len(ids) - rng.randrange(32), rng.choice((5, 30, 90)), ids
             )
         )
-    return demands
+    return requests
 
 
 def spec_of(*pools: tuple[Role, int], block_count: int, tpot_slo_s: float) -> FleetSpec:
@@ -71,11 +71,11 @@ def spec_of(*pools: tuple[Role, int], block_count: int, tpot_slo_s: float) -> Fl
     return FleetSpec(kinds, RouterConfig(policy="least_loaded", queue_wait_s=120.0))
 
 
-def records_of(spec: FleetSpec, demands: list[FleetRequest], make_worker: MakeWorker) -> list[Record]:
+def records_of(spec: FleetSpec, requests: list[FleetRequest], make_worker: MakeWorker) -> list[RequestRecord]:
     fleet = Fleet(spec, trace_block_tokens=BLOCK_TOKENS, make_worker=make_worker)
-    fleet.run(iter(demands))
+    fleet.run(iter(requests))
     records = sorted(fleet.stats, key=lambda record: record.index)
-    assert all(record.outcome is Outcome.COMPLETED for record in records)
+    assert all(record.outcome is RequestOutcome.COMPLETED for record in records)
     return records
 
 
@@ -92,9 +92,9 @@ def test_times_are_those_of_the_production_worker(
     pools: tuple[tuple[Role, int], ...], rate: float, block_count: int, tpot_slo_s: float, tolerance: float
 ) -> None:
     spec = spec_of(*pools, block_count=block_count, tpot_slo_s=tpot_slo_s)
-    demands = demands_of(250, rate=rate, seed=5)
-    full = records_of(spec, demands, FullWorker)
-    macro = records_of(spec, demands, InStep)
+    requests = demands_of(250, rate=rate, seed=5)
+    full = records_of(spec, requests, FullWorker)
+    macro = records_of(spec, requests, InStep)
     for name in ("ttft_s", "tpot_s", "e2e_s"):
         expected = mean(getattr(record, name) for record in full)
         assert mean(getattr(record, name) for record in macro) == pytest.approx(expected, rel=tolerance), name

@@ -9,7 +9,7 @@ import pytest
 
 from baton.core.messages import Role
 from commands.simulate import simulate
-from loadgen.lengths import Scaling, make_plan
+from loadgen.lengths import TraceScaling, make_plan
 from loadgen.sources import open_trace
 from simulator.fleet.fleet import Fleet
 from simulator.fleet.simulate import faster
@@ -44,7 +44,7 @@ def trace(tmp_path_factory):
 
 
 def load_of(trace, *, rate, ttft_s=1.5, tpot_s=0.03):
-    plan = make_plan(open_trace(str(trace)), Scaling(Fraction(1), Fraction(1)), spread=True, seed=0)
+    plan = make_plan(open_trace(str(trace)), TraceScaling(Fraction(1), Fraction(1)), spread=True, seed=0)
     own_rate = (len(plan.requests) - 1) / (plan.requests[-1].at_s - plan.requests[0].at_s)
     return PlannedLoad(plan, rate / own_rate, rate, PlanObjectives(ttft_s, tpot_s, ATTAIN), SIZE)
 

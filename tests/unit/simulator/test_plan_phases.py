@@ -38,9 +38,9 @@ def test_one_sequence_alone_decodes_at_the_step_time():
     assert tpot_s == pytest.approx(COSTS.step_s(decodes=1, context_tokens=mean_context), rel=0.01)
 
 
-def brute_force(demands, worker):
+def brute_force(requests, worker):
     """Compute the decode phase step by step."""
-    waiting, running, now_s, tpots = list(demands), [], 0.0, []
+    waiting, running, now_s, tpots = list(requests), [], 0.0, []
     while waiting or running:
         while waiting and waiting[0].at_s <= now_s + 1e-12:
             one = waiting.pop(0)
@@ -59,12 +59,12 @@ def brute_force(demands, worker):
 
 def test_a_batch_advanced_by_its_changes_is_the_one_that_runs_step_by_step():
     rng = random.Random(3)
-    demands = [
+    requests = [
         one._replace(input_tokens=rng.randrange(100, 4000), output_tokens=rng.randrange(2, 400))
         for one in poisson(300, 4.0)
     ]
-    fast = decode_tpots(demands, WORKER, stretch=1.0)
-    slow = brute_force(demands, WORKER)
+    fast = decode_tpots(requests, WORKER, stretch=1.0)
+    slow = brute_force(requests, WORKER)
     assert len(fast) == len(slow)
     assert sum(fast) / len(fast) == pytest.approx(sum(slow) / len(slow), rel=0.03)
     assert sorted(fast)[270] == pytest.approx(sorted(slow)[270], rel=0.05)
@@ -72,8 +72,8 @@ def test_a_batch_advanced_by_its_changes_is_the_one_that_runs_step_by_step():
 
 def test_those_that_find_no_room_wait_and_all_end():
     small = PhaseWorker(COSTS, pool_tokens=3000, chunk_tokens=4096, batch_max=64)
-    demands = [PhaseRequest(0.0, 1000, 0, 50)] * 20
-    roomy, tight = (decode_tpots(demands, w, stretch=1.0) for w in (WORKER, small))
+    requests = [PhaseRequest(0.0, 1000, 0, 50)] * 20
+    roomy, tight = (decode_tpots(requests, w, stretch=1.0) for w in (WORKER, small))
     assert len(tight) == len(roomy) == 20
     assert max(tight) > 2 * max(roomy)
 

@@ -15,11 +15,11 @@ NODES = [Node(MODELS["llama-3-8b"], find_gpu("a100"), tensor=n) for n in (1, 2, 
 ATTAIN = 0.9
 
 
-def all_kinds(prices, *, guess=(1, 1)):
-    """Make a kind whose `guess` is that of prefill and decode."""
+def all_kinds(prices, *, estimate=(1, 1)):
+    """Make a kind whose `estimate` is that of prefill and decode."""
     shapes = [ReplicaShape(node, price / node.gpu_count) for node, price in zip(NODES, prices, strict=False)]
-    pairs = [ClusterKind(((Role.PREFILL, p), (Role.DECODE, d)), guess) for p, d in product(shapes, shapes)]
-    return pairs + [ClusterKind(((Role.AGGREGATED, b),), (sum(guess),)) for b in shapes]
+    pairs = [ClusterKind(((Role.PREFILL, p), (Role.DECODE, d)), estimate) for p, d in product(shapes, shapes)]
+    return pairs + [ClusterKind(((Role.AGGREGATED, b),), (sum(estimate),)) for b in shapes]
 
 
 def kind_of(plan):
@@ -67,10 +67,10 @@ powers = st.fixed_dictionaries(
     power=powers,
     rate=st.floats(0.5, 5.0),
     help_share=st.floats(0, 0.5),
-    guess=st.tuples(st.integers(1, 12), st.integers(1, 12)),
+    estimate=st.tuples(st.integers(1, 12), st.integers(1, 12)),
 )
-def test_nothing_cheaper_passes_wherever_the_search_began(prices, power, rate, help_share, guess):
-    kinds = all_kinds(prices, guess=guess)
+def test_nothing_cheaper_passes_wherever_the_search_began(prices, power, rate, help_share, estimate):
+    kinds = all_kinds(prices, estimate=estimate)
     verify = verify_with(power, rate, help_share=help_share)
     found = search(kinds, verify, attain=ATTAIN, simulations_max=5000)
     assert found.is_complete
@@ -81,13 +81,13 @@ def test_nothing_cheaper_passes_wherever_the_search_began(prices, power, rate, h
     assert found.runner_up is None or kind_of(found.runner_up.plan) != kind_of(found.best.plan)
 
 
-@given(power=powers, rate=st.floats(0.5, 6.0), guess=st.tuples(st.integers(1, 20), st.integers(1, 20)))
-def test_where_chance_plays_no_replica_of_the_cheapest_can_be_left_out(power, rate, guess):
-    kinds = all_kinds((2.0, 3.1), guess=guess)
+@given(power=powers, rate=st.floats(0.5, 6.0), estimate=st.tuples(st.integers(1, 20), st.integers(1, 20)))
+def test_where_chance_plays_no_replica_of_the_cheapest_can_be_left_out(power, rate, estimate):
+    kinds = all_kinds((2.0, 3.1), estimate=estimate)
     found = search(kinds, verify_with(power, rate, blur=0.03), attain=ATTAIN, simulations_max=5000)
     assert found.best is not None
     tried = {one.plan: one.passed for one in found.tried}
-    kind = next(k for k in kinds if kind_of(k.cluster(k.guess)) == kind_of(found.best.plan))
+    kind = next(k for k in kinds if kind_of(k.cluster(k.estimate)) == kind_of(found.best.plan))
     counts = tuple(pool.count for pool in found.best.plan.pools.values())
     for i, count in enumerate(counts):
         if count > 1:
@@ -192,7 +192,7 @@ def test_no_cluster_has_more_workers_than_a_router_follows():
         tried.append(plan.replica_count)
         return ClusterVerdict(0.5, 0.5, 1.0, aborted=True, so_far=len(tried) / 100)
 
-    search(all_kinds((1, 2, 3), guess=(900, 800)), verify, attain=ATTAIN, simulations_max=60)
+    search(all_kinds((1, 2, 3), estimate=(900, 800)), verify, attain=ATTAIN, simulations_max=60)
     assert tried
     assert max(tried) <= REPLICAS_MAX
 
@@ -221,9 +221,9 @@ def test_kinds_that_phases_doubt_come_last():
 
 
 def test_prices_add_up():
-    for kind in all_kinds((1, 2, 3), guess=(3, 2)):
-        plan = kind.cluster(kind.guess)
-        assert plan.price_per_hour == pytest.approx(kind.price_of(kind.guess))
+    for kind in all_kinds((1, 2, 3), estimate=(3, 2)):
+        plan = kind.cluster(kind.estimate)
+        assert plan.price_per_hour == pytest.approx(kind.price_of(kind.estimate))
         assert plan.price_per_hour == pytest.approx(
             sum(p.count * p.shape.node.gpu_count * p.shape.price_per_gpu_hour for p in plan.pools.values())
         )

@@ -91,8 +91,8 @@ def test_the_rate_that_a_search_found_has_its_time_scale(tmp_path):
 
 
 def idle_fleet(gap_s: float) -> Fleet:
-    demands = [FleetRequest(i, i * gap_s, 600, 30, ()) for i in range(5)]
-    return ran(spec_of((Role.PREFILL, 1), (Role.DECODE, 1)), demands)
+    requests = [FleetRequest(i, i * gap_s, 600, 30, ()) for i in range(5)]
+    return ran(spec_of((Role.PREFILL, 1), (Role.DECODE, 1)), requests)
 
 
 def test_years_in_which_nothing_happens_cost_nothing():

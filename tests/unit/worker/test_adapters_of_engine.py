@@ -10,8 +10,8 @@ from baton.config import EngineConfig, ModelConfig
 from baton.core.ids import BlockHash, SequenceId
 from baton.core.messages import AdapterRef, Phase, RefusalReason, StartSequence
 from baton.core.sampling import SamplingParams
-from engine.adapter_files import digest_adapter
-from engine.executor import Executor
+from engine.execution.executor import Executor
+from engine.model_files.adapter_files import digest_adapter
 from tests.adapters import make_adapter
 from tests.models import make_model
 from tests.unit.engine.driver import Driver

@@ -37,19 +37,19 @@ from tests.unit.worker.worker_pair import (
 )
 from worker.events import (
     Drain,
+    FromOwner,
     FromReader,
     FromRouter,
-    FromSource,
+    OwnerLost,
     ReaderLost,
     RouterJoined,
     RouterLost,
     RunStep,
     SetRole,
-    SourceLost,
     Tick,
+    ToOwner,
     ToReader,
     ToRouter,
-    ToSource,
 )
 
 D = WorkerId("d")
@@ -78,7 +78,7 @@ def run(machine, now_s=0.0):
 
 def of(actions, kind):
     """Messages of that kind, whoever they go to."""
-    messages = [a.message for a in actions if isinstance(a, ToRouter | ToReader | ToSource)]
+    messages = [a.message for a in actions if isinstance(a, ToRouter | ToReader | ToOwner)]
     return [m for m in messages if isinstance(m, kind)]
 
 
@@ -390,7 +390,7 @@ def granted(worker, *, max_tokens=6, now_s=0.0):
     """A decode phase whose KV is on its way; returns the one read."""
     tell(worker, start("s", PROMPT, phase=Phase.DECODE, source="p", max_tokens=max_tokens), now_s=now_s)
     grant = KVGrant("s", 0, 0, (0, 1, 2), (1, 1, 1), 5.0, is_last=True, first_token=next_token(PROMPT))
-    actions = worker.handle(FromSource(WorkerId("p"), grant), now_s)
+    actions = worker.handle(FromOwner(WorkerId("p"), grant), now_s)
     return next(a for a in actions if isinstance(a, BlockRead))
 
 
@@ -402,7 +402,7 @@ def fill(worker, read):
 
 def test_a_decode_phase_whose_source_is_lost_fails_and_frees(worker):
     tell(worker, start("s", PROMPT, phase=Phase.DECODE, source="p"))
-    [failed] = of(worker.handle(SourceLost(WorkerId("p"), "gone"), 1.0), SequenceFailed)
+    [failed] = of(worker.handle(OwnerLost(WorkerId("p"), "gone"), 1.0), SequenceFailed)
     assert failed.reason is FailureReason.SOURCE_LOST
     assert worker.core.is_idle
 

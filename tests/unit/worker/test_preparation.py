@@ -23,7 +23,7 @@ from baton.core.messages import (
 )
 from baton.core.sampling import Grammar, GrammarKind, SamplingParams
 from engine.grammar import GrammarError
-from worker.preparation import Preparation
+from worker.preparation import StartPreparation
 from worker.preparers import AdapterPreparer, GrammarPreparer, compiling_threads
 
 GRAMMAR = Grammar(GrammarKind.REGEX, "a+")
@@ -74,7 +74,7 @@ class Bench:
     def __init__(self, *preparers, prepare_s=60.0, pending_max=8):
         self.core, self.answers, self.tasks = Core(), asyncio.Queue(), []
         self.now_s = 0.0
-        self.preparation = Preparation(
+        self.preparation = StartPreparation(
             self.core,
             preparers,
             spawn=self.spawn,

@@ -75,10 +75,10 @@ class Ear:
     def reader_lost(self, reader):
         self._note("reader lost", reader)
 
-    def from_source(self, source, message):
+    def from_owner(self, source, message):
         self._note("source", source, message)
 
-    def source_lost(self, source, message):
+    def owner_lost(self, source, message):
         self._note("source lost", source)
         self.reason = message
 

@@ -28,19 +28,19 @@ from worker.core import WorkerCore
 from worker.events import (
     CopyFromStore,
     CopyToStore,
+    FromOwner,
     FromReader,
     FromRouter,
-    FromSource,
+    OwnerLost,
     ReaderLost,
     ReadSettled,
     RouterJoined,
     RunStep,
-    SourceLost,
     StepDone,
     Tick,
+    ToOwner,
     ToReader,
     ToRouter,
-    ToSource,
     ToStore,
 )
 
@@ -118,7 +118,7 @@ class Machine:
         self.reads: dict[int, BlockRead] = {}
         self.told: list = []  # messages to routers
         self.told_to: list = []  # the same, with the router
-        self.out: deque = deque()  # ToSource and ToAsker not delivered yet
+        self.out: deque = deque()  # ToOwner and ToAsker not delivered yet
         self.to_store: deque = deque()  # messages to the store node
         self.copies: dict = {}  # CopyToStore and CopyFromStore under way
 
@@ -136,7 +136,7 @@ class Machine:
                 case ToRouter(router_id, message):
                     self.told.append(message)
                     self.told_to.append((router_id, message))
-                case ToSource() | ToReader():
+                case ToOwner() | ToReader():
                     self.out.append(action)
                 case ToStore(message):
                     self.to_store.append(message)
@@ -189,10 +189,10 @@ class Cluster:
         for name, m in self.machines.items():
             while m.out:
                 action = m.out.popleft()
-                if isinstance(action, ToSource):
+                if isinstance(action, ToOwner):
                     peer, event = action.source.worker_id, FromReader(WorkerId(name), action.message)
                 else:
-                    peer, event = action.reader, FromSource(WorkerId(name), action.message)
+                    peer, event = action.reader, FromOwner(WorkerId(name), action.message)
                 self.channels.setdefault((name, peer), deque()).append(event)
 
     def choices(self):
@@ -281,7 +281,7 @@ class Cluster:
             self.channels.pop(pair, None)
         for here, there in ((one, other), (other, one)):
             self.machines[here].handle(ReaderLost(WorkerId(there)), self.now_s)
-            self.machines[here].handle(SourceLost(WorkerId(there), "cut"), self.now_s)
+            self.machines[here].handle(OwnerLost(WorkerId(there), "cut"), self.now_s)
         self.post()
 
     def assert_quiet(self):

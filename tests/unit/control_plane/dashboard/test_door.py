@@ -9,7 +9,14 @@ from baton.files.token_places import new_token
 from control_plane.dashboard.authentication import SESSION_KEY, Authentication
 from control_plane.dashboard.process import tokens_of
 from control_plane.dashboard.session_file import SessionFile
-from control_plane.dashboard.sessions import AGE_S, FAILURES_MAX, FAILURES_S, IDLE_S, SESSIONS_MAX, Sessions
+from control_plane.dashboard.sessions import (
+    AGE_S,
+    FAILURES_MAX,
+    FAILURES_S,
+    IDLE_S,
+    SESSIONS_MAX,
+    SessionStore,
+)
 
 ORIGIN = {"origin": "http://baton", "sec-fetch-site": "same-origin"}
 
@@ -35,7 +42,7 @@ def world():
 
 @pytest.fixture
 def sessions(world):
-    return Sessions(world.book, now_s=lambda: world.now_s)
+    return SessionStore(world.book, now_s=lambda: world.now_s)
 
 
 async def everything(scope, receive, send):
@@ -102,7 +109,7 @@ async def test_a_token_opens_the_door_until_one_signs_out(browser, world):
 async def test_a_wrong_token_does_not(browser, world):
     answer = await signed_in(browser, new_token())
     assert answer.status_code == 403
-    assert "No such token" in answer.text
+    assert "This token is not known" in answer.text
     assert "set-cookie" not in answer.headers
     assert (await browser.get("/")).status_code == 401
 
@@ -231,7 +238,7 @@ def test_sessions_outlive_the_process(tmp_path, world):
 
     def started():
         file = SessionFile(path)
-        return Sessions(world.book, now_s=lambda: world.now_s, known=file.read(), remember=file.write)
+        return SessionStore(world.book, now_s=lambda: world.now_s, known=file.read(), remember=file.write)
 
     first = started()
     secret, left = first.sign_in(world.token("ada")), first.sign_in(world.token("vic"))

@@ -18,7 +18,7 @@ from control_plane.dashboard.detail_pages import WorkerPage
 from control_plane.dashboard.expert_strips import KEYS, ROWS_MAX, expert_balance, legend
 from control_plane.dashboard.experts import EXPERTS_MAX, ExpertHistory, expert_groups
 from control_plane.dashboard.pages import OverviewPage
-from control_plane.dashboard.samples import APART, Frame, Reader, frame_of
+from control_plane.dashboard.samples import APART, MetricsFrame, MetricsReader, frame_of
 from tests.unit.control_plane.dashboard.test_pages import World
 
 NAMES = [m.name for m in c.CATALOGUE]
@@ -31,7 +31,7 @@ def said(counts, balance=None, *, worker="decode-0"):
         meter.inc(c.EXPERT_TOKENS, count, worker=worker, expert=str(expert))
     for layers, value in zip(("mean", "worst"), balance or (), strict=False):
         meter.set(c.EXPERT_BALANCE, value, worker=worker, layers=layers)
-    return Reader(NAMES).read(meter.render().decode())
+    return MetricsReader(NAMES).read(meter.render().decode())
 
 
 def state(**models):
@@ -137,7 +137,7 @@ def test_a_bar_and_a_cell_show_load_over_an_even_share():
     assert "<strong class=n>41 %</strong>" in text
     assert "6.2 %" in text
     assert "#5 1.8×, #4 1.4×, #2 1.1×" in text
-    assert "100 % is even, 17 % all to one of 6" in text
+    assert "100 % is even, 17 % means that all go to one of 6" in text
     assert len(legend()) == len(KEYS) == 7
 
 
@@ -218,4 +218,4 @@ async def test_the_card_is_there_for_a_model_with_experts_only(name, has_experts
 def test_a_balance_of_another_worker_is_not_taken_for_ones_own():
     (group,) = expert_groups(state(decode_1="m"), {"decode-1": (1.0,)}, now((0.9, 0.8)))
     assert (group.total.balance, group.total.worst) == (None, None)
-    assert isinstance(now((0.9, 0.8)), Frame)
+    assert isinstance(now((0.9, 0.8)), MetricsFrame)

@@ -1,6 +1,7 @@
 """Pages as they are built and refreshed, without a browser: in every state that a cluster can be in."""
 
 import contextlib
+import re
 import time
 
 import pytest
@@ -35,7 +36,7 @@ from baton.wire.link import LinkBroken
 from baton.wire.transport import secure
 from control_plane.dashboard.actions import ask_drain, ask_node, ask_scale, ask_switch
 from control_plane.dashboard.authentication import SESSION_KEY
-from control_plane.dashboard.collector import Collector
+from control_plane.dashboard.collector import ClusterCollector
 from control_plane.dashboard.detail_pages import (
     DecisionsPage,
     RequestPage,
@@ -44,9 +45,9 @@ from control_plane.dashboard.detail_pages import (
     WorkersPage,
 )
 from control_plane.dashboard.pages import OverviewPage
-from control_plane.dashboard.samples import Reader, frame_of
-from control_plane.dashboard.sessions import Sessions
-from control_plane.dashboard.view import Dashboard
+from control_plane.dashboard.samples import MetricsReader, frame_of
+from control_plane.dashboard.sessions import SessionStore
+from control_plane.dashboard.view import DashboardModel
 
 CONFIG = Config.model_validate(
     {"slo": {"classes": {"chat": {"ttft_s": 1.0, "tpot_s": 0.1}}, "default": "chat"}}
@@ -74,7 +75,7 @@ def cluster(*phases):
 
 
 def frames(count=20):
-    reader, meter = Reader(m.name for m in c.CATALOGUE), Meter()
+    reader, meter = MetricsReader(m.name for m in c.CATALOGUE), Meter()
     before, now_s = {}, time.time()
     for at_s in range(count):
         meter.inc(c.SLO_REQUESTS, model="m", slo_class="chat", tenant="acme", outcome="met")
@@ -95,10 +96,10 @@ class World:
         secure(TlsConfig())
         self.token = new_token()
         record = TokenRecord("ada", scope, digest_of(self.token))
-        self.sessions = Sessions(lambda: TokenBook([record]), now_s=time.time)
-        self.collector = Collector(CONFIG, "127.0.0.1:1", now_s=lambda: 0.0)
+        self.sessions = SessionStore(lambda: TokenBook([record]), now_s=time.time)
+        self.collector = ClusterCollector(CONFIG, "127.0.0.1:1", now_s=lambda: 0.0)
         now_s = time.time()  # and no later: what is drawn changes with the clock
-        self.dash = Dashboard(self.collector, self.sessions, unix_s=lambda: now_s)
+        self.dash = DashboardModel(self.collector, self.sessions, unix_s=lambda: now_s)
         self.session = self.sessions.of(self.sessions.sign_in(self.token))
         self.ordered = []
 
@@ -107,9 +108,14 @@ class World:
         for frame in frames() if seen else ():
             self.collector.history.add(frame)
 
-    def request(self, **cookies):
+    def request(self, query="", **cookies):
         cookie = "; ".join(f"{name}={value}" for name, value in cookies.items()).encode()
-        scope = {"type": "http", "path": "/", "query_string": b"", "headers": [(b"cookie", cookie)]}
+        scope = {
+            "type": "http",
+            "path": "/",
+            "query_string": query.encode(),
+            "headers": [(b"cookie", cookie)],
+        }
         return Request({**scope, SESSION_KEY: self.session})
 
     async def order(self, order):
@@ -192,7 +198,7 @@ async def test_every_page_is_built_and_refreshed_in_every_state(world, state, se
                 await built._look()
         text = shown(client)
         assert ("does not answer" in text) is (state is None)
-        assert ("decode-1 has no process" in text) is (state is STATES["one lost"])
+        assert ("decode-1 has had no process" in text) is (state is STATES["one lost"])
 
 
 async def test_the_overview_says_what_was_seen(world):
@@ -260,6 +266,18 @@ async def test_an_order_is_given_once_it_is_confirmed(world, monkeypatch, ask, a
         assert "#8 accepted: on its way" in shown(client)
 
 
+async def test_every_link_of_a_workers_row_opens_its_dialog(world):
+    world.hear(STATES["all well"])
+    with opened() as client:
+        WorkersPage(world.dash, world.request())._shell.tick()
+        links = re.findall(r"/workers/decode-0\?(ask=\w+)", shown(client))
+    assert len(links) == 2
+    for link in links:
+        with opened() as client:
+            WorkerPage(world.dash, world.request(link), "decode-0")
+            assert "Reason (kept in the log)" in shown(client), link
+
+
 def numbers(client):
     return [element for element in client.elements.values() if isinstance(element, ui.number)]
 
@@ -289,7 +307,7 @@ async def test_who_may_only_look_orders_nothing(onlooker, monkeypatch):
         asked = ask_drain(workers._shell, STATES["all well"].replicas[0])
         await asked.send()
         assert world.ordered == []
-        assert "may look, not operate" in shown(client)
+        assert "allows viewing only" in shown(client)
 
 
 async def test_an_order_that_does_not_arrive_is_said(world, monkeypatch):
@@ -302,4 +320,4 @@ async def test_an_order_that_does_not_arrive_is_said(world, monkeypatch):
         workers = WorkersPage(world.dash, world.request())
         monkeypatch.setattr(world.collector, "order", refuse)
         await ask_drain(workers._shell, STATES["all well"].replicas[0]).send()
-        assert "did not take it: 127.0.0.1:1: connection refused" in shown(client)
+        assert "try again: 127.0.0.1:1: connection refused" in shown(client)

@@ -17,14 +17,14 @@ from control_plane.dashboard.derive import (
     quantile,
     quantiles_over_time,
 )
-from control_plane.dashboard.history import History, Ring, Window
-from control_plane.dashboard.samples import Frame, Reader, by_label, frame_of, merged, total
+from control_plane.dashboard.history import History, Ring, TimeWindow
+from control_plane.dashboard.samples import MetricsFrame, MetricsReader, by_label, frame_of, merged, total
 
 NAMES = [m.name for m in c.CATALOGUE]
 
 
 def looked(meter):
-    return Reader(NAMES).read(meter.render().decode())
+    return MetricsReader(NAMES).read(meter.render().decode())
 
 
 def test_what_a_meter_renders_is_read_back():
@@ -41,7 +41,7 @@ def test_what_a_meter_renders_is_read_back():
 
 def test_lines_that_are_not_ours_are_passed_over():
     text = '# HELP x y\npython_info{a="b"} 1\nbaton_router_queued_sequences nonsense\n\nbaton_{ 1\n x\n'
-    assert Reader(NAMES).read(text) == {}
+    assert MetricsReader(NAMES).read(text) == {}
 
 
 def test_counters_gain_and_begin_anew_and_strangers_count_from_their_second_look():
@@ -63,8 +63,8 @@ def test_gauges_of_several_processes_add_up_and_ratios_do_not():
 
 
 def test_merging_adds_what_was_gained_and_weighs_levels_by_time():
-    a = Frame(1.0, 1.0, {"x": {(): 2.0}}, {"g": {(): 0.0}, "gone": {(): 1.0}})
-    b = Frame(4.0, 3.0, {"x": {(): 4.0}, "y": {(): 1.0}}, {"g": {(): 8.0}, "new": {(): 5.0}})
+    a = MetricsFrame(1.0, 1.0, {"x": {(): 2.0}}, {"g": {(): 0.0}, "gone": {(): 1.0}})
+    b = MetricsFrame(4.0, 3.0, {"x": {(): 4.0}, "y": {(): 1.0}}, {"g": {(): 8.0}, "new": {(): 5.0}})
     both = merged(a, b)
     assert (both.at_s, both.span_s) == (4.0, 4.0)
     assert both.gained == {"x": {(): 6.0}, "y": {(): 1.0}}
@@ -73,9 +73,9 @@ def test_merging_adds_what_was_gained_and_weighs_levels_by_time():
 
 
 def test_a_ring_has_a_point_per_step_a_gap_where_nobody_looked_and_a_bound():
-    ring = Ring(Window("w", "", 10.0, 5))
+    ring = Ring(TimeWindow("w", "", 10.0, 5))
     for at_s in [*range(1001, 1031), *range(1051, 1070)]:
-        ring.add(Frame(float(at_s), 1.0, {"x": {(): 1.0}}, {}))
+        ring.add(MetricsFrame(float(at_s), 1.0, {"x": {(): 1.0}}, {}))
     points = ring.points(1070.0)
     assert [p and p.gained["x"][()] for p in points] == [10.0, 1.0, None, 9.0, 10.0]
     assert ring.times(1070.0) == [1030.0, 1040.0, 1050.0, 1060.0, 1070.0]
@@ -83,15 +83,15 @@ def test_a_ring_has_a_point_per_step_a_gap_where_nobody_looked_and_a_bound():
     assert ring.begins_s(1030.0) is not None, "less than the window was looked at, and that is said"
     assert ring.begins_s(1200.0) is None
     for at_s in range(1070, 3000):
-        ring.add(Frame(float(at_s), 1.0, {"x": {(): 1.0}}, {}))
+        ring.add(MetricsFrame(float(at_s), 1.0, {"x": {(): 1.0}}, {}))
     assert len(ring._steps) == 6
     assert ring.since(2990.0).gained["x"][()] == pytest.approx(9, abs=10)
 
 
 def test_a_clock_that_is_set_back_breaks_nothing():
     history = History()
-    history.add(Frame(1000.0, 1.0, {}, {}))
-    history.add(Frame(900.0, 1.0, {}, {}))
+    history.add(MetricsFrame(1000.0, 1.0, {}, {}))
+    history.add(MetricsFrame(900.0, 1.0, {}, {}))
     assert history.latest.at_s == 1000.0
 
 
@@ -115,7 +115,7 @@ def test_percentiles_over_time_are_of_a_moving_window():
     def point(le):
         counts = {(("le", b),): (1.0 if float(b) >= le else 0.0) for b in ("1", "2", "4")}
         counts[(("le", "+Inf"),)] = 1.0
-        return Frame(0.0, 10.0, {"h_bucket": counts}, {})
+        return MetricsFrame(0.0, 10.0, {"h_bucket": counts}, {})
 
     points = [point(1), None, point(2), point(4), point(4)]
     (line,) = quantiles_over_time(points, "h", [1.0], smooth_s=20.0)
@@ -130,7 +130,7 @@ def verdicts(**counts):
         (("outcome", name), ("slo_class", "chat"), ("tenant", "acme")): float(count)
         for name, count in counts.items()
     }
-    return Frame(0.0, 10.0, {c.SLO_REQUESTS.name: values}, {})
+    return MetricsFrame(0.0, 10.0, {c.SLO_REQUESTS.name: values}, {})
 
 
 def test_goodput_counts_refusals_as_offered_and_cancelled_ones_not_at_all():

@@ -25,11 +25,11 @@ from baton.telemetry import catalogue as c
 from control_plane.dashboard import charts, markup, tables, text
 from control_plane.dashboard.checks import checks
 from control_plane.dashboard.collector import _targets, replica_levels
-from control_plane.dashboard.derive import Attainment, Outcomes
+from control_plane.dashboard.derive import AttainmentRow, Outcomes
 from control_plane.dashboard.detail_pages import chosen
-from control_plane.dashboard.overview import Now, Tier, latency_breakdown, objectives, tiers
+from control_plane.dashboard.overview import TierUsage, TileValues, latency_breakdown, objectives, tiers
 from control_plane.dashboard.problems import SHOWN_MAX, troubles
-from control_plane.dashboard.samples import Frame
+from control_plane.dashboard.samples import MetricsFrame
 
 EVIL = "<img src=x onerror=alert(1)>\"'&"
 SAFE = re.compile(r"<img|onerror=alert\(1\)>\"")
@@ -93,7 +93,7 @@ def past(gained=(), levels=()):
             found.setdefault(name, {})[tuple(sorted(labels.items()))] = value
         return found
 
-    return Frame(0.0, 60.0, table(gained), table(levels))
+    return MetricsFrame(0.0, 60.0, table(gained), table(levels))
 
 
 def verdicts(*args, config=None):
@@ -163,8 +163,8 @@ def test_two_routers_that_do_not_know_each_other_are_told():
     assert verdicts(two, past(levels=[(c.PEERS.name, {}, 2.0)]))["Routers share load"] == "on"
 
 
-def said(*args, control="", silent_s=0.0, deaf=()):
-    return [t.text for t in troubles(*args, control=control, silent_s=silent_s, deaf=deaf)]
+def said(*args, control="", silent_s=0.0, unreadable=()):
+    return [t.text for t in troubles(*args, control=control, silent_s=silent_s, unreadable=unreadable)]
 
 
 def test_a_healthy_cluster_has_no_troubles():
@@ -179,21 +179,23 @@ def test_lost_things_are_said():
         replica("decode-1", ReplicaState.STARTING, last_exit="killed by signal 9"),
     )
     found = said(
-        state(*lost, routers=(), nodes=(NodeState("n" * 40, "", is_alive=False),)), past(), deaf=["worker x"]
+        state(*lost, routers=(), nodes=(NodeState("n" * 40, "", is_alive=False),)),
+        past(),
+        unreadable=["worker x"],
     )
     for words in (
-        "prefill-0 has no process",
+        "prefill-0 has had no process",
         "killed by signal 9",
         "decode-0 missed heartbeats",
-        "decode-1 is started",
+        "decode-1 has been restarting",
         "No router",
         "nnnnnnnnnnnn is lost",
-        "No metrics from worker x",
+        "worker x does not answer to scrapes",
     ):
         assert any(words in line for line in found), words
     silent = said(state(*lost), past(), control="gone", silent_s=9.0)
     assert len(silent) == 1
-    assert silent[0].startswith("The control plane does not answer (last heard 9.0 s ago).")
+    assert silent[0].startswith("The control plane does not answer (last report 9.0 s ago).")
 
 
 def test_many_troubles_do_not_fill_the_page():
@@ -240,9 +242,9 @@ def test_what_processes_say_of_themselves_never_becomes_html():
         tables.accounts({"pid": 1.0}, [EVIL]),
         markup.decisions([decision]),
         markup.decision_log([decision], 4),
-        markup.troubles(troubles(cluster, None, control="", silent_s=0.0, deaf=[EVIL])),
-        markup.attainment([Attainment(EVIL, EVIL, Outcomes(1.0))], 0.9),
-        markup.tiers([Tier(EVIL, 1.0, 2.0, EVIL, 0.5)]),
+        markup.troubles(troubles(cluster, None, control="", silent_s=0.0, unreadable=[EVIL])),
+        markup.attainment([AttainmentRow(EVIL, EVIL, Outcomes(1.0))], 0.9),
+        markup.tiers([TierUsage(EVIL, 1.0, 2.0, EVIL, 0.5)]),
         markup.checks(
             checks(Config(), state(*AGGREGATED), past(levels=[(c.STALE.name, {"worker": EVIL}, 1.0)]))
         ),
@@ -260,13 +262,13 @@ def test_an_action_is_offered_to_those_who_may():
 
 
 def test_the_autoscaler_says_what_it_makes_of_the_load():
-    assert "Off" in tables.autoscaler(None)
+    assert "is off" in tables.autoscaler(None)
     outlook = RoleOutlook(Role.DECODE, 410.0, 520.0, "tokens/s", 1.1, 3, 2)
     said = tables.autoscaler(AutoscaleState("advise", EVIL, (outlook,), 41.0, 20.0, 2.0))
     assert "changes nothing" in said
     assert "<td class=n>520</td><td>tokens/s</td>" in said
     assert not SAFE.search(said)
-    assert "orders what it decides" in tables.autoscaler(AutoscaleState("on"))
+    assert "carries out its decisions" in tables.autoscaler(AutoscaleState("on"))
 
 
 def test_requests_in_trouble_are_told_apart():
@@ -284,14 +286,14 @@ def test_requests_in_trouble_are_told_apart():
 
 
 def test_empty_states_say_what_is_missing():
-    assert "not heard yet" in tables.workers(None, None, may_operate=True)
+    assert "not answered yet" in tables.workers(None, None, may_operate=True)
     assert "No request" in markup.attainment([], 0.9)
     assert "No decision yet" in markup.decisions([])
     assert "No decision yet" in markup.decision_log([], 4)
-    assert "Nothing was seen yet" in markup.checks([])
+    assert "No metrics were collected yet" in markup.checks([])
     assert latency_breakdown(None) == []
-    assert "No request told" in markup.latency_breakdown([])
-    now = Now(Outcomes(), None, None, None, None, None, None, None, None, None, 0, 0)
+    assert "No request has reported" in markup.latency_breakdown([])
+    now = TileValues(Outcomes(), None, None, None, None, None, None, None, None, None, 0, 0)
     assert "–" in markup.tiles(now, None, None, window="15 min", attain=0.9)
 
 
@@ -301,7 +303,7 @@ def test_an_objective_is_a_line_and_equal_ones_are_one():
     found = objectives(config, "ttft_s")
     assert [(o.name, o.value) for o in found] == [("a, b", 1.0), ("c", 5.0)]
     options = charts.timeline(
-        [1.0, 2.0], [charts.Line("p50", [0.1, None], "c-blue")], unit="seconds", objectives=found
+        [1.0, 2.0], [charts.ChartLine("p50", [0.1, None], "c-blue")], unit="seconds", objectives=found
     )
     (series,) = options["series"]
     assert [line["yAxis"] for line in series["markLine"]["data"]] == [1.0, 5.0]
@@ -350,7 +352,7 @@ def test_whom_to_ask_and_how_many_there_are():
 
 
 def test_attainment_says_the_model_where_there_are_several():
-    rows = [Attainment("chat", "t", Outcomes(1.0), model) for model in ("small", "large")]
+    rows = [AttainmentRow("chat", "t", Outcomes(1.0), model) for model in ("small", "large")]
     assert "small" not in markup.attainment(rows[:1], 0.9)
     both = markup.attainment(rows, 0.9)
     assert "<th>model</th>" in both

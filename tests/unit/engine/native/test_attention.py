@@ -20,7 +20,7 @@ from baton.core.geometry import KVGeometry
 from engine.kernels.interface import AttentionSpec, BatchLayout, Span
 from engine.kernels.native_attention import NativeAttention
 from engine.kernels.torch_ref import TorchKernels
-from engine.kv_pool import KVPool
+from engine.kv.pool import KVPool
 from engine.native.library import set_threads
 
 CPU = torch.device("cpu")
@@ -282,7 +282,8 @@ def test_int8_keys_and_values_cost_little() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("rotary", [64, 40, 6])
 def test_rotation_and_storage(dtype, rotary) -> None:
-    """As complex numbers: (x_i + j x_{i + R/2}) times e^{j angle}; the rest of a head is not turned."""
+    """The expectation is computed with complex numbers: (x_i + j x_{i + R/2}) times e^{j angle}. The rest of
+    a head is not rotated."""
     geometry = KVGeometry(2, 2, 64, 4, dtype)
     pool = pool_of(geometry, 12)
     pool.blocks.fill_(7)

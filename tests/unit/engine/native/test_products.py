@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from baton.core.geometry import KVGeometry
 from engine.kernels.native import NativeKernels
 from engine.kernels.weights import DenseMatrix, ExpertMatrices, Fp8Matrix, IntMatrix, to_dense
-from engine.kv_pool import KVPool
+from engine.kv.pool import KVPool
 from engine.native.library import set_threads
 
 BF16, F32 = torch.bfloat16, torch.float32
 TOLERANCE = {BF16: 6e-3, F32: 3e-6}
-"""Of the largest value: the rounding of the result, and of sums in float32."""
+"""Tolerance relative to the largest value: the rounding of the result, and of sums in float32."""
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from triton.runtime.driver import driver
 from engine.kernels.triton import attention, blocks, gated, grouping, norm, product, rotary
 from engine.kernels.triton.device import DeviceFacts
 from engine.kernels.triton.kernels import TritonKernels
-from engine.kv_pool import KVPool
+from engine.kv.pool import KVPool
 
 META = torch.device("meta")
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -73,7 +73,7 @@ class Compiled:
 
 
 def compiled_by(facts: DeviceFacts, calls) -> list[Compiled]:
-    """What `calls()` compiles for a device of `facts`."""
+    """Kernels that `calls()` compiles for a device of `facts`."""
     for kernel in KERNELS:
         kernel.device_caches.pop(facts.capability, None)
     driver.set_active(Driver(facts))

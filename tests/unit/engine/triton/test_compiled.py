@@ -20,7 +20,7 @@ MATRIX_KERNELS_OF_MANY_ROWS = {
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory, monkeypatch):
-    """What is compiled in these tests is compiled by them."""
+    """Use an empty cache, so that these tests compile everything that they look at."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.core.store import Holding, NodeRef, StoreChanges, Tier
-from kv_store.directory.backlog import Backlog
+from kv_store.directory.backlog import PublishBacklog
 from kv_store.directory.interface import DirectoryLost
 from kv_store.directory.memory import MemoryDirectory
 from kv_store.directory.registration import LOOK_UPS_MAX
@@ -217,7 +217,7 @@ async def test_a_node_alone_has_nobody_to_tell_or_ask():
 
 
 def test_a_backlog_takes_a_snapshot_whole_whatever_its_bound():
-    backlog = Backlog(changes_max=2)
+    backlog = PublishBacklog(changes_max=2)
     parts = [StoreChanges("a", i, is_snapshot=True, is_first=i == 0, is_last=i == 9) for i in range(10)]
     for part in parts:
         backlog.put(part)

@@ -26,7 +26,7 @@ from kv_store.node.events import (
     NodeEvent,
     Publish,
     ReadSsd,
-    SpaceOpened,
+    SizeClassOpened,
     Tick,
     ToWorker,
     WorkerJoined,
@@ -73,9 +73,9 @@ class Driver:
         """All actions, until a test clears them."""
         self._ids = 0
 
-    def _generations(self, space: int, slot_count: int) -> list[int]:
-        self.generations[space] = [0] * slot_count
-        return self.generations[space]
+    def _generations(self, size_class: int, slot_count: int) -> list[int]:
+        self.generations[size_class] = [0] * slot_count
+        return self.generations[size_class]
 
     def handle(self, event: NodeEvent) -> list[NodeAction]:
         actions = self.core.handle(event, now_s=self.now_s)
@@ -103,8 +103,8 @@ class Driver:
     def join(self, worker: WorkerId = W0, block_bytes: int = BLOCK_BYTES) -> list[NodeAction]:
         actions = self.handle(WorkerJoined(StoreHello(worker, "fingerprint", block_bytes)))
         for action in actions:
-            if type(action).__name__ == "OpenSpace" and self.config.ssd_dir:
-                actions = actions + self.handle(SpaceOpened(block_bytes))
+            if type(action).__name__ == "OpenSizeClass" and self.config.ssd_dir:
+                actions = actions + self.handle(SizeClassOpened(block_bytes))
         return actions
 
     def say(self, message: Any, worker: WorkerId = W0) -> list[NodeAction]:

@@ -38,7 +38,7 @@ WORKERS = [WorkerId("w0.a"), WorkerId("w1.a"), WorkerId("w2.a")]
 PEERS = [NodeRef(NodeId(f"node-{i}"), f"host{i}:1") for i in (1, 2)]
 CHAIN_BLOCKS = 6
 
-spaces = st.sampled_from([SMALL, SMALL, LARGE])
+size_classes = st.sampled_from([SMALL, SMALL, LARGE])
 workers = st.sampled_from(WORKERS)
 peers = st.sampled_from(PEERS)
 chains = st.sampled_from("ab")
@@ -47,16 +47,16 @@ seconds = st.sampled_from([0.001, 0.01, 0.05, 0.3, 1.0, 4.0])
 rarely = st.sampled_from([False] * 7 + [True])
 
 
-def chain(space: int, name: str) -> tuple[BlockFacts, ...]:
-    hashes = [BlockHash(f"{space}/{name}/{i}".encode()) for i in range(-1, CHAIN_BLOCKS)]
+def chain(size_class: int, name: str) -> tuple[BlockFacts, ...]:
+    hashes = [BlockHash(f"{size_class}/{name}/{i}".encode()) for i in range(-1, CHAIN_BLOCKS)]
     return tuple(
         BlockFacts(hashes[i + 1], hashes[i], depth=i, recompute_s=0.1, tenant=name)
         for i in range(CHAIN_BLOCKS)
     )
 
 
-def hashes_of(space: int, name: str) -> tuple[BlockHash, ...]:
-    return tuple(facts.block_hash for facts in chain(space, name))
+def hashes_of(size_class: int, name: str) -> tuple[BlockHash, ...]:
+    return tuple(facts.block_hash for facts in chain(size_class, name))
 
 
 class NodeMachine(RuleBasedStateMachine):
@@ -85,10 +85,10 @@ class NodeMachine(RuleBasedStateMachine):
         self.opened = set()
         self.has_drained = False
 
-    def open(self, space):
-        if space not in self.opened and space in self.world.ssd_slots and self.world.config.ssd_dir:
-            self.opened.add(space)
-            self.world.open(space)
+    def open(self, size_class):
+        if size_class not in self.opened and size_class in self.world.ssd_slots and self.world.config.ssd_dir:
+            self.opened.add(size_class)
+            self.world.open(size_class)
 
     def worker(self, worker_id):
         found = self.world.workers.get(worker_id)
@@ -96,12 +96,12 @@ class NodeMachine(RuleBasedStateMachine):
 
     # --- workers --------------------------------------------------------------------------------
 
-    @rule(worker_id=workers, space=spaces, is_again=rarely)
-    def join(self, worker_id, space, is_again):
+    @rule(worker_id=workers, size_class=size_classes, is_again=rarely)
+    def join(self, worker_id, size_class, is_again):
         if self.worker(worker_id) is None or is_again:
-            self.world.join(worker_id, space)
+            self.world.join(worker_id, size_class)
             if not is_again:
-                self.open(space)
+                self.open(size_class)
 
     @rule(worker_id=workers, is_due=rarely)
     def lose(self, worker_id, is_due):
@@ -112,7 +112,7 @@ class NodeMachine(RuleBasedStateMachine):
     def offer(self, worker_id, name, first, count):
         worker = self.worker(worker_id)
         if worker is not None:
-            self.world.offer(worker, chain(worker.space, name)[first - 1 : first - 1 + count])
+            self.world.offer(worker, chain(worker.size_class, name)[first - 1 : first - 1 + count])
 
     @rule(data=st.data(), worker_id=workers, is_written=st.lists(st.booleans(), min_size=1, max_size=3))
     def write(self, data, worker_id, is_written):
@@ -126,7 +126,7 @@ class NodeMachine(RuleBasedStateMachine):
         """A worker that writes all it is asked for at once."""
         worker = self.worker(worker_id)
         if worker is not None:
-            self.world.offer(worker, chain(worker.space, name)[:count])
+            self.world.offer(worker, chain(worker.size_class, name)[:count])
             offer_id, (_, taken) = list(worker.offers.items())[-1]
             if taken.places and not is_lost:
                 self.world.write(worker, offer_id, [True])
@@ -135,13 +135,13 @@ class NodeMachine(RuleBasedStateMachine):
     def find(self, worker_id, name, count, held):
         worker = self.worker(worker_id)
         if worker is not None:
-            self.world.find(worker, hashes_of(worker.space, name)[:count], held)
+            self.world.find(worker, hashes_of(worker.size_class, name)[:count], held)
 
     @rule(worker_id=workers, name=chains, count=lengths, time_left_s=seconds)
     def load(self, worker_id, name, count, time_left_s):
         worker = self.worker(worker_id)
         if worker is not None:
-            self.world.load(worker, hashes_of(worker.space, name)[:count], time_left_s)
+            self.world.load(worker, hashes_of(worker.size_class, name)[:count], time_left_s)
 
     @rule(data=st.data(), worker_id=workers, is_corrupt=st.booleans())
     def end_load(self, data, worker_id, is_corrupt):
@@ -215,22 +215,22 @@ class NodeMachine(RuleBasedStateMachine):
         key = data.draw(st.sampled_from(list(self.world.asked)))
         if how == "fail":
             node = next(peer for peer in PEERS if peer.node_id == key[0])
-            space, pin = self.world.asked[key]
+            size_class, pin = self.world.asked[key]
             first = min(skip, len(pin.hashes))
-            self.world.handle(FromPeer(space, node, BlocksRefused(key[1], first, "gone")))
+            self.world.handle(FromPeer(size_class, node, BlocksRefused(key[1], first, "gone")))
         else:
             self.answer(key, skip, count, is_lying=how == "lie")
 
     def answer(self, key, first, count, *, is_lying):
         node = next(peer for peer in PEERS if peer.node_id == key[0])
-        space, pin = self.world.asked[key]
+        size_class, pin = self.world.asked[key]
         hashes = pin.hashes[first : first + count]
-        known = {f.block_hash: f for name in "ab" for f in chain(space, name)}
+        known = {f.block_hash: f for name in "ab" for f in chain(size_class, name)}
         facts = tuple(known[h] for h in hashes)[is_lying:]
         numbers = tuple(key[1] * 100 + first + i for i in range(len(hashes)))
         self.world.at_peers.update(zip(numbers, hashes, strict=True))
         answer = BlocksGrant(key[1], first, numbers, numbers, facts, numbers, 3.0, pin.request_number)
-        self.world.handle(FromPeer(space, node, answer))
+        self.world.handle(FromPeer(size_class, node, answer))
 
     @precondition(lambda self: self.world.reads)
     @rule(data=st.data(), how=st.sampled_from(["", "", "", "stale", "error", "unsettled", "corrupt"]))
@@ -276,18 +276,18 @@ class NodeMachine(RuleBasedStateMachine):
         read = self.world.unsettled.pop(read_id)
         self.world.handle(ReadSettled(read.read_id))
 
-    @rule(peer=peers, space=spaces, is_due=rarely)
-    def peer_lost(self, peer, space, is_due):
+    @rule(peer=peers, size_class=size_classes, is_due=rarely)
+    def peer_lost(self, peer, size_class, is_due):
         if not is_due:
             return
-        lost = [k for k, (of, _) in self.world.asked.items() if k[0] == peer.node_id and of == space]
+        lost = [k for k, (of, _) in self.world.asked.items() if k[0] == peer.node_id and of == size_class]
         for key in lost:
             del self.world.asked[key]
-        self.world.handle(PeerLost(space, peer.node_id, "vanished"))
+        self.world.handle(PeerLost(size_class, peer.node_id, "vanished"))
 
-    @rule(peer=peers, space=spaces, name=chains, count=lengths, time_left_s=seconds)
-    def peer_pins(self, peer, space, name, count, time_left_s):
-        self.world.peer_pins(peer, space, hashes_of(space, name)[:count], time_left_s)
+    @rule(peer=peers, size_class=size_classes, name=chains, count=lengths, time_left_s=seconds)
+    def peer_pins(self, peer, size_class, name, count, time_left_s):
+        self.world.peer_pins(peer, size_class, hashes_of(size_class, name)[:count], time_left_s)
 
     @precondition(lambda self: self.world.leases)
     @rule(data=st.data(), how=st.sampled_from(["renew", "unpin", "unpin", "corrupt"]))
@@ -298,9 +298,9 @@ class NodeMachine(RuleBasedStateMachine):
         else:
             self.world.peer_unpins(key, self.world.leases[key].hashes[:1] if how == "corrupt" else ())
 
-    @rule(peer=peers, space=spaces, name=chains)
-    def peer_leaves(self, peer, space, name):
-        self.world.handle(FromPeer(space, peer, TakeOver(hashes_of(space, name))))
+    @rule(peer=peers, size_class=size_classes, name=chains)
+    def peer_leaves(self, peer, size_class, name):
+        self.world.handle(FromPeer(size_class, peer, TakeOver(hashes_of(size_class, name))))
 
     # --- the rest -------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from kv_store.node.events import (
     PeerLost,
     PeersChanged,
     Recovered,
-    SpaceOpened,
+    SizeClassOpened,
     ToPeer,
 )
 from kv_transfer.read import BlockRead, ReadDone, ReadSettled
@@ -80,9 +80,9 @@ class Pair:
             answers: list[NodeAction] = []
             for action in actions:
                 if isinstance(action, ToPeer) and action.peer == OTHER:
-                    for answer in self.there.handle(FromPeer(action.space, SELF, action.message)):
+                    for answer in self.there.handle(FromPeer(action.size_class, SELF, action.message)):
                         assert isinstance(answer, ToPeer)
-                        answers += self.here.handle(FromPeer(answer.space, OTHER, answer.message))
+                        answers += self.here.handle(FromPeer(answer.size_class, OTHER, answer.message))
                 elif isinstance(action, BlockRead):
                     self.reads.append(action)
                     there = self.there.generations[BLOCK_BYTES]
@@ -281,7 +281,7 @@ def test_pins_for_a_reader_that_vanished_end_with_the_lease():
 
 def test_a_peer_gets_blocks_from_ssd_and_hears_what_is_not_there():
     node = Driver(ssd_slots=8)
-    node.handle(SpaceOpened(BLOCK_BYTES, (Recovered(0, facts(0), 7), Recovered(1, facts(1), 7))))
+    node.handle(SizeClassOpened(BLOCK_BYTES, (Recovered(0, facts(0), 7), Recovered(1, facts(1), 7))))
     node.join()
     actions = node.handle(FromPeer(BLOCK_BYTES, OTHER, BlocksRequest(1, chain_of(3), 1.0)))
     actions += node.io(actions)

@@ -8,7 +8,7 @@ from baton.core.store import (
     StoreWelcome,
     Tier,
 )
-from kv_store.node.events import Clear, DropWorker, ForgetHost, OpenSpace, WorkerLost
+from kv_store.node.events import Clear, DropWorker, ForgetHost, OpenSizeClass, WorkerLost
 from tests.unit.kv_store.node.driver import (
     BLOCK_BYTES,
     SLOT_BYTES,
@@ -27,7 +27,7 @@ from tests.unit.kv_store.node.driver import (
 def test_a_worker_is_welcomed_with_the_arena_of_its_block_size():
     node = Driver(slots=10)
     actions = node.join()
-    assert actions[0] == OpenSpace(BLOCK_BYTES, SLOT_BYTES, 10, 0)
+    assert actions[0] == OpenSizeClass(BLOCK_BYTES, SLOT_BYTES, 10, 0)
     (welcome,) = messages(actions, StoreWelcome)
     assert (welcome.slot_bytes, welcome.slot_count) == (SLOT_BYTES, 10)
 
@@ -237,7 +237,7 @@ def test_memory_is_given_back_before_another_space_uses_it():
     for i in range(8):
         node.store(facts(i))
     actions = node.say(OfferBlocks(99, (facts(0, "b"),)), W1)
-    assert [a.space for a in actions if isinstance(a, ForgetHost)] == [BLOCK_BYTES] * 2
+    assert [a.size_class for a in actions if isinstance(a, ForgetHost)] == [BLOCK_BYTES] * 2
 
 
 def test_a_worker_that_breaks_the_protocol_is_dropped_and_its_slots_kept_until_its_end():

@@ -6,7 +6,7 @@ from kv_store.node.events import (
     IoDone,
     ReadSsd,
     Recovered,
-    SpaceOpened,
+    SizeClassOpened,
     WorkerLost,
     WriteSsd,
 )
@@ -51,7 +51,7 @@ def recovered(*numbers, **config):
     """A node that finds these blocks of chain a on its SSD at the start."""
     node = Driver(ssd_slots=8, **config)
     found = tuple(Recovered(slot, facts(i), 7) for slot, i in enumerate(numbers))
-    node.handle(SpaceOpened(BLOCK_BYTES, found))
+    node.handle(SizeClassOpened(BLOCK_BYTES, found))
     node.join()
     return node
 
@@ -200,7 +200,7 @@ def test_the_ssd_tier_never_exceeds_its_bytes_and_a_slot_is_forgotten_before_it_
 def test_what_does_not_fit_todays_configuration_is_forgotten():
     node = Driver(ssd_slots=2)
     found = (Recovered(0, facts(0), 7), Recovered(1, facts(0), 7), Recovered(9, facts(1), 7))
-    actions = node.handle(SpaceOpened(BLOCK_BYTES, found))
+    actions = node.handle(SizeClassOpened(BLOCK_BYTES, found))
     assert {a.ssd_slot for a in actions if isinstance(a, ForgetSsd)} == {1, 9}
     node.join()
     assert node.found(chain_of(2)) == [("ssd", 1)]
@@ -208,7 +208,7 @@ def test_what_does_not_fit_todays_configuration_is_forgotten():
 
 def test_a_file_that_cannot_be_used_leaves_the_host_memory_and_a_note():
     node = Driver(ssd_slots=2)
-    node.handle(SpaceOpened(BLOCK_BYTES, error="read-only file system"))
+    node.handle(SizeClassOpened(BLOCK_BYTES, error="read-only file system"))
     node.join()
     assert node.store(facts(0)) == [0]
     assert "read-only" in " ".join(node.core.status().notes)
@@ -228,7 +228,7 @@ def test_predictions_follow_what_is_measured():
 def test_a_load_waits_until_its_tenants_blocks_are_written_and_can_leave():
     """Two blocks are the tenant's share of host memory, and both are being written."""
     node = Driver(slots=8, ssd_slots=64, tenant_share_max=0.25)
-    node.handle(SpaceOpened(BLOCK_BYTES, (Recovered(0, facts(0), 7),)))
+    node.handle(SizeClassOpened(BLOCK_BYTES, (Recovered(0, facts(0), 7),)))
     node.join()
     node.store(facts(0, "b"), facts(1, "b"))
     under_way = writes(node.performed)

@@ -101,4 +101,4 @@ def test_peers_that_came_and_went_leave_nothing_behind():
     pair = Pair(1)
     pair.load(1)
     pair.here.handle(PeersChanged(()))
-    assert not pair.here.core._parts.peers._stuck_bytes
+    assert not pair.here.core._components.peers._stuck_bytes

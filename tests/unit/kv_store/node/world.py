@@ -37,11 +37,11 @@ from kv_store.node.events import (
     LookUp,
     NodeAction,
     NodeEvent,
-    OpenSpace,
+    OpenSizeClass,
     Publish,
     ReadSsd,
     Recovered,
-    SpaceOpened,
+    SizeClassOpened,
     Tick,
     ToPeer,
     ToWorker,
@@ -65,7 +65,7 @@ class Load:
 @dataclass
 class WorkerModel:
     worker_id: WorkerId
-    space: int
+    size_class: int
     offers: dict[int, tuple[OfferBlocks, TakeBlocks]] = field(default_factory=dict)
     loads: dict[int, Load] = field(default_factory=dict)
     finds: dict[int, FindBlocks] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class Fetched:
     """A peer's fetch from us."""
 
     peer: NodeRef
-    space: int
+    size_class: int
     hashes: tuple[BlockHash, ...]
     ends_s: float
     slots: list[int] = field(default_factory=list)
@@ -116,9 +116,9 @@ class World:
         self._ids += 1
         return self._ids
 
-    def _make_generations(self, space: int, slot_count: int) -> list[int]:
-        self.generations[space] = [0] * slot_count
-        return self.generations[space]
+    def _make_generations(self, size_class: int, slot_count: int) -> list[int]:
+        self.generations[size_class] = [0] * slot_count
+        return self.generations[size_class]
 
     # --- events ---------------------------------------------------------------------------------
 
@@ -143,17 +143,17 @@ class World:
     def _lapse(self) -> None:
         self.leases = {key: lease for key, lease in self.leases.items() if lease.ends_s > self.now_s}
 
-    def join(self, worker_id: WorkerId, space: int) -> None:
+    def join(self, worker_id: WorkerId, size_class: int) -> None:
         if worker_id in self.workers:
             self.lose(worker_id)
-        self.workers[worker_id] = WorkerModel(worker_id, space)
-        self.handle(WorkerJoined(StoreHello(worker_id, "fingerprint", space)))
+        self.workers[worker_id] = WorkerModel(worker_id, size_class)
+        self.handle(WorkerJoined(StoreHello(worker_id, "fingerprint", size_class)))
 
-    def open(self, space: int) -> None:
+    def open(self, size_class: int) -> None:
         """The SSD file is there, with whatever was written whole."""
-        held = [(slot, h) for (s, slot), h in self.file.items() if s == space and h != TORN]
+        held = [(slot, h) for (s, slot), h in self.file.items() if s == size_class and h != TORN]
         recovered = tuple(Recovered(slot, self.facts[h], 1) for slot, h in sorted(held))
-        self.handle(SpaceOpened(space, recovered))
+        self.handle(SizeClassOpened(size_class, recovered))
 
     def lose(self, worker_id: WorkerId) -> None:
         """What it was writing stays torn."""
@@ -173,7 +173,7 @@ class World:
             is_good = is_written[i % len(is_written)]
             checksums.append(1 if is_good else None)
             if is_good:
-                self.arena[worker.space, place.slot] = offer.blocks[place.index].block_hash
+                self.arena[worker.size_class, place.slot] = offer.blocks[place.index].block_hash
         self.handle(FromWorker(worker.worker_id, BlocksWritten(offer_id, tuple(checksums))))
 
     def load(self, worker: WorkerModel, hashes: tuple[BlockHash, ...], time_left_s: float) -> None:
@@ -194,48 +194,50 @@ class World:
         operation = self.io.pop(op_id)
         done: dict[str, Any] = {"checksum": 1}
         if isinstance(operation, ReadSsd):
-            found = self.file.get((operation.space, operation.ssd_slot))
+            found = self.file.get((operation.size_class, operation.ssd_slot))
             if how == "error":
                 done = {"error": "input/output error"}
             elif how == "corrupt" or found != operation.block_hash:
                 done = {"error": "checksum", "is_corrupt": True}
             else:
-                self.arena[operation.space, operation.slot] = operation.block_hash
+                self.arena[operation.size_class, operation.slot] = operation.block_hash
         else:
-            content = self.arena[operation.space, operation.slot]
+            content = self.arena[operation.size_class, operation.slot]
             assert content == operation.facts.block_hash, "its block was replaced while it was written"
             if how in ("error", "full"):
                 done = {"error": "no", "is_full": how == "full"}
             else:
-                self.file[operation.space, operation.ssd_slot] = content
+                self.file[operation.size_class, operation.ssd_slot] = content
         self.handle(IoDone(op_id, **done))
 
     # --- peers ----------------------------------------------------------------------------------
 
-    def peer_pins(self, peer: NodeRef, space: int, hashes: tuple[BlockHash, ...], time_left_s: float) -> None:
+    def peer_pins(
+        self, peer: NodeRef, size_class: int, hashes: tuple[BlockHash, ...], time_left_s: float
+    ) -> None:
         fetch_id = self.new_id()
         ends_s = self.now_s + self.config.lease_s
-        self.leases[peer.node_id, fetch_id] = Fetched(peer, space, hashes, ends_s)
-        self.handle(FromPeer(space, peer, BlocksRequest(fetch_id, hashes, time_left_s)))
+        self.leases[peer.node_id, fetch_id] = Fetched(peer, size_class, hashes, ends_s)
+        self.handle(FromPeer(size_class, peer, BlocksRequest(fetch_id, hashes, time_left_s)))
 
     def peer_renews(self, key: tuple[NodeId, int]) -> None:
         lease = self.leases[key]
         lease.ends_s = self.now_s + self.config.lease_s
         lease.request_number += 1
         again = BlocksRequest(key[1], lease.hashes, 1.0, lease.request_number)
-        self.handle(FromPeer(lease.space, lease.peer, again))
+        self.handle(FromPeer(lease.size_class, lease.peer, again))
 
     def peer_unpins(self, key: tuple[NodeId, int], corrupt: tuple[BlockHash, ...] = ()) -> None:
         lease = self.leases.pop(key)
-        self.handle(FromPeer(lease.space, lease.peer, BlocksReleased(key[1], corrupt)))
+        self.handle(FromPeer(lease.size_class, lease.peer, BlocksReleased(key[1], corrupt)))
 
     # --- actions --------------------------------------------------------------------------------
 
     def _perform(self, action: NodeAction) -> None:
         match action:
-            case OpenSpace():
-                self.ssd_slots[action.space] = action.ssd_slot_count
-                self.slot_bytes[action.space] = action.slot_bytes
+            case OpenSizeClass():
+                self.ssd_slots[action.size_class] = action.ssd_slot_count
+                self.slot_bytes[action.size_class] = action.slot_bytes
             case ToWorker():
                 self._to_worker(action)
             case DropWorker(worker_id):
@@ -245,19 +247,20 @@ class World:
             case ReadSsd():
                 assert action.op_id not in self.io
                 self.io[action.op_id] = action
-                self._tear(action.space, action.slot)
+                self._tear(action.size_class, action.slot)
             case WriteSsd():
-                assert self.arena[action.space, action.slot] == action.facts.block_hash
-                assert 0 <= action.ssd_slot < self.ssd_slots[action.space]
-                assert (action.space, action.ssd_slot) not in self.file, "not forgotten before it is reused"
-                self.file[action.space, action.ssd_slot] = TORN
+                assert self.arena[action.size_class, action.slot] == action.facts.block_hash
+                assert 0 <= action.ssd_slot < self.ssd_slots[action.size_class]
+                place = action.size_class, action.ssd_slot
+                assert place not in self.file, "not forgotten before it is reused"
+                self.file[action.size_class, action.ssd_slot] = TORN
                 self.io[action.op_id] = action
             case ForgetSsd():
-                busy = [op for op in self.io.values() if op.space == action.space]
+                busy = [op for op in self.io.values() if op.size_class == action.size_class]
                 assert action.ssd_slot not in [op.ssd_slot for op in busy]
-                self.file.pop((action.space, action.ssd_slot), None)
+                self.file.pop((action.size_class, action.ssd_slot), None)
             case ForgetHost():
-                self.arena.pop((action.space, action.slot), None)
+                self.arena.pop((action.size_class, action.slot), None)
             case BlockRead():
                 self.reads[action.read_id] = action
                 for slot in action.local_blocks:
@@ -267,9 +270,9 @@ class World:
             case Publish():
                 self._publish(action)
 
-    def _tear(self, space: int, slot: int) -> None:
-        assert 0 <= slot < len(self.generations[space])
-        self.arena[space, slot] = TORN
+    def _tear(self, size_class: int, slot: int) -> None:
+        assert 0 <= slot < len(self.generations[size_class])
+        self.arena[size_class, slot] = TORN
 
     def _to_worker(self, action: ToWorker) -> None:
         worker = self.workers[action.worker_id]
@@ -277,7 +280,7 @@ class World:
             case TakeBlocks() as taken:
                 worker.offers[taken.offer_id] = (worker.offers[taken.offer_id][0], taken)
                 for place in taken.places:
-                    self._tear(worker.space, place.slot)
+                    self._tear(worker.size_class, place.slot)
             case BlocksReady() as ready:
                 load = worker.loads[ready.load_id]
                 assert not load.is_over
@@ -304,7 +307,7 @@ class World:
             case BlocksRequest() as pin:
                 known = self.asked.get((peer, pin.fetch_id))
                 assert known is None or known[1].request_number < pin.request_number
-                self.asked[peer, pin.fetch_id] = (action.space, pin)
+                self.asked[peer, pin.fetch_id] = (action.size_class, pin)
             case BlocksReleased(fetch_id):
                 del self.asked[peer, fetch_id]
             case BlocksGrant() as pinned:
@@ -342,16 +345,17 @@ class World:
         for worker in self.workers.values():
             for load in worker.loads.values():
                 for block_hash, slot in zip(load.hashes, load.slots, strict=False):
-                    assert self.arena[worker.space, slot] == block_hash, "a reader's slot has another block"
+                    found = self.arena[worker.size_class, slot]
+                    assert found == block_hash, "a reader's slot has another block"
             for _, taken in worker.offers.values():
-                assert all(self.arena[worker.space, place.slot] == TORN for place in taken.places)
+                assert all(self.arena[worker.size_class, place.slot] == TORN for place in taken.places)
         for lease in self.leases.values():
             for i, slot in enumerate(lease.slots):
-                assert self.arena[lease.space, slot] == lease.hashes[i]
-                assert self.generations[lease.space][slot] == lease.generations[i]
+                assert self.arena[lease.size_class, slot] == lease.hashes[i]
+                assert self.generations[lease.size_class][slot] == lease.generations[i]
         for read in [*self.reads.values(), *self.unsettled.values()]:
             assert all(self.arena[read.block_bytes, slot] == TORN for slot in read.local_blocks)
-        used = sum(self.slot_bytes[space] for space, _ in self.arena)
+        used = sum(self.slot_bytes[size_class] for size_class, _ in self.arena)
         assert used <= self.config.host_bytes
-        on_disk = sum(self.slot_bytes[space] + 4096 for space, _ in self.file)
+        on_disk = sum(self.slot_bytes[size_class] + 4096 for size_class, _ in self.file)
         assert on_disk <= self.config.ssd_bytes

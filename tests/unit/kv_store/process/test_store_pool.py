@@ -8,7 +8,7 @@ import torch
 from baton.core.geometry import KVGeometry
 from baton.core.ids import NodeId
 from baton.core.store import StoreWelcome
-from engine.kv_pool import KVPool
+from engine.kv.pool import KVPool
 from kv_store.arena import Arena, slot_bytes_for
 from kv_store.checksum import checksum
 from worker import store_pool

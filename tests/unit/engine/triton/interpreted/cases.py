@@ -5,7 +5,7 @@ import torch
 
 from baton.core.geometry import KVGeometry
 from engine.kernels.interface import AttentionSpec, BatchLayout, Span
-from engine.kv_pool import KVPool
+from engine.kv.pool import KVPool
 
 CPU = torch.device("cpu")
 

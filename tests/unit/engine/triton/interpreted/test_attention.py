@@ -90,7 +90,7 @@ def test_chunks_are_split_where_the_device_would_idle(monkeypatch) -> None:
 
 @pytest.mark.parametrize("window", [0, 20])
 def test_a_padded_plan_computes_the_same_and_nothing_for_the_padding(window) -> None:
-    """As a captured step uses it: one plan's numbers in another's memory."""
+    """A captured step uses plans so: one plan's numbers in another's memory."""
     pool, layout = make_pool(GQA), make_layout(GQA, DECODES)
     kernels, spec, windows = TritonKernels(pool, FACTS), AttentionSpec(0, 0.25, window), frozenset({window})
     assert kernels.host_plan(layout, windows=windows, sequences=6) is None

@@ -1,0 +1,61 @@
+"""The models that a cluster serves, by the names that clients use. Pure."""
+
+import contextlib
+from collections.abc import Generator
+from pathlib import PurePath
+
+from baton.config import Config
+from baton.core.errors import SetupError
+
+
+def default_name(path_or_hub_id: str) -> str:
+    """The name by which clients call a model that was given none: the last part of its path or hub id,
+    without ".gguf". (The folder of a downloaded snapshot would not do: it is named by its commit.)"""
+    return PurePath(path_or_hub_id.rstrip("/")).name.removesuffix(".gguf")
+
+
+def served_name(config: Config) -> str:
+    """The name of the one model that `config.model` describes."""
+    return config.model.name or default_name(config.model.path)
+
+
+def each_model(config: Config) -> dict[str, Config]:
+    """Configurations by model name, in the order in which the models were named. Each is the configuration
+    of a cluster that serves this model alone.
+
+    Raises SetupError if `model` and `models` are both given, or if an adapter has the name of a model.
+    """
+    if not config.models:
+        return {served_name(config): config}
+    given = next((setting for setting in ("path", "name", "adapters") if getattr(config.model, setting)), "")
+    if given:
+        raise SetupError(
+            f"model.{given} describes one model, but `models` names {', '.join(config.models)}: leave one out"
+        )
+    found = {name: config.of_model(name) for name in config.models}
+    taken = set(found)
+    for name, one in found.items():
+        for adapter in (spec.partition("=")[0] for spec in one.model.adapters):
+            if adapter in taken:
+                raise SetupError(
+                    f"models.{name}.model.adapters: the name {adapter} is taken by a model or another adapter"
+                )
+            taken.add(adapter)
+    return found
+
+
+@contextlib.contextmanager
+def about(config: Config, name: str) -> Generator[None]:
+    """Names the model in every SetupError that is raised inside, if the configuration has several models."""
+    try:
+        yield
+    except SetupError as error:
+        if not config.models:
+            raise
+        raise SetupError(f"models.{name}: {error}") from error
+
+
+def worker_count(config: Config) -> int:
+    """Workers that the configuration asks for, of all models. Raises SetupError like `each_model`."""
+    clusters = [one.cluster for one in each_model(config).values()]
+    return sum(c.prefill_workers + c.decode_workers + c.aggregated_workers for c in clusters)

@@ -1,0 +1,123 @@
+"""A worker times itself when it starts: real steps on its own model and pool, before anybody uses them.
+
+Prompt chunks of several lengths, one far into a prompt, and batches that decode, small and large, at short
+and long contexts: what `StepTimeModel` needs to tell its costs apart.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+
+from baton.core.costs import prompt_pairs
+from baton.core.geometry import blocks_for
+from baton.core.ids import SeqKey, SequenceId
+from baton.core.sampling import SamplingParams
+from baton.core.steps import StepItem, StepPlan, StepResult
+from engine.scheduling.step_time import StepTimeModel, StepWork
+
+BUDGET_S = 1.5
+"""Seconds for all steps together. A step that would take more than is left is skipped."""
+PROMPTS = (32, 128, 512, 2048)
+BATCHES = (1, 8, 32, 128)
+CONTEXTS = (64, 1024)
+ROUNDS = 3
+"""The first of each shape pays for what is made on first use, and does not count."""
+
+Measured = list[tuple[StepWork, float]]
+
+
+def time_steps(
+    execute: Callable[[StepPlan], StepResult],
+    *,
+    block_tokens: int,
+    block_count: int,
+    step_tokens_max: int,
+    batch_sequences_max: int,
+    positions_max: int,
+    vocab: int,
+    budget_s: float = BUDGET_S,
+    now: Callable[[], float] = time.perf_counter,
+) -> Measured:
+    """Work and seconds of each step. `positions_max`: of one sequence. Uses any blocks of the pool, which
+    nobody may use yet, and leaves no sequence behind in the executor."""
+    maker = _Maker(block_tokens, block_count, vocab)
+    measured: Measured = []
+    times = StepTimeModel(chunk_tokens=step_tokens_max)
+    ends_s = now() + budget_s
+    for items, work in _shapes(maker, step_tokens_max, batch_sequences_max, positions_max):
+        is_first_of_kind = len(measured) < 4
+        for round_number in range(ROUNDS):
+            if not is_first_of_kind and now() + times.predict_s(work) > ends_s:
+                break
+            result = execute(maker.plan(items))
+            if round_number:
+                times.observe(work, result.elapsed_s)
+                measured.append((work, result.elapsed_s))
+    execute(maker.goodbye())
+    return measured
+
+
+def _shapes(
+    maker: "_Maker", step_tokens_max: int, batch_sequences_max: int, positions_max: int
+) -> Iterator[tuple[tuple[StepItem, ...], StepWork]]:
+    """Cheap and telling ones first. None needs more blocks than there are."""
+    positions_max = min(positions_max, maker.positions_max)
+    lengths = sorted({min(n, step_tokens_max, positions_max) for n in PROMPTS})
+    batches = sorted({min(n, batch_sequences_max) for n in BATCHES})
+    yield maker.decodes(1, min(CONTEXTS[0], positions_max - 1))
+    yield maker.prompt(0, lengths[0])
+    for batch in batches[1:3]:
+        yield maker.decodes(batch, min(CONTEXTS[0], positions_max - 1))
+    for length in lengths[1:]:
+        yield maker.prompt(0, length)
+    for batch in batches:
+        yield maker.decodes(batch, min(CONTEXTS[1], positions_max - 1))
+    for length in lengths[-2:]:
+        yield maker.prompt(max(0, min(3 * length, positions_max - length)), length)
+    for batch in batches[3:]:
+        yield maker.decodes(batch, min(CONTEXTS[0], positions_max - 1))
+
+
+class _Maker:
+    def __init__(self, block_tokens: int, block_count: int, vocab: int) -> None:
+        self._block_tokens, self._block_count, self._vocab = block_tokens, block_count, vocab
+        self._step_number = 0
+        self._keys: dict[SeqKey, None] = {}
+        self._sampling = SamplingParams(max_tokens=2**20, temperature=0.0, seed=0)
+
+    @property
+    def positions_max(self) -> int:
+        return self._block_count * self._block_tokens
+
+    def plan(self, items: tuple[StepItem, ...]) -> StepPlan:
+        self._step_number += 1
+        self._keys.update(dict.fromkeys(item.key for item in items))
+        return StepPlan(items, self._step_number)
+
+    def goodbye(self) -> StepPlan:
+        return StepPlan((), self._step_number + 1, ended=tuple(self._keys))
+
+    def prompt(self, start: int, count: int) -> tuple[tuple[StepItem, ...], StepWork]:
+        work = StepWork(prompt_tokens=count, pairs=prompt_pairs(start, start + count))
+        return (self._item(0, start, count),), work
+
+    def decodes(self, batch: int, context: int) -> tuple[tuple[StepItem, ...], StepWork]:
+        """Sequences may share blocks: they write to different slots only if they do not, and nobody
+        reads what they wrote."""
+        context = max(1, context)
+        items = tuple(self._item(i, context, 1) for i in range(batch))
+        return items, StepWork(decodes=batch, context_tokens=batch * context)
+
+    def _item(self, index: int, start: int, count: int) -> StepItem:
+        end = start + count
+        blocks = blocks_for(end, self._block_tokens)
+        first = index * blocks
+        tokens = tuple((index * 31 + position * 7919) % self._vocab for position in range(start, end))
+        return StepItem(
+            key=SeqKey(SequenceId(f"self-timing/{index}"), 0),
+            tokens=tokens,
+            first_position=start,
+            block_ids=tuple((first + i) % self._block_count for i in range(blocks)),
+            sample_index=0,
+            sampling=self._sampling,
+            prompt_token_count=end,
+        )

@@ -1,0 +1,147 @@
+"""Packed matrices: the loaders' kinds (`kernels.weights`) turned into panels in native memory."""
+
+import ctypes
+import weakref
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from baton.core.errors import SetupError
+from engine.kernels.weights import DenseMatrix, Fp8Matrix, IntMatrix, Matrix, to_dense
+from engine.native.library import BF16, F32, library
+
+_POINTER = ctypes.c_void_p
+_I32, _I64 = ctypes.c_int32, ctypes.c_int64
+_EVEN = 2
+"""Pairs of inputs share a step (`dot_tile.h`), so groups must be even."""
+
+
+class NativeMatrix:
+    """A matrix in native memory, freed with this object."""
+
+    __slots__ = ("__weakref__", "in_size", "is_coded", "is_wide", "out_size", "pointer")
+
+    def __init__(
+        self, pointer: int | None, out_size: int, in_size: int, *, is_coded: bool, is_wide: bool
+    ) -> None:
+        if not pointer:
+            raise SetupError("not enough memory for the model's weights")
+        self.pointer = pointer
+        self.out_size, self.in_size = out_size, in_size
+        self.is_coded = is_coded
+        """Takes inputs of both dtypes; else only of its own."""
+        self.is_wide = is_wide
+        """Not coded: float32, else bfloat16."""
+        weakref.finalize(self, _functions().baton_matrix_free, pointer)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of weights, scales and bias. One product with few rows reads them all."""
+        count: int = _functions().baton_matrix_bytes(self.pointer)
+        return count
+
+
+@cache
+def _functions() -> ctypes.CDLL:
+    native = library()
+    native.baton_matrix_dense.restype = _POINTER
+    native.baton_matrix_dense.argtypes = [_POINTER, _I32, _I64, _I64, _I64, _POINTER]
+    native.baton_matrix_coded.restype = _POINTER
+    native.baton_matrix_coded.argtypes = [
+        *(_POINTER, _I32, _I64, _I64, _POINTER, _I64),
+        *(_POINTER, _POINTER, _POINTER, _POINTER),
+    ]
+    native.baton_matrix_free.argtypes = [_POINTER]
+    native.baton_matrix_free.restype = None
+    native.baton_matrix_bytes.argtypes = [_POINTER]
+    native.baton_matrix_bytes.restype = _I64
+    return native
+
+
+def pack_matrix(matrix: Matrix, dtype: torch.dtype) -> NativeMatrix:
+    """dtype: of the model, for what has to be made dense. Raises SetupError: float16 weights, or too little
+    memory."""
+    match matrix:
+        case DenseMatrix():
+            return _dense(matrix.weight, matrix.bias)
+        case IntMatrix() if matrix.group_size % _EVEN and matrix.group_size < matrix.values.shape[1]:
+            dense = to_dense(matrix, dtype)
+            return _dense(dense.weight, dense.bias)
+        case IntMatrix():
+            return _int(matrix)
+        case Fp8Matrix():
+            return _fp8(matrix)
+
+
+def _dense(weight: Tensor, bias: Tensor | None) -> NativeMatrix:
+    if weight.dtype not in (torch.float32, torch.bfloat16):
+        raise SetupError(f"native kernels have no {weight.dtype}: set model.dtype to bfloat16")
+    weight = weight if weight.stride(-1) == 1 else weight.contiguous()
+    out_size, in_size = weight.shape
+    is_wide = weight.dtype == torch.float32
+    wide_bias = _wide(bias)
+    pointer = _functions().baton_matrix_dense(
+        *(weight.data_ptr(), F32 if is_wide else BF16, out_size, in_size, weight.stride(0)),
+        _pointer(wide_bias),
+    )
+    return NativeMatrix(pointer, out_size, in_size, is_coded=False, is_wide=is_wide)
+
+
+def _int(matrix: IntMatrix) -> NativeMatrix:
+    group = matrix.group_size or matrix.values.shape[1]
+    if matrix.bits == 4:
+        codes = matrix.values.view(torch.uint8) & 15
+        values = torch.tensor([*range(8), *range(-8, 0)], dtype=torch.bfloat16)
+    else:
+        magnitude = matrix.values.abs().view(torch.uint8) & 127
+        codes = torch.where(matrix.values < 0, magnitude | 128, magnitude)  # -128 becomes 0x80
+        values = torch.cat((torch.arange(128), torch.tensor([-128]))).bfloat16()
+    return _coded(
+        *(codes, matrix.bits, values, group),
+        *(matrix.scales, matrix.zeros, matrix.order, matrix.bias),
+    )
+
+
+def _fp8(matrix: Fp8Matrix) -> NativeMatrix:
+    """e4m3 is sign and magnitude as it stands; bfloat16 holds every value of it."""
+    out_size, in_size = matrix.values.shape
+    magnitudes = torch.arange(128, dtype=torch.uint8).view(torch.float8_e4m3fn).to(torch.bfloat16)
+    values = torch.cat((magnitudes, torch.tensor([-0.0], dtype=torch.bfloat16)))
+    scales = matrix.scales
+    if matrix.block:
+        scales = scales.repeat_interleave(matrix.block, 0)[:out_size]
+    codes = matrix.values.view(torch.uint8)
+    return _coded(
+        *(codes, 8, values, matrix.block or in_size),
+        *(scales.expand(out_size, -1), None, None, matrix.bias),
+    )
+
+
+def _coded(
+    codes: Tensor,
+    bits: int,
+    values: Tensor,
+    group: int,
+    scales: Tensor,
+    zeros: Tensor | None,
+    order: Tensor | None,
+    bias: Tensor | None,
+) -> NativeMatrix:
+    out_size, in_size = codes.shape
+    codes, values = codes.contiguous(), values.contiguous()
+    wide_scales, wide_zeros, wide_bias = _wide(scales), _wide(zeros), _wide(bias)
+    narrow_order = None if order is None else order.to(torch.int32).contiguous()
+    pointer = _functions().baton_matrix_coded(
+        *(codes.data_ptr(), bits, out_size, in_size, values.data_ptr(), group),
+        *(_pointer(wide_scales), _pointer(wide_zeros), _pointer(narrow_order), _pointer(wide_bias)),
+    )
+    return NativeMatrix(pointer, out_size, in_size, is_coded=True, is_wide=False)
+
+
+def _wide(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.to(torch.float32).contiguous()
+
+
+def _pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

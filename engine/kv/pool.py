@@ -1,0 +1,114 @@
+"""The memory that KV blocks live in: one allocation, block-major.
+
+One block is one contiguous range of `block_bytes` (all layers, K and V), so that it is one descriptor
+to transfer and one range to write to a file. Host memory is allocated through numpy, which advises the
+kernel to use 2 MiB pages for large arrays; reads by a peer are about twice as fast with them. (Whoever
+allocates large host tensors through torch itself sets THP_MEM_ALLOC_ENABLE=1 before importing it.)
+"""
+
+import numpy as np
+import numpy.typing as npt
+import psutil
+import torch
+from torch import Tensor
+
+from baton.core.errors import SetupError
+from baton.core.geometry import SCALE_BYTES, KVGeometry
+from engine.devices import STORED_TORCH_DTYPES
+from engine.model_files.sizes import pool_block_count
+
+_ALIGNMENT_BYTES = 2 * 2**20
+"""Alignment of the first block: a 2 MiB page, hence also a 4 KiB one."""
+
+
+class KVPool:
+    """Blocks 0 … block_count-1, laid out as `KVGeometry` says.
+
+    All bytes start as zeros. `generations` is in host memory whatever the device; whoever gives blocks
+    out raises their entries (`kv_transfer.backend.KVMemory`).
+    """
+
+    def __init__(self, geometry: KVGeometry, *, kv_bytes: int, device: torch.device) -> None:
+        """Raises SetupError if `kv_bytes` holds no block, the device has not that much memory, or it
+        cannot compute with the geometry's dtype."""
+        _check_dtype(geometry, device)
+        self.geometry, self.device = geometry, device
+        self.block_bytes = geometry.block_bytes
+        self.block_count = pool_block_count(geometry, kv_bytes)
+        size = self.block_count * self.block_bytes
+        _check_room(size, device)
+        self._memory = _allocate(size, device)
+        per_block = (
+            geometry.layer_count,
+            geometry.planes,
+            geometry.kv_head_count,
+            geometry.block_tokens,
+        )
+        by_block = self._memory.view(self.block_count, self.block_bytes)
+        values, scales = by_block[:, : geometry.values_bytes], by_block[:, geometry.values_bytes :]
+        self.blocks: Tensor = values.view(STORED_TORCH_DTYPES[geometry.stored_dtype]).unflatten(
+            1, (*per_block, geometry.head_dim)
+        )
+        """The stored numbers of the whole pool, [B, L, planes, H, P, D]; contiguous unless quantised."""
+        self.scales: Tensor | None = None
+        """float32 [B, L, planes, H, P] where the KV is quantised: one per vector of `blocks`."""
+        if geometry.is_quantized:
+            self.scales = scales.view(torch.float32).unflatten(1, per_block)
+        self.generations: npt.NDArray[np.uint64] = np.zeros(self.block_count, dtype=np.uint64)
+
+    @property
+    def memory(self) -> Tensor:
+        """The whole pool's bytes, uint8 [B, block_bytes]."""
+        return self._memory.view(self.block_count, self.block_bytes)
+
+    @property
+    def base_address(self) -> int:
+        return self.blocks.data_ptr()
+
+    def clear(self, block_id: int) -> None:
+        """Zero a block before it is written in part.
+
+        The torch kernels multiply the unwritten positions with a weight of zero; a NaN left there by
+        the block's last user would survive that, and spread from one request to another.
+        """
+        self.block_view(block_id).zero_()
+
+    def block_view(self, block_id: int) -> Tensor:
+        """One block's bytes, a uint8 view [block_bytes]."""
+        start = block_id * self.block_bytes
+        return self._memory[start : start + self.block_bytes]
+
+
+def _check_dtype(geometry: KVGeometry, device: torch.device) -> None:
+    if geometry.kv_dtype == "fp8" and device.type == "cpu":
+        raise SetupError("model.kv_dtype=fp8 needs a GPU that computes with fp8: on the CPU use int8")
+    if geometry.is_quantized and geometry.values_bytes % SCALE_BYTES:
+        raise SetupError(
+            f"model.kv_dtype={geometry.kv_dtype}: the {geometry.values_bytes} bytes of a block's values are "
+            f"no multiple of {SCALE_BYTES}: choose another engine.block_tokens"
+        )
+
+
+def _check_room(size: int, device: torch.device) -> None:
+    is_cuda = device.type == "cuda"
+    room = torch.cuda.mem_get_info(device)[0] if is_cuda else psutil.virtual_memory().available
+    if size > room:
+        raise SetupError(
+            f"the KV pool of {size} bytes (engine.kv_bytes) does not fit: {device} has {room} bytes free"
+        )
+
+
+def _allocate(size: int, device: torch.device) -> Tensor:
+    """Zeroed bytes [size], aligned."""
+    if device.type == "cpu":
+        # Touched once here, so that a lack of memory shows at the start.
+        whole = torch.from_numpy(np.empty(size + _ALIGNMENT_BYTES, dtype=np.uint8))  # pyright: ignore[reportUnknownArgumentType]
+    else:
+        try:
+            whole = torch.empty(size + _ALIGNMENT_BYTES, dtype=torch.uint8, device=device)
+        except torch.OutOfMemoryError as error:
+            raise SetupError(
+                f"the KV pool of {size} bytes (engine.kv_bytes) does not fit on {device}"
+            ) from error
+    skip = -whole.data_ptr() % _ALIGNMENT_BYTES
+    return whole[skip : skip + size].zero_()

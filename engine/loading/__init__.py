@@ -1,0 +1,1 @@
+"""Weights on their way from files to the device: checkpoints, GGUF, adapters, rounding."""

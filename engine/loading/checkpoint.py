@@ -1,0 +1,143 @@
+"""Weights of a checkpoint: safetensors files, memory-mapped.
+
+On the CPU a tensor whose dtype is already right is a view of the mapped file: what is only read from
+it to be packed for the kernels costs no further copy.
+"""
+
+import hashlib
+import mmap
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from baton.core.errors import SetupError
+from engine.model_files.safetensors_files import TensorEntry, read_header, weight_files
+
+_DTYPES: dict[str, torch.dtype] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
+_PACKED_DTYPES: dict[str, torch.dtype] = {
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "F8_E4M3": torch.float8_e4m3fn,
+}
+"""Dtypes that only quantised checkpoints have."""
+_SAMPLE_BYTES = 4096
+_SAMPLES_PER_TENSOR = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Mapped:
+    mapping: mmap.mmap
+    content: Tensor
+    """The whole file, uint8."""
+    header: bytes
+
+
+class Checkpoint:
+    """The tensors of a model folder, by name."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises SetupError: files missing, truncated or malformed."""
+        self.folder = folder
+        self._files: dict[Path, _Mapped] = {}
+        self._entries: dict[str, TensorEntry] = {}
+        for file in weight_files(folder):
+            header, entries = read_header(file)
+            self._files[file] = _map(file, header)
+            self._entries.update(entries)
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self._entries)
+
+    def tensor(
+        self, name: str, shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        """A view of the mapped file if `dtype` and `device` allow it, else a copy.
+
+        Raises SetupError: no such tensor, another shape, or a dtype that is not a float's.
+        """
+        entry = self._entries.get(name)
+        if entry is None:
+            raise SetupError(f"{self.folder}: the checkpoint has no tensor {name}")
+        if entry.shape != shape:
+            raise SetupError(
+                f"{entry.file}: {name} has shape {list(entry.shape)}, config.json asks for {list(shape)}"
+            )
+        stored = _DTYPES.get(entry.dtype)
+        if stored is None:
+            raise SetupError(f"{entry.file}: {name} is {entry.dtype}; supported are {', '.join(_DTYPES)}")
+        return self._view(entry, stored).to(device=device, dtype=dtype)
+
+    def is_float(self, name: str) -> bool:
+        """True if there is such a tensor and `tensor` can return it."""
+        entry = self._entries.get(name)
+        return entry is not None and entry.dtype in _DTYPES
+
+    def raw(self, name: str, *, device: torch.device) -> Tensor | None:
+        """The tensor as it is stored, whatever its shape; None if there is none. Raises SetupError for an
+        unknown dtype."""
+        entry = self._entries.get(name)
+        if entry is None:
+            return None
+        stored = (_DTYPES | _PACKED_DTYPES).get(entry.dtype)
+        if stored is None:
+            raise SetupError(f"{entry.file}: {name} is {entry.dtype}, which is not supported")
+        return self._view(entry, stored).to(device)
+
+    def _view(self, entry: TensorEntry, stored: torch.dtype) -> Tensor:
+        raw = self._files[entry.file].content[entry.start : entry.end]
+        if raw.data_ptr() % stored.itemsize:
+            raw = raw.clone()  # the format does not promise alignment, torch demands it
+        return raw.view(stored).view(entry.shape)
+
+    def release(self) -> None:
+        """Let go of the memory of what was read so far. What is used again is read again, from the
+        system's cache or the file; tensors that are views stay valid."""
+        for mapped in self._files.values():
+            mapped.mapping.madvise(mmap.MADV_DONTNEED)
+
+    def digest(self) -> str:
+        """64 hex digits that two processes with the same checkpoint agree on.
+
+        Covers every header (names, shapes, dtypes), every file size, small tensors whole, and pages
+        spread evenly over large ones: reading a 100 GB checkpoint whole would take minutes. Blind to a
+        change confined to a few rows of a large matrix.
+        """
+        digest = hashlib.sha256()
+        for file in sorted(self._files, key=lambda path: path.name):
+            mapped = self._files[file]
+            digest.update(len(mapped.content).to_bytes(8, "little"))
+            digest.update(mapped.header)
+        for name in sorted(self._entries):
+            entry = self._entries[name]
+            raw = self._files[entry.file].content
+            for start, end in sample_ranges(entry.start, entry.end):
+                digest.update(raw[start:end].numpy().tobytes())
+        return digest.hexdigest()
+
+
+def sample_ranges(start: int, end: int) -> list[tuple[int, int]]:
+    """Byte ranges of a tensor that count for its digest: all of a small one, pages spread over a large
+    one."""
+    size = end - start
+    if size <= _SAMPLE_BYTES * _SAMPLES_PER_TENSOR:
+        return [(start, end)]
+    step = (size - _SAMPLE_BYTES) / (_SAMPLES_PER_TENSOR - 1)
+    begins = [start + round(i * step) for i in range(_SAMPLES_PER_TENSOR)]
+    return [(begin, begin + _SAMPLE_BYTES) for begin in begins]
+
+
+def _map(file: Path, header: bytes) -> _Mapped:
+    with file.open("rb") as stream:
+        # Copy-on-write: torch warns about read-only memory, and nothing here writes.
+        mapping = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
+    return _Mapped(mapping, torch.frombuffer(mapping, dtype=torch.uint8), header)

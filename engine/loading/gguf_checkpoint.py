@@ -1,0 +1,169 @@
+"""The weights of a GGUF file under Hugging Face's names, as integer matrices where they are integers."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from baton.core.errors import SetupError
+from engine.kernels.weights import DenseMatrix, IntMatrix, Matrix
+from engine.loading.checkpoint import sample_ranges
+from engine.loading.gguf_blocks import Bytes, blocks_to_matrix, dequantize, is_exact
+from engine.model_files.gguf.folder import weight_files_of
+from engine.model_files.gguf.names import GgufPlace, place_of
+from engine.model_files.gguf.reader import GGML_TYPES, GgufTensor, read_gguf
+
+_FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_BLOCKS = {name: (per_block, block_bytes) for name, per_block, block_bytes in GGML_TYPES.values()}
+
+
+class GgufCheckpoint:
+    def __init__(self, folder: Path) -> None:
+        """folder: made by `unpack_gguf`. Raises SetupError: the file is gone or damaged."""
+        files = weight_files_of(folder)
+        assert files, folder
+        self._header = read_gguf(files[0])
+        self._content = {file: np.memmap(file, dtype=np.uint8, mode="r") for file in self._header.files}
+        config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        self._heads = (int(config["num_attention_heads"]), int(config["num_key_value_heads"]))
+        self._architecture = str(self._header.metadata["general.architecture"])
+
+    def find(self, name: str) -> tuple[GgufPlace, GgufTensor] | None:
+        """Find a tensor by its Hugging Face name."""
+        place = place_of(name, self._architecture)
+        tensor = None if place is None else self._header.tensors.get(place.name)
+        return None if place is None or tensor is None else (place, tensor)
+
+    def floats(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Raises SetupError: no such tensor, or another shape."""
+        place, tensor = self._found(name)
+        found = (1, *tensor.shape) if place.change == "row" and len(tensor.shape) == 1 else tensor.shape
+        if found != shape:
+            raise SetupError(f"{tensor.file}: {place.name} is {list(found)}, expected is {list(shape)}")
+        rows = self._rows(tensor, -1)
+        if tensor.is_float:
+            values = _float_rows(rows, tensor.type).view(shape)
+        else:
+            values = dequantize(rows, tensor.type, torch.float32).view(shape)
+        if place.change == "minus_one":
+            values = values.float() - 1
+        order = self._row_order(name, place, shape[0])
+        return (values if order is None else values[order]).to(dtype)
+
+    def matrix(self, name: str, out_size: int, in_size: int, dtype: torch.dtype) -> Matrix:
+        """`name` with ".weight". Raises SetupError, as `floats`."""
+        place, tensor = self._found(name)
+        if tensor.is_float and place.expert < 0:
+            return DenseMatrix(self.floats(name, (out_size, in_size), dtype))
+        shape = tensor.shape[1:] if place.expert >= 0 else tensor.shape
+        if shape != (out_size, in_size) or (place.expert >= 0 and place.expert >= tensor.shape[0]):
+            raise SetupError(
+                f"{tensor.file}: {place.name} is {list(tensor.shape)}, expected is {[out_size, in_size]}"
+            )
+        rows = self._rows(tensor, place.expert)
+        if tensor.is_float:
+            return DenseMatrix(_float_rows(rows, tensor.type).to(dtype))
+        found = blocks_to_matrix(rows, tensor.type, dtype)
+        order = self._row_order(name, place, out_size)
+        return found if order is None else _reordered(found, order)
+
+    def dense_types(self) -> list[str]:
+        """Quantised types of matrices that are made dense when they are read."""
+        tensors = self._header.tensors
+        untied = {"token_embd.weight"} if "output.weight" in tensors else set[str]()
+        matrices = [t for name, t in tensors.items() if len(t.shape) > 1 and name not in untied]
+        return sorted({t.type for t in matrices if not t.is_float and not is_exact(t.type)})
+
+    def digest(self) -> str:
+        """Digest of the weights, in the sense of `checkpoint.Checkpoint.digest`."""
+        digest = hashlib.sha256()
+        for name in sorted(self._header.tensors):
+            tensor = self._header.tensors[name]
+            digest.update(f"{name} {tensor.type} {tensor.shape}".encode())
+            for start, end in sample_ranges(tensor.start, tensor.end):
+                digest.update(self._content[tensor.file][start:end].tobytes())
+        return digest.hexdigest()
+
+    def _found(self, name: str) -> tuple[GgufPlace, GgufTensor]:
+        found = self.find(name)
+        if found is None:
+            raise SetupError(f"{self._header.files[0]} has no tensor for {name}")
+        return found
+
+    def _rows(self, tensor: GgufTensor, expert: int) -> Bytes:
+        """uint8 [rows, bytes of a row]; expert: -1 for all of the tensor."""
+        per_block, block_bytes = _BLOCKS[tensor.type]
+        row_bytes = tensor.shape[-1] // per_block * block_bytes
+        rows = self._content[tensor.file][tensor.start : tensor.end].reshape(-1, row_bytes)
+        if expert < 0:
+            return rows
+        count = tensor.shape[-2]
+        return rows[expert * count : (expert + 1) * count]
+
+    def _row_order(self, name: str, place: GgufPlace, row_count: int) -> Tensor | None:
+        """Rows of the file in the order in which they are needed. llama.cpp pairs neighbours where Hugging
+        Face pairs the halves of a head, and its converter sorts the rows of q and k accordingly."""
+        if place.change != "rope_rows":
+            return None
+        heads = self._heads[0] if "q_proj" in name else self._heads[1]
+        return torch.arange(row_count).view(heads, -1, 2).transpose(1, 2).reshape(-1)
+
+
+class GgufSource:
+    """Implements `engine.models.linear.MatrixSource`."""
+
+    def __init__(self, checkpoint: GgufCheckpoint, *, dtype: torch.dtype, device: torch.device) -> None:
+        self._checkpoint, self.dtype, self.device = checkpoint, dtype, device
+
+    def has(self, name: str) -> bool:
+        find = self._checkpoint.find
+        return find(name) is not None or find(f"{name}.weight") is not None
+
+    def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        return self._checkpoint.floats(name, shape, dtype or self.dtype).to(self.device)
+
+    def stored(self, name: str, *shape: int) -> Tensor:
+        raise SetupError(f"{name} of a GGUF file is not supported")
+
+    def matrix(self, name: str, out_size: int, in_size: int, *, bias: bool = False) -> Matrix:
+        found = self._checkpoint.matrix(f"{name}.weight", out_size, in_size, self.dtype)
+        return _placed(found, self.tensor(f"{name}.bias", out_size) if bias else None, self.device)
+
+    def loaded(self, name: str, matrix: DenseMatrix) -> Matrix:
+        """A tied head is read anew, to be as small as the file has it."""
+        if name != "lm_head":
+            return matrix
+        out_size, in_size = matrix.weight.shape
+        found = self._checkpoint.matrix("model.embed_tokens.weight", out_size, in_size, self.dtype)
+        return matrix if isinstance(found, DenseMatrix) else _placed(found, None, self.device)
+
+
+def _float_rows(rows: Bytes, kind: str) -> Tensor:
+    return torch.from_numpy(np.array(rows)).view(_FLOATS[kind])
+
+
+def _reordered(matrix: Matrix, order: Tensor) -> Matrix:
+    if isinstance(matrix, DenseMatrix):
+        return DenseMatrix(matrix.weight[order])
+    assert isinstance(matrix, IntMatrix)
+    zeros = None if matrix.zeros is None else matrix.zeros[order]
+    return IntMatrix(matrix.bits, matrix.values[order], matrix.scales[order], zeros, matrix.group_size)
+
+
+def _placed(matrix: Matrix, bias: Tensor | None, device: torch.device) -> Matrix:
+    if isinstance(matrix, DenseMatrix):
+        return DenseMatrix(matrix.weight.to(device), bias)
+    assert isinstance(matrix, IntMatrix)
+    zeros = None if matrix.zeros is None else matrix.zeros.to(device)
+    return IntMatrix(
+        bits=matrix.bits,
+        values=matrix.values.to(device),
+        scales=matrix.scales.to(device),
+        zeros=zeros,
+        group_size=matrix.group_size,
+        bias=bias,
+    )

@@ -1,0 +1,140 @@
+"""The way from a model folder and the configuration to a model that computes."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from baton.config import EngineConfig, ModelConfig
+from baton.config.served_models import default_name
+from baton.core.geometry import fingerprint
+from baton.core.messages import WIRE_VERSION
+from engine.devices import TORCH_DTYPES, torch_device
+from engine.kernels.choose import make_kernels
+from engine.kernels.interface import Kernels
+from engine.kv.pool import KVPool
+from engine.loading.checkpoint import Checkpoint
+from engine.loading.gguf_checkpoint import GgufCheckpoint
+from engine.loading.sources import open_checkpoint, open_source
+from engine.model_files.fallback_spec import check_fallback
+from engine.model_files.quant_scheme import check_quantization
+from engine.model_files.read_spec import load_spec
+from engine.model_files.resolve import resolve_model
+from engine.model_files.sizes import context_tokens, kv_geometry
+from engine.model_files.spec import ModelSpec
+from engine.models.decoder import Decoder, Progress
+from engine.models.fallback import FallbackModel
+from engine.models.linear import Linear, Loader
+from engine.models.model import LanguageModel
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    spec: ModelSpec
+    folder: Path
+    """Folder of the model on this machine, with its tokenizer."""
+    name: str
+    fingerprint: str
+    context_tokens: int
+    """Prompt plus generated tokens of one sequence: the context, or the whole pool if smaller."""
+    kv: KVPool
+    kernels: Kernels[Any, Any, Any]
+    model: LanguageModel
+    linears: tuple[Linear[Any], ...]
+    """Those that adapters may change."""
+    notes: tuple[str, ...]
+    """Lines for `Member.notes`: the kernels that compute, and each way in which the model runs slower than it
+    might."""
+
+
+def load_model(model: ModelConfig, engine: EngineConfig, *, progress: Progress | None = None) -> LoadedModel:
+    """Read the model and allocate its KV pool. `progress(layers loaded, layers in all)`.
+
+    Raises SetupError: no such model, an unsupported or damaged one, no such device, too little memory.
+    """
+    device = torch_device(model.device)
+    folder = resolve_model(model.path, model.revision)
+    spec = load_spec(folder)
+    check_quantization(spec.quantization, model)
+    check_fallback(spec, model)
+    tokens = context_tokens(spec, model)
+    geometry = kv_geometry(spec, model, engine)
+    checkpoint = open_checkpoint(folder)
+    digest = _model_digest(spec, checkpoint.digest(), tokens, model.quantization)
+    kv = KVPool(geometry, kv_bytes=engine.kv_bytes, device=device)
+    notes: list[str] = []
+    kernels = make_kernels(engine, kv, tell=notes.append)
+    if isinstance(checkpoint, GgufCheckpoint) and model.quantization == "none":
+        notes.extend(_made_dense(checkpoint.dense_types()))
+    dtype = TORCH_DTYPES[geometry.dtype]
+    linears: tuple[Linear[Any], ...] = ()
+    if spec.is_native:
+        source = open_source(checkpoint, spec.quantization, model, dtype=dtype, device=device)
+        loader = Loader(source, kernels)
+        network = Decoder(spec, loader, context_tokens=tokens, progress=_releasing(checkpoint, progress))
+        linears = tuple(loader.linears)
+        _release(checkpoint)
+    else:
+        network = FallbackModel(spec, folder, kernels, kv)
+        notes.append(network.note)
+        if progress is not None:
+            progress(spec.layer_count, spec.layer_count)
+    name = model.name or default_name(model.path) or folder.resolve().name
+    return LoadedModel(
+        spec=spec,
+        folder=folder,
+        name=name,
+        fingerprint=fingerprint(
+            model=name,
+            weights_digest=digest,
+            geometry=geometry,
+            wire_version=WIRE_VERSION,
+        ),
+        context_tokens=min(tokens, kv.block_count * geometry.block_tokens),
+        kv=kv,
+        kernels=kernels,
+        model=network,
+        linears=linears,
+        notes=tuple(notes),
+    )
+
+
+def _made_dense(types: list[str]) -> Iterator[str]:
+    if types:
+        yield (
+            f"weights: the file's {', '.join(types)} matrices are made dense, which takes more memory and is "
+            "slower: take a Q8_0, Q4_K_M or Q4_0 file, or set model.quantization=int8 or int4"
+        )
+
+
+def _release(checkpoint: Checkpoint | GgufCheckpoint) -> None:
+    if isinstance(checkpoint, Checkpoint):
+        checkpoint.release()
+
+
+def _releasing(checkpoint: Checkpoint | GgufCheckpoint, progress: Progress | None) -> Progress:
+    """So that beyond one layer the checkpoint is not in this process's memory beside the packed matrices."""
+
+    def layer_done(done: int, total: int) -> None:
+        _release(checkpoint)
+        if progress is not None:
+            progress(done, total)
+
+    return layer_done
+
+
+def _model_digest(spec: ModelSpec, weights_digest: str, tokens: int, quantization: str) -> str:
+    """Whatever changes a key or value: the weights, and how config.json says to use them."""
+    facts = msgspec.structs.asdict(spec)
+    originals = [rope.original_context_tokens for rope in spec.ropes if rope.depends_on_context]
+    if originals:
+        facts["rope_context_tokens"] = max(tokens, *originals)
+    if quantization != "none":
+        facts["quantized_at_load"] = quantization
+    for name in ("eos_token_ids", "context_tokens", "context_tokens_limit"):
+        del facts[name]
+    text = f"{weights_digest} {sorted(facts.items())!r}"
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,52 @@
+"""Sizes that follow from a model and the configuration, before anything is loaded. No torch here."""
+
+from baton.config import EngineConfig, ModelConfig
+from baton.core.errors import SetupError
+from baton.core.geometry import KVGeometry
+from engine.model_files.spec import ModelSpec
+
+
+def kv_geometry(spec: ModelSpec, model: ModelConfig, engine: EngineConfig) -> KVGeometry:
+    dtype = spec.dtype if model.dtype == "auto" else model.dtype
+    if spec.mla is None:
+        return KVGeometry(
+            layer_count=spec.layer_count,
+            kv_head_count=spec.kv_head_count,
+            head_dim=spec.head_dim,
+            block_tokens=engine.block_tokens,
+            dtype=dtype,
+            kv_dtype=model.kv_dtype,
+        )
+    rank = spec.mla.kv_lora_rank
+    return KVGeometry(
+        layer_count=spec.layer_count,
+        kv_head_count=1,
+        head_dim=rank + spec.mla.rope_dim,
+        block_tokens=engine.block_tokens,
+        dtype=dtype,
+        planes=1,
+        value_dim=rank,
+        kv_dtype=model.kv_dtype,
+    )
+
+
+def pool_block_count(geometry: KVGeometry, kv_bytes: int) -> int:
+    """Number of blocks in the pool, at least 1. Raises SetupError if `kv_bytes` holds no block."""
+    count = kv_bytes // geometry.block_bytes
+    if count < 1:
+        raise SetupError(
+            f"engine.kv_bytes={kv_bytes} holds no KV block: one block of {geometry.block_tokens} tokens "
+            f"has {geometry.block_bytes} bytes"
+        )
+    return count
+
+
+def context_tokens(spec: ModelSpec, model: ModelConfig) -> int:
+    """Prompt plus generated tokens of one sequence. Raises SetupError: more asked for than there is."""
+    asked = model.context_tokens_max
+    if asked > spec.context_tokens_limit:
+        raise SetupError(
+            f"model.context_tokens_max={asked} is more than the model's context of "
+            f"{spec.context_tokens_limit} tokens"
+        )
+    return asked or spec.context_tokens
