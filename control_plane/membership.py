@@ -1,10 +1,10 @@
 """The workers and routers that are in the cluster. Pure: events and the time in, changes out.
 
 A worker is a member by lease (`baton.core.membership`). Its id names one process life, so an id that left is
-gone for good. An id that lapsed may come back after a pause or a lost network: whoever wants it dead has to
-kill it. A suspect worker is listed as such and gets nothing new.
+gone for good. An id that lapsed may come back after a pause or a lost network; a caller who wants it dead has
+to kill it. A suspect worker is listed as such and gets no new requests.
 
-A router is listed while its watch lasts: there is nothing to kill or to start for it here.
+A router is listed while its watch lasts, since the control plane neither kills nor starts routers here.
 """
 
 from dataclasses import dataclass, field
@@ -19,46 +19,49 @@ from baton.core.messages import Member, MembershipView
 from baton.core.sharing import RouterMember
 
 GONE_LEASES = 10
-"""A departed id is remembered this many leases; no message stays under way for that long."""
+"""Number of leases for which a departed id is remembered; no message stays under way for that long."""
 
 
-class Renewed(msgspec.Struct, frozen=True):
-    """A worker says that it lives; also how it becomes a member and how its fields change."""
+class LeaseRenewed(msgspec.Struct, frozen=True):
+    """A worker renewed its lease. This is also how it becomes a member, and how its fields change."""
 
     member: Member
 
 
-class Left(msgspec.Struct, frozen=True):
-    """The worker said goodbye, or its process is known to be dead."""
+class WorkerLeft(msgspec.Struct, frozen=True):
+    """The worker left, or its process is known to be dead."""
 
     worker_id: WorkerId
 
 
-class RouterCame(msgspec.Struct, frozen=True):
-    """A router watches. `watch`: number of this watch, which rises."""
+class RouterWatchStarted(msgspec.Struct, frozen=True):
+    """A router began a watch. The number `watch` rises."""
 
     member: RouterMember
     watch: int
 
 
-class RouterWent(msgspec.Struct, frozen=True):
+class RouterWatchEnded(msgspec.Struct, frozen=True):
     """The watch with this number has ended. A later one of the same router goes on."""
 
     router_id: RouterId
     watch: int
 
 
-class Tick(msgspec.Struct, frozen=True):
-    """The time `next_tick_s` named has come (or an earlier one: harmless)."""
+class MembershipTick(msgspec.Struct, frozen=True):
+    """The time that `next_tick_s` named has come (an earlier one is harmless)."""
 
 
-class Paused(msgspec.Struct, frozen=True):
-    """The directory itself could not listen for this long: no silence counts for that time."""
+class DirectoryPaused(msgspec.Struct, frozen=True):
+    """The directory itself could not receive anything for this long, so silence in that time does not
+    count."""
 
     for_s: float
 
 
-MembershipEvent = Renewed | Left | RouterCame | RouterWent | Tick | Paused
+MembershipEvent = (
+    LeaseRenewed | WorkerLeft | RouterWatchStarted | RouterWatchEnded | MembershipTick | DirectoryPaused
+)
 
 
 class Appeared(msgspec.Struct, frozen=True):
@@ -68,13 +71,13 @@ class Appeared(msgspec.Struct, frozen=True):
 
 
 class Updated(msgspec.Struct, frozen=True):
-    """A member says something new of itself, or is heard again after it was suspect."""
+    """The fields of a member changed, or it renewed its lease after it was suspect."""
 
     member: Member
 
 
 class Suspected(msgspec.Struct, frozen=True):
-    """A member missed heartbeats, while others were heard."""
+    """A member missed heartbeats while others were received."""
 
     member: Member
 
@@ -86,7 +89,7 @@ class Lapsed(msgspec.Struct, frozen=True):
 
 
 class ViewChanged(msgspec.Struct, frozen=True):
-    """At most one per event, last."""
+    """The view changed. An event yields at most one of these, and it comes last."""
 
     view: MembershipView
 
@@ -105,7 +108,9 @@ class ClusterMembership:
     """Silence after which a worker is suspect."""
     version: int = 0
     _workers: MembershipBook[WorkerId, Member] = field(init=False)
-    _routers: dict[RouterId, RouterCame] = field(init=False, default_factory=dict[RouterId, RouterCame])
+    _routers: dict[RouterId, RouterWatchStarted] = field(
+        init=False, default_factory=dict[RouterId, RouterWatchStarted]
+    )
 
     def __post_init__(self) -> None:
         self._workers = MembershipBook(self.lease_s, GONE_LEASES * self.lease_s, self.suspect_s)
@@ -128,23 +133,23 @@ class ClusterMembership:
 
     def handle(self, event: MembershipEvent, *, now_s: float) -> list[MembershipChange]:
         match event:
-            case Renewed(member):
+            case LeaseRenewed(member):
                 return self._renew(member, now_s)
-            case Left(worker_id):
+            case WorkerLeft(worker_id):
                 return self._changed() if self._workers.leave(worker_id, now_s=now_s) else []
-            case RouterCame(member):
+            case RouterWatchStarted(member):
                 before = self._routers.get(member.router_id)
                 self._routers[member.router_id] = event
                 return self._changed() if before is None or before.member != member else []
-            case RouterWent(router_id, watch):
+            case RouterWatchEnded(router_id, watch):
                 known = self._routers.get(router_id)
                 if known is None or known.watch != watch:
                     return []
                 del self._routers[router_id]
                 return self._changed()
-            case Tick():
+            case MembershipTick():
                 return self._tick(now_s)
-            case Paused(for_s):
+            case DirectoryPaused(for_s):
                 self._workers.paused(for_s)
                 return []
             case _:

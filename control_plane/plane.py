@@ -124,7 +124,7 @@ class ControlPlane:
         """Connect the two cores, membership and replicas: an action of one is an event of the other."""
         self._membership: CoreDriver[mb.MembershipEvent, mb.MembershipChange] = CoreDriver(
             self.book,
-            tick=mb.Tick(),
+            tick=mb.MembershipTick(),
             performers=performers(
                 mb.MembershipChange,
                 performer(mb.Appeared, self._on_appeared),
@@ -134,7 +134,7 @@ class ControlPlane:
                 performer(mb.ViewChanged, lambda _: self._notify()),
             ),
             crash=crash,
-            paused=mb.Paused,
+            paused=mb.DirectoryPaused,
         )
         self._replication: CoreDriver[ev.ReconcileEvent, ev.ReconcileAction] = CoreDriver(
             self.reconciler,
@@ -154,10 +154,10 @@ class ControlPlane:
     # --- directory --------------------------------------------------------------------------------
 
     def renew(self, member: Member) -> None:
-        self._member_event(mb.Renewed(member))
+        self._member_event(mb.LeaseRenewed(member))
 
     def leave(self, worker_id: WorkerId) -> None:
-        self._member_event(mb.Left(worker_id))
+        self._member_event(mb.WorkerLeft(worker_id))
 
     async def watch(self, member: RouterMember) -> AsyncIterator[MembershipView]:
         self._watches += 1
@@ -165,7 +165,7 @@ class ControlPlane:
         if member.address:
             where = (member.router_id, member.metrics_address)
             log.info("router %s joined, metrics at http://%s/metrics", *where)
-            self._member_event(mb.RouterCame(member, watch))
+            self._member_event(mb.RouterWatchStarted(member, watch))
         try:
             while True:
                 changed, view = self._changed, self.book.view
@@ -174,7 +174,7 @@ class ControlPlane:
                     async with asyncio.timeout(WATCH_KEEPALIVE_S):
                         await changed.wait()
         finally:
-            self._member_event(mb.RouterWent(member.router_id, watch))
+            self._member_event(mb.RouterWatchEnded(member.router_id, watch))
 
     # --- replicas ---------------------------------------------------------------------------------
 
@@ -271,7 +271,7 @@ class ControlPlane:
         if not isinstance(reason, SetupError):  # a setup error is printed once, as the command's last line
             level = logging.INFO if reason == DRAINED else logging.WARNING
             log.log(level, "worker %s ended: %s", worker_id, text)
-        self._member_event(mb.Left(worker_id))
+        self._member_event(mb.WorkerLeft(worker_id))
         self._replica_event(ev.ReplicaExited(worker_id, text))
 
     async def until_settled(self) -> None:
@@ -343,7 +343,7 @@ class ControlPlane:
     def _kill(self, action: ev.KillReplica) -> None:
         log.warning("worker %s is being killed: %s", action.worker_id, action.reason)
         # Routers stop using it at once, and its later renewals do not bring it back.
-        self._member_event(mb.Left(action.worker_id))
+        self._member_event(mb.WorkerLeft(action.worker_id))
         self._spawn(self._replicas.kill(action.worker_id))
 
     def _address_of(self, worker_id: WorkerId) -> str:

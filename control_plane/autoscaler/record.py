@@ -25,14 +25,9 @@ class Journal:
 
     def __init__(self, entries_max: int = ENTRIES_MAX) -> None:
         self._entries: deque[JournalEntry] = deque(maxlen=entries_max)
-        self.dropped = 0
-        """Number of old entries that were dropped."""
         self._directions: dict[Role, int] = {}
         self._last: dict[Role, int] = {}
         self._reversals: deque[tuple[float, Role]] = deque(maxlen=entries_max)
-
-    def __len__(self) -> int:
-        return len(self._entries)
 
     def __iter__(self) -> Iterator[JournalEntry]:
         return iter(self._entries)
@@ -48,7 +43,6 @@ class Journal:
         ):
             self._entries[-1] = JournalEntry(last.decision, last.repeated + 1, decision.at_s)
             return
-        self.dropped += len(self._entries) == self._entries.maxlen
         self._entries.append(JournalEntry(decision, 0, decision.at_s))
 
     def reversals(self, *, since_s: float = 0.0) -> Mapping[Role, int]:

@@ -45,8 +45,6 @@ class WindowView(msgspec.Struct, frozen=True):
     attainment: list[AttainmentRow]
     latency_breakdown: list[overview.Bar]
     tiers: list[overview.TierUsage]
-    is_empty: bool
-    """True if there was no request in this time."""
 
 
 class DashboardModel:
@@ -101,7 +99,6 @@ class DashboardModel:
             attainment=attainment(past),
             latency_breakdown=overview.latency_breakdown(past),
             tiers=overview.tiers(history.latest, past),
-            is_empty=not gained(past, c.SLO_REQUESTS.name),
         )
 
     def worker_charts(self, window: TimeWindow, worker_id: str) -> dict[str, charts.Options]:

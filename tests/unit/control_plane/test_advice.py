@@ -1,4 +1,4 @@
-"""Advice that nobody follows: said when more is wanted, or less has been enough for long; not each time."""
+"""Advice that nobody follows is logged when it grows or has been smaller for long, not each time."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +22,7 @@ def test_more_is_said_at_once_and_once():
 def test_less_is_said_when_it_has_been_less_for_the_patience():
     advised, have = AdviceFilter(PATIENCE_S), {P: 1, D: 3}
     assert not advised.is_news({P: 1, D: 2}, have, 0.0)
-    assert not advised.is_news(have, have, 200.0)  # it was needed after all
+    assert not advised.is_news(have, have, 200.0)  # the replicas were needed after all
     assert not advised.is_news({P: 1, D: 2}, have, 250.0)
     assert not advised.is_news({P: 1, D: 2}, have, 549.0)
     assert advised.is_news({P: 1, D: 2}, have, 550.0)

@@ -1,10 +1,10 @@
-"""The autoscaler in the words of those who operate a cluster."""
+"""Conversion between the autoscaler's values and those that operate a cluster."""
 
 from baton.core.messages import Role
 from baton.core.operate import ClusterState, Pool, ReplicaState, ReplicaStatus, Resize
 from control_plane.autoscaler.cluster import order_of, roles_of
 from control_plane.desired import pool_after
-from tests.unit.control_plane.autoscale_world import World, settings
+from tests.unit.control_plane.simulated_cluster import SimulatedCluster, settings
 
 P, D = Role.PREFILL, Role.DECODE
 
@@ -28,7 +28,7 @@ def test_replicas_are_counted_by_what_they_do_next():
     roles = roles_of(state, "m", [P, D])
     assert (roles[P].serving, roles[P].starting, roles[P].have) == (2, 1, 3)
     assert (roles[D].starting, roles[D].joining, roles[D].draining) == (1, 1, 1)
-    assert roles[P].draining == 1  # the one that flips leaves this role
+    assert roles[P].draining == 1  # the replica that switches leaves this role
 
 
 def test_an_exchange_of_versions_is_no_larger_pool_and_a_dead_worker_no_smaller_one():
@@ -41,10 +41,10 @@ def test_an_exchange_of_versions_is_no_larger_pool_and_a_dead_worker_no_smaller_
 
 
 def test_a_decision_becomes_one_order_that_the_cluster_takes():
-    world = World(settings(), prefill=8, decode=2)
-    world.run(10, 4.0, prompt=6000, output=50)
-    world.run(10, 4.0, prompt=500, output=1500)
-    switch_role = next(d for d in world.decisions if d.switches)
+    cluster = SimulatedCluster(settings(), prefill=8, decode=2)
+    cluster.run(10, 4.0, prompt=6000, output=50)
+    cluster.run(10, 4.0, prompt=500, output=1500)
+    switch_role = next(d for d in cluster.decisions if d.switches)
     order = order_of(switch_role, "m")
     assert order is not None
     assert (order.who, order.is_advice) == ("autoscaler", False)
@@ -57,7 +57,7 @@ def test_a_decision_becomes_one_order_that_the_cluster_takes():
 
 
 def test_nothing_is_ordered_where_nothing_changes():
-    world = World(settings(), prefill=3, decode=2)
-    quiet = world.step(1.0, noise=False)
+    cluster = SimulatedCluster(settings(), prefill=3, decode=2)
+    quiet = cluster.step(1.0, noise=False)
     assert not quiet.is_change
     assert order_of(quiet, "m") is None

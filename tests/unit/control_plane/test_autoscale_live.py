@@ -14,7 +14,7 @@ from baton.core.operate import ClusterState, Pool, ReplicaState, ReplicaStatus, 
 from control_plane.autoscaler.live import LiveAutoscaler, RouterLoads, TransitionTimes, typical
 from control_plane.autoscaler.values import AutoscalerMemory
 from control_plane.scaling import live_settings, scaled_roles
-from tests.unit.control_plane.autoscale_world import KIND, settings
+from tests.unit.control_plane.simulated_cluster import KIND, settings
 
 P, D = Role.PREFILL, Role.DECODE
 R1, R2 = RouterId("r1"), RouterId("r2")
@@ -61,7 +61,7 @@ def arrivals(loads):
 
 def test_what_came_is_the_difference_of_totals_whichever_reports_were_heard():
     loads = RouterLoads(now_s=0.0)
-    loads.on_report(report(R1, 5, up_s=3.0), now_s=5.0)  # it began after we looked: all of it is new
+    loads.on_report(report(R1, 5, up_s=3.0), now_s=5.0)  # the router is younger, so all requests are new
     loads.on_report(report(R1, 9), now_s=8.0)
     loads.on_report(report(R1, 9), now_s=9.0)
     assert arrivals(loads.take([R1], now_s=10.0)) == 9
@@ -120,7 +120,7 @@ def live(**more):
 
 
 def run(scaler, state, *, rate, seconds, since_s=0.0):
-    """Reports and decisions of `seconds` at so many requests per second; what was ordered."""
+    """Report this many requests per second for `seconds`, decide each interval, and return the orders."""
     orders = []
     for step in range(1, int(seconds / 15) + 1):
         now_s = since_s + 15.0 * step

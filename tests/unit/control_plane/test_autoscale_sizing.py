@@ -1,4 +1,4 @@
-"""Forecasts and queueing approximations, where theory or arithmetic knows the answer."""
+"""Forecasts and queueing approximations in cases where theory or arithmetic gives the answer."""
 
 import math
 from itertools import pairwise
@@ -22,7 +22,7 @@ from control_plane.autoscaler.sizing import (
     prefill_needed,
     prompts_missed,
 )
-from tests.unit.control_plane.autoscale_world import KIND
+from tests.unit.control_plane.simulated_cluster import KIND
 
 
 def test_a_jump_is_no_reason_for_a_margin_as_large():
@@ -37,12 +37,12 @@ def test_erlang_c_where_it_is_known():
     assert erlang_c(2, 1.0) == pytest.approx(1 / 3)
     assert erlang_c(3, 3.0) == 1.0
     assert erlang_c(10, 0.0) == 0.0
-    # Tabulated: 10 servers at 7 erlang.
+    # Published tables give this value for 10 servers at 7 erlang.
     assert erlang_c(10, 7.0) == pytest.approx(0.2217, abs=5e-4)
 
 
 def test_one_server_with_exponential_service_misses_as_its_tail_says():
-    """M/M/1: P(wait > t) = rho exp(-(mu - lambda) t). Two kinds stand for C² = 1."""
+    """M/M/1: P(wait > t) = rho exp(-(mu - lambda) t). Two service times are mixed so that C² = 1."""
     # A mix of two service times with a squared coefficient of variation of one.
     short, long = 0.0, 2.0
     prompts = [PromptGroup(0.5, short + 1e-9, 5.0), PromptGroup(0.5, long, 5.0)]

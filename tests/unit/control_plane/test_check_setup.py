@@ -1,4 +1,4 @@
-"""What is wrong with a setup is found before anything is started, in words that name it."""
+"""Errors in a setup are found before anything is started, in words that name them."""
 
 import json
 import shutil
@@ -124,7 +124,7 @@ def test_devices(good, monkeypatch, build, device, says):
     monkeypatch.setattr(model_check, "_torch_build", lambda: build)
     monkeypatch.setattr(model_check, "_cuda_device_count", lambda: 0)
     assert says in refused(good, model={"device": device})
-    # Whether another machine has the device is not known here.
+    # This machine cannot know whether another one has the device.
     check_setup(config_of(good, model={"device": device}, cluster={"ray_address": "h:1"}), with_router=True)
 
 

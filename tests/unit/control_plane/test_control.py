@@ -1,4 +1,4 @@
-"""Parts of the control plane's process that need no Ray: what it remembers, its supervision, its nodes."""
+"""Parts of the control plane's process that need no Ray: its record, its supervision, its nodes."""
 
 import asyncio
 import sys

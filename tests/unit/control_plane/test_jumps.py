@@ -1,4 +1,4 @@
-"""Changes of a rate, told from chance; and what follows from them."""
+"""Changes of a rate are distinguished from chance, and the autoscaler follows them."""
 
 from random import Random
 
@@ -8,13 +8,13 @@ from baton.core.messages import Role
 from control_plane.autoscaler.forecast import Forecaster
 from control_plane.autoscaler.jumps import Jumps
 from control_plane.autoscaler.values import RoleState
-from tests.unit.control_plane.autoscale_world import TRAITS, World, observed, poisson, settings
+from tests.unit.control_plane.simulated_cluster import TRAITS, SimulatedCluster, observed, poisson, settings
 
 P, D = Role.PREFILL, Role.DECODE
 
 
 def found(counts):
-    """(interval, how many of the latest belong to the new rate) of each change."""
+    """Return (interval, number of latest intervals at the new rate) of each change."""
     jumps = Jumps()
     said = [(n, jumps.observe(count)) for n, count in enumerate(counts, start=1)]
     return [(n, steps) for n, steps in said if steps]
@@ -71,23 +71,23 @@ def test_forecasts_begin_anew_after_a_jump_and_its_size_is_no_error_of_theirs():
 
 
 def stepped(high, **more):
-    """Half an hour of two requests a second, then more: the world, and when it began."""
-    world = World(settings(**more), prefill=3, decode=3)
-    world.run(30, 2.0)
-    return world, world.at_s, world.run(1.5, high)
+    """Run half an hour of two requests a second, then more; return the cluster and the start of the jump."""
+    cluster = SimulatedCluster(settings(**more), prefill=3, decode=3)
+    cluster.run(30, 2.0)
+    return cluster, cluster.at_s, cluster.run(1.5, high)
 
 
 def test_after_a_jump_all_that_it_needs_is_ordered_within_a_minute():
-    world, began_s, _ = stepped(8.0)
-    settled = World(settings(), prefill=3, decode=3)
+    cluster, began_s, _ = stepped(8.0)
+    settled = SimulatedCluster(settings(), prefill=3, decode=3)
     settled.run(60, 8.0)
     for role in (P, D):
-        ordered = max(d.desired[role] for d in world.decisions if d.at_s <= began_s + 60)
+        ordered = max(d.desired[role] for d in cluster.decisions if d.at_s <= began_s + 60)
         assert ordered >= settled.decisions[-1].sized[role].needed
 
 
 def test_answers_that_end_first_after_a_jump_are_short_and_say_little():
-    scaler = World(settings()).scaler
+    scaler = SimulatedCluster(settings()).scaler
     state = {P: RoleState(serving=4), D: RoleState(serving=4)}
     for i in range(1, 81):
         usual = scaler.decide(observed(15.0 * i, 30, state, output=600), TRAITS)
@@ -97,9 +97,9 @@ def test_answers_that_end_first_after_a_jump_are_short_and_say_little():
 
 
 def steadily(rate, minutes, **more):
-    world = World(settings(**more), prefill=2, decode=2)
-    world.run(minutes, rate, noise=False)
-    return world
+    cluster = SimulatedCluster(settings(**more), prefill=2, decode=2)
+    cluster.run(minutes, rate, noise=False)
+    return cluster
 
 
 def test_headroom_is_there_before_the_jump_and_only_where_it_is_asked_for():
@@ -112,10 +112,10 @@ def test_headroom_is_there_before_the_jump_and_only_where_it_is_asked_for():
 
 
 def test_headroom_is_of_what_is_usual_not_of_a_spike():
-    world = World(settings(headroom=2.0), prefill=2, decode=2)
-    world.run(60, 2.0, noise=False)
-    before = world.counts[D]
-    world.run(12, 8.0, noise=False)
+    cluster = SimulatedCluster(settings(headroom=2.0), prefill=2, decode=2)
+    cluster.run(60, 2.0, noise=False)
+    before = cluster.counts[D]
+    cluster.run(12, 8.0, noise=False)
     plain = steadily(8.0, 60)
-    assert max(d.desired[D] for d in world.decisions) <= plain.counts[D] + 1
+    assert max(d.desired[D] for d in cluster.decisions) <= plain.counts[D] + 1
     assert before >= steadily(4.0, 60).counts[D]

@@ -1,4 +1,4 @@
-"""What is said before an order that leaves a role without workers."""
+"""The warning before an order that leaves a role without workers."""
 
 import pytest
 

@@ -48,13 +48,13 @@ actions = st.one_of(
 )
 
 
-class World:
-    """Workers do at once what they are told."""
+class OperatedCluster:
+    """A cluster whose workers follow every action at once."""
 
     def __init__(self):
         self.orders, self.reconciler = Orders(), Reconciler(policy=POLICY, life="x")
         self.now_s = 0.0
-        self.tell(self.orders.begin([Pool("m", COUNTS)], None))
+        self.handle(self.orders.begin([Pool("m", COUNTS)], None))
 
     @property
     def state(self):
@@ -62,7 +62,7 @@ class World:
         replicas = tuple(self.reconciler.status(now_s=self.now_s))
         return ClusterState("x", self.orders.pools, replicas, nodes, self.orders.log.entries)
 
-    def tell(self, event):
+    def handle(self, event):
         waiting = [event]
         for _ in range(200):
             if not waiting:
@@ -81,36 +81,36 @@ class World:
     def order(self, action):
         decision, events = self.orders.take(Order(action, "me"), self.state, at_s=self.now_s)
         for event in events:
-            self.tell(event)
+            self.handle(event)
         self.orders.progress(self.state, at_s=self.now_s)
         return next(d for d in self.orders.log.entries if d.number == decision.number)
 
 
 @given(st.lists(actions, max_size=12))
 def test_any_orders_are_refused_or_done_and_the_cluster_is_what_they_made_it(ordered):
-    world = World()
+    cluster = OperatedCluster()
     for action in ordered:
-        before = world.orders.pools
-        decision = world.order(action)
+        before = cluster.orders.pools
+        decision = cluster.order(action)
         assert decision.outcome in (Outcome.DONE, Outcome.REFUSED), decision
         assert decision.text
         if decision.outcome is Outcome.REFUSED:
-            assert world.orders.pools == before
-    state = world.state
+            assert cluster.orders.pools == before
+    state = cluster.state
     assert has_all(state.pools[0], state)
-    assert world.reconciler.is_settled
+    assert cluster.reconciler.is_settled
 
 
 def test_an_order_that_another_overtakes_has_failed():
-    world = World()
+    cluster = OperatedCluster()
     starting = ReplicaStatus(
         "decode-0", "m", Role.DECODE, ReplicaState.STARTING, 0.0, "1", WorkerId("decode-0.1")
     )
-    busy = ClusterState("x", world.orders.pools, (starting,))
-    first, _ = world.orders.take(Order(Scale(Role.DECODE, 3), "me"), busy, at_s=1.0)
-    assert world.orders.progress(ClusterState("x", world.orders.pools, (starting,)), at_s=2.0) == []
-    world.orders.take(Order(Scale(Role.DECODE, 1), "me"), busy, at_s=3.0)
-    (ended,) = world.orders.progress(ClusterState("x", world.orders.pools, (starting,)), at_s=4.0)
+    busy = ClusterState("x", cluster.orders.pools, (starting,))
+    first, _ = cluster.orders.take(Order(Scale(Role.DECODE, 3), "me"), busy, at_s=1.0)
+    assert cluster.orders.progress(ClusterState("x", cluster.orders.pools, (starting,)), at_s=2.0) == []
+    cluster.orders.take(Order(Scale(Role.DECODE, 1), "me"), busy, at_s=3.0)
+    (ended,) = cluster.orders.progress(ClusterState("x", cluster.orders.pools, (starting,)), at_s=4.0)
     assert (ended.number, ended.outcome, ended.done_after_s) == (first.number, Outcome.FAILED, 3.0)
 
 

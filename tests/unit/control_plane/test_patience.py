@@ -1,4 +1,4 @@
-"""How long replicas that are not needed stay."""
+"""The time for which replicas stay that are not needed."""
 
 from control_plane.autoscaler.patience import FACTOR_MIN, Patience
 
@@ -6,13 +6,13 @@ BASE_S, STEP_S = 300.0, 15.0
 
 
 def watched(patience, needed, *, since_s, until_s, mistake_s=0.0):
-    """Floors at each step."""
+    """Return the floor at each step."""
     steps = range(int((until_s - since_s) / STEP_S))
     return [patience.floor(needed, since_s + n * STEP_S, mistake_s=mistake_s) for n in steps]
 
 
 def mistaken():
-    """A step down, and soon after it a small one up."""
+    """Make a step down and, soon after it, a small step up."""
     patience = Patience(BASE_S)
     patience.floor(3, 0.0, mistake_s=0.0)
     patience.decided(-1, 4, 0.0)

@@ -48,7 +48,7 @@ async def test_a_silent_worker_is_killed_and_replaced_once_it_is_dead():
     await asyncio.wait_for(plane.until_settled(), 5)
     watch = plane.watch(RouterMember(RouterId("r")))
     assert [m.worker_id for m in (await anext(watch)).members] == [first]
-    view = await asyncio.wait_for(anext(watch), 5)  # the lease lapses, and the watcher hears at once
+    view = await asyncio.wait_for(anext(watch), 5)  # the lease lapses, and the watcher is notified at once
     assert view.members == ()
     await asyncio.sleep(0)
     assert replicas.killed == [first]
@@ -224,13 +224,13 @@ async def test_what_was_ordered_outlives_the_control_plane():
     again = plane_of(replicas, member_lease_s=60)
     again.want([Pool("m", {Role.DECODE: 1})], record=remembered[-1])
     assert again.state().pool("m").counts == {Role.DECODE: 2}
-    assert [d.outcome for d in again.state().decisions] == [Outcome.FAILED]  # nobody saw it done
+    assert [d.outcome for d in again.state().decisions] == [Outcome.FAILED]  # it was not finished in time
     assert again.order(Order(Scale(Role.DECODE, 1), "me")).number == 2
     again.close()
 
 
 async def test_a_worker_that_renewed_its_lease_before_it_was_adopted_serves():
-    """The directory answers before Ray has told who is there, and a worker says nothing new from then on."""
+    """The directory serves before Ray has listed the workers, and later renewals change nothing."""
     replicas = Replicas()
     plane = plane_of(replicas, member_lease_s=60)
     plane.renew(member("decode-0.y1"))

@@ -1,4 +1,4 @@
-"""What happens around an actor, with a stand-in for Ray."""
+"""The handling of Ray actors, with a stand-in for Ray."""
 
 import asyncio
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ class Method:
 
 
 class ActorDiedError(Exception):
-    """Named like Ray's."""
+    """An exception with the name of Ray's own."""
 
 
 class Handle:
@@ -60,13 +60,13 @@ class Ray:
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "expected"),
     [
         (RuntimeError("its device broke"), "its device broke"),
         (ActorDiedError("a paragraph"), "its process died"),
     ],
 )
-async def test_the_end_of_a_worker_is_told_even_when_ray_is_in_trouble(error, told):
+async def test_the_end_of_a_worker_is_told_even_when_ray_is_in_trouble(error, expected):
     handle = Handle(error)
     ended = asyncio.get_running_loop().create_future()
     home = RayCluster("")
@@ -83,7 +83,7 @@ async def test_the_end_of_a_worker_is_told_even_when_ray_is_in_trouble(error, to
     handle.died.set()
     worker_id, reason = await asyncio.wait_for(ended, 5)
     assert worker_id == spec.worker_id
-    assert str(reason) == told
+    assert str(reason) == expected
     await replicas.close()
 
 

@@ -1,4 +1,4 @@
-"""What a killed process leaves is ended, and nothing else."""
+"""The reaper ends what a killed process leaves, and nothing else."""
 
 import os
 import subprocess
@@ -32,7 +32,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def start():
-    """Of programs; their first line of output."""
+    """Start programs, and return them with their first line of output."""
     begun = []
 
     def begin(program, *args, **variables):

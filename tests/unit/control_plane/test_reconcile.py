@@ -43,7 +43,7 @@ def one_decode():
 
 
 def running(counts):
-    """All there; their ids by name."""
+    """Start all replicas, and return their ids by name."""
     r = Reconciler(policy=POLICY, life="x")
     ids = {replica_name(a.worker_id): a.worker_id for a in r.handle(want(counts), now_s=0.0)}
     for worker_id in ids.values():
@@ -145,7 +145,7 @@ def test_when_one_role_shrinks_and_another_grows_a_running_worker_switches_and_n
     (switch_role,) = r.handle(want({Role.PREFILL: 1, Role.DECODE: 2}), now_s=2.0)
     assert switch_role == SwitchReplicaRole(ids["prefill-1"], Role.DECODE, switch_role.reason)
     assert not r.is_settled
-    # What it said before it heard of the flip changes nothing, nor does its drain.
+    # Reports from before the role switch change nothing, nor does its drain.
     assert r.handle(MemberSeen(ids["prefill-1"], Role.PREFILL), now_s=2.1) == []
     assert r.handle(MemberSeen(ids["prefill-1"], Role.PREFILL, is_draining=True), now_s=2.2) == []
     assert not r.is_settled
@@ -198,7 +198,7 @@ def test_a_drained_worker_comes_back_at_once_and_without_a_mark():
 
 def test_a_worker_that_missed_heartbeats_is_suspect_until_it_is_heard_and_dies_only_with_its_lease():
     r, start = one_decode()
-    assert r.handle(MemberSilent(start.worker_id), now_s=0.5) == []  # it has not served yet
+    assert r.handle(MemberSilent(start.worker_id), now_s=0.5) == []  # the worker has not served yet
     r.handle(MemberSeen(start.worker_id), now_s=1.0)
     assert r.handle(MemberSilent(start.worker_id), now_s=2.0) == []
     assert r.status()[0].state is ReplicaState.SUSPECT
@@ -217,7 +217,7 @@ def test_a_drained_node_is_left_and_not_used_again():
     assert drain.worker_id == ids["decode-1"]
     (again,) = r.handle(ReplicaExited(ids["decode-1"], "drained"), now_s=3.0)
     assert again.avoid == ("n1",)
-    # Ray may have placed it before it heard: it goes once more.
+    # Ray may have placed it before the order arrived, so it is drained once more.
     (drain,) = r.handle(MemberSeen(again.worker_id, node="n1"), now_s=4.0)
     assert isinstance(drain, DrainReplica)
 
@@ -295,7 +295,7 @@ def test_versions_are_exchanged_with_no_more_processes_and_no_fewer_workers_than
                 alive[a.worker_id] = a.role
                 new.append(a.worker_id)
             else:
-                assert isinstance(a, DrainReplica), a  # neither kills nor flips
+                assert isinstance(a, DrainReplica), a  # neither kills nor role switches
                 leaving.append(a.worker_id)
                 serving.discard(a.worker_id)
         for role, count in counts.items():
@@ -333,7 +333,7 @@ def test_a_version_that_does_not_start_stops_the_exchange_and_can_be_taken_back(
 
 class ClusterUnderChaos(RuleBasedStateMachine):
     """A cluster where processes die, hang, ignore kills and report late. `alive` is the truth: the
-    processes that exist, with their roles. The reconciler only knows what it is told."""
+    processes that exist, with their roles. The reconciler only knows its events."""
 
     def __init__(self):
         super().__init__()
@@ -353,39 +353,39 @@ class ClusterUnderChaos(RuleBasedStateMachine):
             elif isinstance(a, KillReplica | DrainReplica):
                 self.doomed.add(a.worker_id)
 
-    def tell(self, event):
+    def handle(self, event):
         self.act(self.r.handle(event, now_s=self.now_s))
 
     @rule(prefill=st.integers(0, 3), decode=st.integers(0, 3))
     def want(self, prefill, decode):
         self.desired = {Role.PREFILL: prefill, Role.DECODE: decode}
-        self.tell(want(self.desired, self.version))
+        self.handle(want(self.desired, self.version))
 
     @rule(version=st.sampled_from("123"))
     def roll_out(self, version):
         self.version = version
-        self.tell(want(self.desired, version))
+        self.handle(want(self.desired, version))
 
     @rule(seconds=st.floats(0.01, 70))
     def time_passes(self, seconds):
         self.now_s += seconds
-        self.tell(ReconcileTick())
+        self.handle(ReconcileTick())
 
     @rule(data=st.data(), is_draining=st.booleans())
     def one_is_heard(self, data, is_draining):
         if self.alive:
             worker_id = data.draw(st.sampled_from(sorted(self.alive)))
-            self.tell(MemberSeen(worker_id, self.alive[worker_id], is_draining=is_draining))
+            self.handle(MemberSeen(worker_id, self.alive[worker_id], is_draining=is_draining))
 
     @rule(data=st.data(), event=st.sampled_from([LeaseLapsed, MemberSilent]))
     def one_falls_silent(self, data, event):
         if self.alive:
-            self.tell(event(data.draw(st.sampled_from(sorted(self.alive)))))
+            self.handle(event(data.draw(st.sampled_from(sorted(self.alive)))))
 
     @rule(data=st.data())
     def one_is_drained(self, data):
         if self.alive:
-            self.tell(DrainWanted(data.draw(st.sampled_from(sorted(self.alive))), "by order"))
+            self.handle(DrainWanted(data.draw(st.sampled_from(sorted(self.alive))), "by order"))
 
     @rule(data=st.data())
     def one_dies(self, data):
@@ -397,8 +397,8 @@ class ClusterUnderChaos(RuleBasedStateMachine):
     @rule()
     def the_deaths_become_known(self):
         for worker_id in self.dead_untold:
-            self.tell(ReplicaExited(worker_id, "died"))
-            self.tell(ReplicaExited(worker_id, "died"))  # heard twice: changes nothing
+            self.handle(ReplicaExited(worker_id, "died"))
+            self.handle(ReplicaExited(worker_id, "died"))  # a repeated report changes nothing
         self.dead_untold.clear()
 
     @invariant()
@@ -420,11 +420,11 @@ class ClusterUnderChaos(RuleBasedStateMachine):
                 self.dead_untold.append(worker_id)
             self.the_deaths_become_known()
             for worker_id, role in list(self.alive.items()):
-                self.tell(MemberSeen(worker_id, role))
+                self.handle(MemberSeen(worker_id, role))
             if self.r.is_settled:
                 break
             self.now_s = max(self.now_s, self.r.next_tick_s or 0.0)
-            self.tell(ReconcileTick())
+            self.handle(ReconcileTick())
         assert self.r.is_settled
         have = sorted(self.alive.values())
         assert have == sorted(role for role, n in self.desired.items() for _ in range(n))

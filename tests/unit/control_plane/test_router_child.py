@@ -44,7 +44,7 @@ def fast_probes(monkeypatch):
 
 @pytest.fixture
 def answered(fast_probes, monkeypatch):
-    """The URLs that were looked at and answered, as a queue."""
+    """Queue of the URLs that were probed and answered."""
     urls: asyncio.Queue[str] = asyncio.Queue()
     look = supervision._answers
 
@@ -102,12 +102,12 @@ async def test_who_asks_meanwhile_hears_of_the_first_that_cannot_start():
 
 
 async def test_a_slow_answer_is_an_answer(fast_probes, monkeypatch):
-    """A busy router has streams to lose: only one that says nothing for `silence_s` is killed."""
+    """A busy router has streams to lose, so only one without any answer for `silence_s` is killed."""
     looks = []
 
     async def slowly(url, *, timeout_s):
         looks.append(timeout_s)
-        return len(looks) % 2 == 0  # every other look is in vain, as under load
+        return len(looks) % 2 == 0  # every other probe fails, as under load
 
     monkeypatch.setattr(supervision, "_answers", slowly)
     router = child(SERVER, silence_s=5.0)

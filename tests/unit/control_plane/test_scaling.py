@@ -12,14 +12,14 @@ from baton.core.sharing import RouterMember
 from control_plane.autoscaler.values import Bounds
 from control_plane.plane import ControlPlane
 from control_plane.scaling import AT_ZERO_S, EVERY_S_MAX, AutoscalerRunner, room_for
-from tests.unit.control_plane.autoscale_world import settings
+from tests.unit.control_plane.simulated_cluster import settings
 from tests.unit.control_plane.test_autoscale_live import R1, WORKERS, report
 from tests.unit.control_plane.test_plane import Replicas, member
 
 P, D = Role.PREFILL, Role.DECODE
 
 
-class World:
+class ScaledPlane:
     """A control plane whose workers serve, one router that watches, and a clock."""
 
     def __init__(self, counts, scales, *, record=None):
@@ -42,65 +42,65 @@ class World:
 
     def step(self, requests, **more):
         self.now_s += 15.0
-        heard = self.scaling.report(report(R1, requests, up_s=self.now_s, workers=WORKERS, **more))
+        answer = self.scaling.report(report(R1, requests, up_s=self.now_s, workers=WORKERS, **more))
         decisions = self.scaling.look()
-        return heard, decisions[0] if decisions else None
+        return answer, decisions[0] if decisions else None
 
 
 async def test_orders_change_the_pool_and_are_in_the_log_with_their_reason():
-    world = World({P: 1, D: 1}, settings())
-    await world.watched()
+    scaled = ScaledPlane({P: 1, D: 1}, settings())
+    await scaled.watched()
     decision = None
     for step in range(1, 5):
-        _, decision = world.step(150 * step)
+        _, decision = scaled.step(150 * step)
         if decision is not None:
             break
     assert decision is not None
     assert (decision.who, decision.outcome) == ("autoscaler", Outcome.ACCEPTED)
     assert "forecast" in decision.reason
-    assert world.plane.state().pools[0].count(P) > 1
-    assert [(one.model, one.mode) for one in world.plane.state().autoscale] == [("m", "on")]
-    rendered = world.plane.meter.render().decode()
+    assert scaled.plane.state().pools[0].count(P) > 1
+    assert [(one.model, one.mode) for one in scaled.plane.state().autoscale] == [("m", "on")]
+    rendered = scaled.plane.meter.render().decode()
     assert 'baton_autoscale_decisions_total{kind="ordered",model="m"} 1.0' in rendered
     assert 'baton_autoscale_needed_workers{model="m",role="prefill"}' in rendered
-    world.plane.close()
+    scaled.plane.close()
 
 
 async def test_advice_is_logged_and_changes_nothing():
-    world = World({P: 1, D: 1}, settings(is_advice=True))
-    await world.watched()
-    found = [world.step(150 * step)[1] for step in range(1, 9)]
+    scaled = ScaledPlane({P: 1, D: 1}, settings(is_advice=True))
+    await scaled.watched()
+    found = [scaled.step(150 * step)[1] for step in range(1, 9)]
     advice = [decision for decision in found if decision is not None]
     assert advice
     assert {d.outcome for d in advice} == {Outcome.ADVISED}
     assert advice[0].text.startswith("would resize")
-    assert world.plane.state().pools[0].counts == {P: 1, D: 1}
-    assert len(world.replicas.started) == 2
-    world.plane.close()
+    assert scaled.plane.state().pools[0].counts == {P: 1, D: 1}
+    assert len(scaled.replicas.started) == 2
+    scaled.plane.close()
 
 
 async def test_what_it_learnt_is_remembered_for_the_next_life():
-    world = World({P: 1, D: 1}, settings())
-    await world.watched()
+    scaled = ScaledPlane({P: 1, D: 1}, settings())
+    await scaled.watched()
     for step in range(1, 6):
-        world.step(10 * step)
-    memory = world.records[-1].memories["m"]
+        scaled.step(10 * step)
+    memory = scaled.records[-1].memories["m"]
     assert memory.traits.keys() == {P, D}
-    again = World({P: 1, D: 1}, settings(), record=world.records[-1])
+    again = ScaledPlane({P: 1, D: 1}, settings(), record=scaled.records[-1])
     assert again.plane.memories == {"m": memory}
-    for one in (world, again):
+    for one in (scaled, again):
         one.plane.close()
 
 
 async def test_at_zero_reports_come_often_and_one_that_waits_wakes_it_at_once():
-    world = World({}, settings(bounds={P: Bounds(0, 8), D: Bounds(0, 8)}))
-    await world.watched()
-    task = asyncio.create_task(world.scaling.run())
+    scaled = ScaledPlane({}, settings(bounds={P: Bounds(0, 8), D: Bounds(0, 8)}))
+    await scaled.watched()
+    task = asyncio.create_task(scaled.scaling.run())
     await asyncio.sleep(0)
-    world.now_s = 15.0
-    heard = world.scaling.report(report(R1, 1, up_s=1.0, queued=1))
-    assert heard.every_s == AT_ZERO_S
-    changes = world.plane.changes()
+    scaled.now_s = 15.0
+    answer = scaled.scaling.report(report(R1, 1, up_s=1.0, queued=1))
+    assert answer.every_s == AT_ZERO_S
+    changes = scaled.plane.changes()
     async with asyncio.timeout(5):
         async for state in changes:
             if state.decisions:
@@ -108,56 +108,56 @@ async def test_at_zero_reports_come_often_and_one_that_waits_wakes_it_at_once():
     assert state.pools[0].counts == {P: 1, D: 1}
     assert "back from zero" in state.decisions[-1].reason
     task.cancel()
-    world.plane.close()
+    scaled.plane.close()
 
 
 async def test_without_settings_reports_are_heard_and_nothing_is_decided():
-    world = World({P: 1, D: 1}, None)
-    assert not world.scaling.is_on
-    assert world.scaling.report(report(R1, 9)).every_s == EVERY_S_MAX
-    assert world.plane.state().autoscale == ()
-    world.plane.close()
+    scaled = ScaledPlane({P: 1, D: 1}, None)
+    assert not scaled.scaling.is_on
+    assert scaled.scaling.report(report(R1, 9)).every_s == EVERY_S_MAX
+    assert scaled.plane.state().autoscale == ()
+    scaled.plane.close()
 
 
 async def test_models_are_scaled_each_by_its_own_reports():
-    world = World({P: 1, D: 1}, settings())
-    world.plane.want([Pool("m", {P: 1, D: 1}), Pool("n", {P: 1, D: 1})])
-    world.scaling = AutoscalerRunner(
-        {"m": settings(), "n": settings()}, world.plane, clock=lambda: world.now_s
+    scaled = ScaledPlane({P: 1, D: 1}, settings())
+    scaled.plane.want([Pool("m", {P: 1, D: 1}), Pool("n", {P: 1, D: 1})])
+    scaled.scaling = AutoscalerRunner(
+        {"m": settings(), "n": settings()}, scaled.plane, clock=lambda: scaled.now_s
     )
-    await world.watched()
+    await scaled.watched()
     for step in range(1, 6):
-        world.now_s += 15.0
+        scaled.now_s += 15.0
         for model, requests in (("m", 2 * step), ("n", 150 * step)):
-            told = report(R1, requests, up_s=world.now_s, workers=WORKERS)
-            world.scaling.report(msgspec.structs.replace(told, model=model))
-        world.scaling.look()
-    counts = {pool.model: pool.count(P) for pool in world.plane.state().pools}
+            demand = report(R1, requests, up_s=scaled.now_s, workers=WORKERS)
+            scaled.scaling.report(msgspec.structs.replace(demand, model=model))
+        scaled.scaling.look()
+    counts = {pool.model: pool.count(P) for pool in scaled.plane.state().pools}
     assert counts["m"] == 1
     assert counts["n"] > 1
-    assert [one.model for one in world.plane.state().autoscale] == ["m", "n"]
-    assert set(world.plane.memories) == {"m", "n"}
+    assert [one.model for one in scaled.plane.state().autoscale] == ["m", "n"]
+    assert set(scaled.plane.memories) == {"m", "n"}
     unknown = msgspec.structs.replace(report(R1, 1), model="gone")
-    assert world.scaling.report(unknown).every_s == EVERY_S_MAX
-    world.plane.close()
+    assert scaled.scaling.report(unknown).every_s == EVERY_S_MAX
+    scaled.plane.close()
 
 
 async def test_a_bound_on_all_models_is_what_the_others_leave():
-    world = World({P: 1, D: 1}, settings())
-    world.plane.want([Pool("m", {P: 1, D: 1}), Pool("n", {P: 1, D: 1})])
+    scaled = ScaledPlane({P: 1, D: 1}, settings())
+    scaled.plane.want([Pool("m", {P: 1, D: 1}), Pool("n", {P: 1, D: 1})])
     scales = {"m": settings(), "n": settings()}
-    world.scaling = AutoscalerRunner(scales, world.plane, workers_max=5, clock=lambda: world.now_s)
-    await world.watched()
+    scaled.scaling = AutoscalerRunner(scales, scaled.plane, workers_max=5, clock=lambda: scaled.now_s)
+    await scaled.watched()
     for step in range(1, 9):
-        world.now_s += 15.0
+        scaled.now_s += 15.0
         for model in scales:
-            told = report(R1, 150 * step, up_s=world.now_s, workers=WORKERS)
-            world.scaling.report(msgspec.structs.replace(told, model=model))
-        world.scaling.look()
-        pools = world.plane.state().pools
+            demand = report(R1, 150 * step, up_s=scaled.now_s, workers=WORKERS)
+            scaled.scaling.report(msgspec.structs.replace(demand, model=model))
+        scaled.scaling.look()
+        pools = scaled.plane.state().pools
         assert sum(sum(pool.counts.values()) for pool in pools) <= 5
     assert sum(sum(pool.counts.values()) for pool in pools) == 5
-    world.plane.close()
+    scaled.plane.close()
 
 
 def test_room_is_never_nothing_and_never_more_than_a_models_own_bound():

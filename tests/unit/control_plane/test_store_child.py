@@ -1,4 +1,4 @@
-"""This host's store node under supervision: what is checked before, what the workers are told."""
+"""This host's store node under supervision: its checks, and the configuration of the workers."""
 
 import asyncio
 import os

@@ -55,7 +55,7 @@ async def test_no_node_is_silent_while_the_directory_was_held_up():
     now_s, changes = 0.0, asyncio.Queue()
     directory = MemoryDirectory(entries_max=9, clock=lambda: now_s, on_change=changes.put_nowait)
     await directory.renew(member("a"), lease_s=1.0)
-    now_s = 1.0 + 2 * PAUSE_S  # the machine slept; the timer is late
+    now_s = 1.0 + 2 * PAUSE_S  # the machine slept, so the timer is late
     directory._timer_fired(2 * PAUSE_S)
     assert await directory.members() == (member("a"),)
     now_s += 5.0

@@ -1,4 +1,4 @@
-"""What a worker of one of several models is started with, and what is checked before anything is."""
+"""The specification of a worker of one of several models, and the checks before any is started."""
 
 import pytest
 

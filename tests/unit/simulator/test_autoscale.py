@@ -26,7 +26,7 @@ from simulator.fleet.scaling_report import figures_of, scaling_section
 from simulator.fleet.scaling_rules import HorizontalPodAutoscaler, QueueDepth, make_rule
 from simulator.fleet.setup import PoolSizes
 from simulator.fleet.workload import FleetRequest, poisson
-from tests.unit.control_plane.autoscale_world import KIND, observed
+from tests.unit.control_plane.simulated_cluster import KIND, observed
 from tests.unit.simulator.test_fleet import assert_at_rest, spec_of
 
 P, D = Role.PREFILL, Role.DECODE

@@ -1,4 +1,4 @@
-"""The load of experts: what is remembered, what is made of it, and when its card is there."""
+"""The load of experts: its history, the figures derived from it, and its card on the overview."""
 
 import contextlib
 import re
@@ -19,13 +19,13 @@ from control_plane.dashboard.expert_strips import KEYS, ROWS_MAX, expert_balance
 from control_plane.dashboard.experts import EXPERTS_MAX, ExpertHistory, expert_groups
 from control_plane.dashboard.pages import OverviewPage
 from control_plane.dashboard.samples import APART, MetricsFrame, MetricsReader, frame_of
-from tests.unit.control_plane.dashboard.test_pages import World
+from tests.unit.control_plane.dashboard.test_pages import DashboardSetup
 
 NAMES = [m.name for m in c.CATALOGUE]
 
 
 def said(counts, balance=None, *, worker="decode-0"):
-    """What a worker's metrics say."""
+    """Build a worker's metrics."""
     meter = Meter()
     for expert, count in enumerate(counts):
         meter.inc(c.EXPERT_TOKENS, count, worker=worker, expert=str(expert))
@@ -35,7 +35,7 @@ def said(counts, balance=None, *, worker="decode-0"):
 
 
 def state(**models):
-    """Of each worker the model; their names end with their number."""
+    """Build a state from the model of each worker; names of workers end with their number."""
     return ClusterState(
         "life",
         tuple(Pool(model, {Role.DECODE: 1}) for model in sorted(set(models.values()))),
@@ -51,7 +51,7 @@ def test_counts_are_those_of_the_last_minutes_and_a_restart_begins_anew():
     history.add(1000.0, [(None, said([100, 100, 100]))])
     assert history.tokens() == {"decode-0": (0.0, 0.0, 0.0)}, "what was before we looked is of another time"
     history.add(1001.0, [(said([100, 100, 100]), said([104, 100, 101]))])
-    history.add(1200.0, [(said([104, 100, 101]), said([2, 0, 0]))])  # started anew
+    history.add(1200.0, [(said([104, 100, 101]), said([2, 0, 0]))])  # restarted
     assert history.tokens() == {"decode-0": (6.0, 0.0, 1.0)}
     history.add(1305.0, [(said([2, 0, 0]), said([2, 0, 5]))])
     assert history.tokens() == {"decode-0": (2.0, 0.0, 5.0)}
@@ -117,7 +117,7 @@ def one(counts, balance=None, name="decode-0"):
 
 
 def colors(drawing):
-    """By expert, of a drawing in which each has a cell or a bar of its own."""
+    """Return the colour of each expert in a drawing in which each has a cell or a bar of its own."""
     found = {}
     for number, path in re.findall(r'<path style="fill:var\(--e(\d)\)" d="([^"]*)"', drawing):
         found |= {int(at): int(number) for at in re.findall(r"M(\d+) ", path)}
@@ -175,11 +175,11 @@ def test_names_never_become_html():
 
 
 @contextlib.contextmanager
-def opened(world, build):
+def opened(setup, build):
     client = Client(page("/test"))
     try:
         with client:
-            built = build(world)
+            built = build(setup)
             built._shell.tick()
             yield built
     finally:
@@ -201,18 +201,18 @@ async def test_the_card_is_there_for_a_model_with_experts_only(name, has_experts
     from nicegui import background_tasks
 
     monkeypatch.setattr(background_tasks, "create", lambda coroutine: coroutine.close())
-    world = World(Scope.VIEW)
+    setup = DashboardSetup(Scope.VIEW)
     build, parts = PAGES[name]
-    world.hear(state(decode_0="m"))
+    setup.show(state(decode_0="m"))
     looks = [({}, said([3, 1, 0, 0], (0.33, 0.3)) if has_experts else {})]
-    world.collector.experts.add(time.time(), looks)
-    world.collector.history.add(frame_of(time.time() + 1, 1.0, looks))
-    with opened(world, build) as built:
+    setup.collector.experts.add(time.time(), looks)
+    setup.collector.history.add(frame_of(time.time() + 1, 1.0, looks))
+    with opened(setup, build) as built:
         frame, content = parts(built)
         assert frame.visible is has_experts
         assert ("worst layer" in content.content) is has_experts
         assert ("33 %" in content.content) is has_experts
-    await world.collector._control.close()
+    await setup.collector._control.close()
 
 
 def test_a_balance_of_another_worker_is_not_taken_for_ones_own():

@@ -1,4 +1,4 @@
-"""Pages as they are built and refreshed, without a browser: in every state that a cluster can be in."""
+"""Pages are built and refreshed, without a browser, in every state of a cluster."""
 
 import contextlib
 import re
@@ -91,19 +91,19 @@ def frames(count=20):
         before = table
 
 
-class World:
+class DashboardSetup:
     def __init__(self, scope):
         secure(TlsConfig())
         self.token = new_token()
         record = TokenRecord("ada", scope, digest_of(self.token))
         self.sessions = SessionStore(lambda: TokenBook([record]), now_s=time.time)
         self.collector = ClusterCollector(CONFIG, "127.0.0.1:1", now_s=lambda: 0.0)
-        now_s = time.time()  # and no later: what is drawn changes with the clock
+        now_s = time.time()  # the clock stands still, since drawings change with it
         self.dash = DashboardModel(self.collector, self.sessions, unix_s=lambda: now_s)
         self.session = self.sessions.of(self.sessions.sign_in(self.token))
         self.ordered = []
 
-    def hear(self, state, *, seen=True):
+    def show(self, state, *, seen=True):
         self.collector.state, self.collector.trouble = state, ""
         for frame in frames() if seen else ():
             self.collector.history.add(frame)
@@ -124,28 +124,28 @@ class World:
 
 
 @pytest.fixture
-async def world():
-    world = World(Scope.OPERATE)
-    yield world
-    await world.collector._control.close()
+async def setup():
+    setup = DashboardSetup(Scope.OPERATE)
+    yield setup
+    await setup.collector._control.close()
 
 
 @pytest.fixture
 async def onlooker():
-    world = World(Scope.VIEW)
-    yield world
-    await world.collector._control.close()
+    setup = DashboardSetup(Scope.VIEW)
+    yield setup
+    await setup.collector._control.close()
 
 
 @pytest.fixture(autouse=True)
 def nothing_runs_by_itself(monkeypatch):
-    """No server runs here; what pages would start in the background, tests do themselves."""
+    """No server runs here, so tests themselves do the work that pages start in the background."""
     monkeypatch.setattr(background_tasks, "create", lambda coroutine: coroutine.close())
 
 
 @contextlib.contextmanager
 def opened():
-    """What the server has of one browser's page."""
+    """Open a page as the server keeps it for one browser."""
     client = Client(page("/test"))
     try:
         with client:
@@ -155,26 +155,26 @@ def opened():
 
 
 def shown(client):
-    """All that a browser would have been sent."""
+    """Return all the text that a browser would have received."""
     parts = []
     for element in client.elements.values():
         parts += [str(element.props.get("innerHTML", "")), str(element.props.get("label", ""))]
     return "\n".join(parts)
 
 
-def all_pages(world):
+def all_pages(setup):
     return [
-        OverviewPage(world.dash, world.request()),
-        WorkersPage(world.dash, world.request()),
-        WorkerPage(world.dash, world.request(), "decode-0"),
-        RequestsPage(world.dash, world.request()),
-        RequestPage(world.dash, world.request(), "cmpl-1"),
-        DecisionsPage(world.dash, world.request()),
+        OverviewPage(setup.dash, setup.request()),
+        WorkersPage(setup.dash, setup.request()),
+        WorkerPage(setup.dash, setup.request(), "decode-0"),
+        RequestsPage(setup.dash, setup.request()),
+        RequestPage(setup.dash, setup.request(), "cmpl-1"),
+        DecisionsPage(setup.dash, setup.request()),
     ]
 
 
 STATES = {
-    "nothing heard": None,
+    "no report": None,
     "no workers": cluster(),
     "all well": cluster(ReplicaState.RUNNING, ReplicaState.RUNNING),
     "one lost": cluster(ReplicaState.RUNNING, ReplicaState.WAITING),
@@ -183,16 +183,16 @@ STATES = {
 
 @pytest.mark.parametrize("state", STATES.values(), ids=STATES)
 @pytest.mark.parametrize("seen", [True, False])
-async def test_every_page_is_built_and_refreshed_in_every_state(world, state, seen, monkeypatch):
+async def test_every_page_is_built_and_refreshed_in_every_state(setup, state, seen, monkeypatch):
     with opened() as client:
 
         async def recent_requests(request_id=""):
             return [RECORD], []
 
-        monkeypatch.setattr(world.collector, "recent_requests", recent_requests)
+        monkeypatch.setattr(setup.collector, "recent_requests", recent_requests)
         if state is not None:
-            world.hear(state, seen=seen)
-        for built in all_pages(world):
+            setup.show(state, seen=seen)
+        for built in all_pages(setup):
             built._shell.tick()
             if hasattr(built, "_look"):
                 await built._look()
@@ -201,10 +201,10 @@ async def test_every_page_is_built_and_refreshed_in_every_state(world, state, se
         assert ("decode-1 has had no process" in text) is (state is STATES["one lost"])
 
 
-async def test_the_overview_says_what_was_seen(world):
+async def test_the_overview_says_what_was_seen(setup):
     with opened() as client:
-        world.hear(STATES["all well"])
-        overview = OverviewPage(world.dash, world.request(baton_window="5m"))
+        setup.show(STATES["all well"])
+        overview = OverviewPage(setup.dash, setup.request(baton_window="5m"))
         overview._shell.tick()
         text = shown(client)
         assert "<strong>2 of 2</strong>" in text
@@ -215,23 +215,23 @@ async def test_the_overview_says_what_was_seen(world):
         assert labels == ["chat"]
 
 
-async def test_only_what_changed_is_sent_again(world):
+async def test_only_what_changed_is_sent_again(setup):
     with opened():
-        world.hear(STATES["all well"])
-        overview = OverviewPage(world.dash, world.request())
+        setup.show(STATES["all well"])
+        overview = OverviewPage(setup.dash, setup.request())
         overview._shell.tick()
         drawn = overview._load.options["series"]
         overview._shell.tick()
         assert overview._load.options["series"] is drawn
 
 
-async def test_a_session_that_ended_leaves_the_page(world, monkeypatch):
+async def test_a_session_that_ended_leaves_the_page(setup, monkeypatch):
     with opened():
-        world.hear(STATES["all well"])
-        overview = OverviewPage(world.dash, world.request())
+        setup.show(STATES["all well"])
+        overview = OverviewPage(setup.dash, setup.request())
         gone = []
         monkeypatch.setattr(ui.navigate, "to", gone.append)
-        world.session.began_s -= 1e9
+        setup.session.began_s -= 1e9
         overview._shell.tick()
         assert gone == ["/login"]
 
@@ -247,34 +247,34 @@ async def test_a_session_that_ended_leaves_the_page(world, monkeypatch):
     ],
     ids=["drain", "switch", "scale", "drain node", "use node"],
 )
-async def test_an_order_is_given_once_it_is_confirmed(world, monkeypatch, ask, action):
+async def test_an_order_is_given_once_it_is_confirmed(setup, monkeypatch, ask, action):
     with opened() as client:
         state = STATES["all well"]
-        world.hear(state)
-        workers = WorkersPage(world.dash, world.request())
-        monkeypatch.setattr(world.collector, "order", world.order)
+        setup.show(state)
+        workers = WorkersPage(setup.dash, setup.request())
+        monkeypatch.setattr(setup.collector, "order", setup.order)
         asked = ask(workers._shell, state)
-        assert world.ordered == []
+        assert setup.ordered == []
         asked.dry.set_value(True)
         await asked.send()
         asked.dry.set_value(False)
         await asked.send()
-        assert [(o.action, o.is_advice, o.who) for o in world.ordered] == [
+        assert [(o.action, o.is_advice, o.who) for o in setup.ordered] == [
             (action, True, "dashboard ada"),
             (action, False, "dashboard ada"),
         ]
         assert "#8 accepted: on its way" in shown(client)
 
 
-async def test_every_link_of_a_workers_row_opens_its_dialog(world):
-    world.hear(STATES["all well"])
+async def test_every_link_of_a_workers_row_opens_its_dialog(setup):
+    setup.show(STATES["all well"])
     with opened() as client:
-        WorkersPage(world.dash, world.request())._shell.tick()
+        WorkersPage(setup.dash, setup.request())._shell.tick()
         links = re.findall(r"/workers/decode-0\?(ask=\w+)", shown(client))
     assert len(links) == 2
     for link in links:
         with opened() as client:
-            WorkerPage(world.dash, world.request(link), "decode-0")
+            WorkerPage(setup.dash, setup.request(link), "decode-0")
             assert "Reason (kept in the log)" in shown(client), link
 
 
@@ -282,11 +282,11 @@ def numbers(client):
     return [element for element in client.elements.values() if isinstance(element, ui.number)]
 
 
-async def test_what_an_order_would_cost_is_said_before_it_is_given(world):
+async def test_what_an_order_would_cost_is_said_before_it_is_given(setup):
     with opened() as client:
         state = STATES["all well"]
-        world.hear(state)
-        workers = WorkersPage(world.dash, world.request())
+        setup.show(state)
+        workers = WorkersPage(setup.dash, setup.request())
         ask_scale(workers._shell, state)
         assert "worker left" not in shown(client)
         (count,) = numbers(client)
@@ -298,26 +298,26 @@ async def test_what_an_order_would_cost_is_said_before_it_is_given(world):
 
 async def test_who_may_only_look_orders_nothing(onlooker, monkeypatch):
     with opened() as client:
-        world = onlooker
-        world.hear(STATES["all well"])
-        workers = WorkersPage(world.dash, world.request())
+        setup = onlooker
+        setup.show(STATES["all well"])
+        workers = WorkersPage(setup.dash, setup.request())
         workers._shell.tick()
         assert "Scale…" not in shown(client)
-        monkeypatch.setattr(world.collector, "order", world.order)
+        monkeypatch.setattr(setup.collector, "order", setup.order)
         asked = ask_drain(workers._shell, STATES["all well"].replicas[0])
         await asked.send()
-        assert world.ordered == []
+        assert setup.ordered == []
         assert "allows viewing only" in shown(client)
 
 
-async def test_an_order_that_does_not_arrive_is_said(world, monkeypatch):
+async def test_an_order_that_does_not_arrive_is_said(setup, monkeypatch):
     with opened() as client:
 
         async def refuse(order):
             raise LinkBroken("127.0.0.1:1: connection refused")
 
-        world.hear(STATES["all well"])
-        workers = WorkersPage(world.dash, world.request())
-        monkeypatch.setattr(world.collector, "order", refuse)
+        setup.show(STATES["all well"])
+        workers = WorkersPage(setup.dash, setup.request())
+        monkeypatch.setattr(setup.collector, "order", refuse)
         await ask_drain(workers._shell, STATES["all well"].replicas[0]).send()
         assert "try again: 127.0.0.1:1: connection refused" in shown(client)

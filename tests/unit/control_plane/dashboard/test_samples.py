@@ -1,4 +1,4 @@
-"""Numbers of processes, what happened between two looks, and what is remembered of it."""
+"""Parsed metrics, the changes between two scrapes, and their history."""
 
 import math
 
@@ -48,8 +48,8 @@ def test_counters_gain_and_begin_anew_and_strangers_count_from_their_second_look
     name, labels = c.REQUESTS.name, (("model", "m"),)
     looks = [
         ({name: {labels: 10.0}}, {name: {labels: 15.0}}),  # rose
-        ({name: {labels: 10.0}}, {name: {labels: 4.0}}),  # started anew
-        (None, {name: {labels: 1000.0}}),  # not asked before
+        ({name: {labels: 10.0}}, {name: {labels: 4.0}}),  # restarted
+        (None, {name: {labels: 1000.0}}),  # no earlier scrape
         ({}, {name: {labels: 2.0}}),  # its first count
     ]
     assert frame_of(5.0, 1.0, looks).gained == {name: {labels: 5.0 + 4.0 + 2.0}}

@@ -1,4 +1,5 @@
-"""A cluster of a few lines for the autoscaler: replicas come after a delay, requests miss as theory says."""
+"""A small simulated cluster for the autoscaler: replicas come after a delay, and requests miss objectives as
+theory predicts."""
 
 from random import Random
 
@@ -53,8 +54,9 @@ def observed(at_s, requests, states, *, prompt=PROMPT, output=OUTPUT, missed=0, 
     )
 
 
-class World:
-    """What the autoscaler decides happens: starts after `start_s`, flips after `switch_s`, stops at once."""
+class SimulatedCluster:
+    """A simulated cluster that follows the autoscaler's decisions: starts after `start_s`, role switches
+    after `switch_s`, stops at once."""
 
     def __init__(self, config, *, prefill=4, decode=4, seed=0, start_s=120.0, switch_s=20.0):
         self.scaler = Autoscaler(config)
@@ -121,7 +123,7 @@ class World:
 
 
 def poisson(rng, mean):
-    """By counting exponential gaps; means here are small."""
+    """Draw a Poisson number by counting exponential gaps; means here are small."""
     count, at = 0, rng.expovariate(1.0)
     while at < mean:
         count += 1

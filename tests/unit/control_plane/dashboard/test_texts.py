@@ -1,4 +1,4 @@
-"""What is said: numbers with units, checks, troubles; and nothing that comes from elsewhere becomes HTML."""
+"""Texts of the dashboard: numbers with units, checks, problems; and no text from elsewhere becomes HTML."""
 
 import re
 
@@ -229,16 +229,16 @@ def test_what_processes_say_of_themselves_never_becomes_html():
     )
     cluster = state(evil, nodes=(NodeState(EVIL, EVIL),))
     moment = Moment(0.1, EVIL, EVIL, EVIL, (WorkerId(EVIL),), 1.0, 5)
-    told = record(
+    hostile = record(
         outcome=EVIL, verdict=EVIL, prefill_worker=EVIL, moments=(moment,), parts={EVIL: 1.0, "prefill": 1.0}
     )
     decision = Decision(1, 0.0, EVIL, EVIL, Drain(EVIL), Outcome.DONE, EVIL)
     pieces = [
         tables.workers(cluster, None, may_operate=True),
         tables.nodes(cluster.nodes, may_operate=True),
-        tables.requests([told]),
-        tables.record_facts(told),
-        tables.moments(told),
+        tables.requests([hostile]),
+        tables.record_facts(hostile),
+        tables.moments(hostile),
         tables.accounts({"pid": 1.0}, [EVIL]),
         markup.decisions([decision]),
         markup.decision_log([decision], 4),
@@ -251,7 +251,7 @@ def test_what_processes_say_of_themselves_never_becomes_html():
     ]
     assert [piece for piece in pieces if SAFE.search(piece)] == []
     assert all("img" in piece for piece in pieces), "it is shown, as text"
-    assert "img" not in markup.latency_breakdown(tables.record_bars(told)), "an unknown part has no place"
+    assert "img" not in markup.latency_breakdown(tables.record_bars(hostile)), "an unknown part has no place"
 
 
 def test_an_action_is_offered_to_those_who_may():

@@ -1,4 +1,4 @@
-"""Who is let in, and what everybody else gets: the login page."""
+"""Authentication: signed-in browsers get the pages, and everybody else gets the login page."""
 
 import httpx
 import pytest
@@ -21,7 +21,7 @@ from control_plane.dashboard.sessions import (
 ORIGIN = {"origin": "http://baton", "sec-fetch-site": "same-origin"}
 
 
-class World:
+class SignInSetup:
     def __init__(self):
         self.now_s = 1000.0
         self.tokens = {"ada": (Scope.OPERATE, new_token()), "vic": (Scope.VIEW, new_token())}
@@ -36,17 +36,17 @@ class World:
 
 
 @pytest.fixture
-def world():
-    return World()
+def setup():
+    return SignInSetup()
 
 
 @pytest.fixture
-def sessions(world):
-    return SessionStore(world.book, now_s=lambda: world.now_s)
+def sessions(setup):
+    return SessionStore(setup.book, now_s=lambda: setup.now_s)
 
 
 async def everything(scope, receive, send):
-    """An application that tells whom it serves."""
+    """An application that answers with the name of the signed-in user."""
     assert scope["type"] == "http"
     name = scope[SESSION_KEY].name.encode()
     headers = [(b"content-type", b"text/plain"), (b"content-security-policy", b"none of ours")]
@@ -91,13 +91,13 @@ async def test_the_login_page_runs_no_code_and_loads_nothing_from_elsewhere(brow
     assert (await browser.get("/sign-in.css")).status_code == 200
 
 
-async def test_a_token_opens_the_door_until_one_signs_out(browser, world):
-    answer = await signed_in(browser, world.token("ada"))
+async def test_a_token_opens_the_door_until_one_signs_out(browser, setup):
+    answer = await signed_in(browser, setup.token("ada"))
     assert (answer.status_code, answer.headers["location"]) == (303, "/")
     cookie = answer.headers["set-cookie"]
     assert "HttpOnly" in cookie
     assert "SameSite=Strict" in cookie
-    assert world.token("ada") not in cookie
+    assert setup.token("ada") not in cookie
     page = await browser.get("/")
     assert page.text == "secrets for ada"
     assert "frame-ancestors 'none'" in page.headers["content-security-policy"]
@@ -106,7 +106,7 @@ async def test_a_token_opens_the_door_until_one_signs_out(browser, world):
     assert (await browser.get("/")).status_code == 401
 
 
-async def test_a_wrong_token_does_not(browser, world):
+async def test_a_wrong_token_does_not(browser, setup):
     answer = await signed_in(browser, new_token())
     assert answer.status_code == 403
     assert "This token is not known" in answer.text
@@ -114,11 +114,11 @@ async def test_a_wrong_token_does_not(browser, world):
     assert (await browser.get("/")).status_code == 401
 
 
-async def test_under_tls_the_cookie_never_travels_without(sessions, world):
+async def test_under_tls_the_cookie_never_travels_without(sessions, setup):
     transport = httpx.ASGITransport(app=Authentication(everything, sessions, is_tls=True))
     async with httpx.AsyncClient(transport=transport, base_url="https://baton") as browser:
         headers = {"origin": "https://baton"}
-        answer = await browser.post("/login", data={"token": world.token("ada")}, headers=headers)
+        answer = await browser.post("/login", data={"token": setup.token("ada")}, headers=headers)
         assert answer.headers["set-cookie"].startswith("__Host-")
         assert "; Secure" in answer.headers["set-cookie"]
         assert (await browser.get("/")).text == "secrets for ada"
@@ -133,11 +133,11 @@ async def test_under_tls_the_cookie_never_travels_without(sessions, world):
         {"sec-fetch-site": "same-site"},
     ],
 )
-async def test_another_site_can_make_a_browser_do_nothing(browser, world, headers):
+async def test_another_site_can_make_a_browser_do_nothing(browser, setup, headers):
     assert (
-        await browser.post("/login", data={"token": world.token("ada")}, headers=headers)
+        await browser.post("/login", data={"token": setup.token("ada")}, headers=headers)
     ).status_code == 403
-    await signed_in(browser, world.token("ada"))
+    await signed_in(browser, setup.token("ada"))
     assert (await browser.post("/anything", headers=headers)).status_code == 403
     await browser.post("/logout", headers=headers)
     assert (await browser.get("/")).text == "secrets for ada", "still signed in"
@@ -163,8 +163,8 @@ async def websocket(sessions, headers):
     return seen, sent
 
 
-async def test_a_websocket_needs_the_same_and_comes_from_our_own_page(sessions, world):
-    secret = sessions.sign_in(world.token("vic"))
+async def test_a_websocket_needs_the_same_and_comes_from_our_own_page(sessions, setup):
+    secret = sessions.sign_in(setup.token("vic"))
     cookie = {"cookie": f"baton_session={secret}"}
     assert await websocket(sessions, {**cookie, "origin": "http://baton"}) == (["vic"], [])
     for headers in ({}, {"origin": "http://baton"}, {**cookie, "origin": "http://elsewhere"}):
@@ -178,53 +178,53 @@ async def test_a_form_that_is_too_large_is_not_read(browser):
     assert answer.status_code == 413
 
 
-async def test_who_keeps_trying_wrong_tokens_is_told_to_wait_and_keeps_nobody_out(browser, world, caplog):
+async def test_who_keeps_trying_wrong_tokens_is_told_to_wait_and_keeps_nobody_out(browser, setup, caplog):
     for _ in range(FAILURES_MAX):
         assert (await signed_in(browser, "wrong")).status_code == 403
     logged = len(caplog.records)
     for _ in range(3):
         assert (await signed_in(browser, "wrong")).status_code == 429
     assert len(caplog.records) == logged == FAILURES_MAX
-    # Behind a port-forward everybody has the address of whoever tries.
-    assert (await signed_in(browser, world.token("ada"))).status_code == 303
+    # Behind a port-forward, all clients share one address.
+    assert (await signed_in(browser, setup.token("ada"))).status_code == 303
     await browser.post("/logout", headers=ORIGIN)
-    world.now_s += FAILURES_S
+    setup.now_s += FAILURES_S
     assert (await signed_in(browser, "wrong")).status_code == 403
 
 
-def test_a_session_ends_by_age_by_idleness_and_with_its_token(sessions, world):
+def test_a_session_ends_by_age_by_idleness_and_with_its_token(sessions, setup):
     def fresh():
-        secret = sessions.sign_in(world.token("ada"))
+        secret = sessions.sign_in(setup.token("ada"))
         return secret, sessions.of(secret)
 
     secret, session = fresh()
     assert session.may_operate
-    assert not sessions.of(sessions.sign_in(world.token("vic"))).may_operate
-    world.now_s += IDLE_S + 1
+    assert not sessions.of(sessions.sign_in(setup.token("vic"))).may_operate
+    setup.now_s += IDLE_S + 1
     assert sessions.of(secret) is None
     secret, _ = fresh()
     for _ in range(int(AGE_S / IDLE_S) + 1):
-        world.now_s += IDLE_S - 1
+        setup.now_s += IDLE_S - 1
         sessions.of(secret)
-    world.now_s += IDLE_S - 1
+    setup.now_s += IDLE_S - 1
     assert sessions.of(secret) is None
     secret, session = fresh()
-    world.tokens["ada"] = (Scope.OPERATE, new_token())
+    setup.tokens["ada"] = (Scope.OPERATE, new_token())
     assert not sessions.counts(session), "an open page notices, too"
     assert sessions.of(secret) is None
 
 
-def test_a_token_that_may_do_less_now_ends_its_sessions(sessions, world):
-    secret = sessions.sign_in(world.token("ada"))
-    world.tokens["ada"] = (Scope.VIEW, world.token("ada"))
+def test_a_token_that_may_do_less_now_ends_its_sessions(sessions, setup):
+    secret = sessions.sign_in(setup.token("ada"))
+    setup.tokens["ada"] = (Scope.VIEW, setup.token("ada"))
     assert sessions.of(secret) is None
 
 
-def test_sessions_are_bounded_and_keep_no_secret(sessions, world):
+def test_sessions_are_bounded_and_keep_no_secret(sessions, setup):
     secrets = []
     for _ in range(SESSIONS_MAX + 5):
-        world.now_s += 0.001
-        secrets.append(sessions.sign_in(world.token("ada")))
+        setup.now_s += 0.001
+        secrets.append(sessions.sign_in(setup.token("ada")))
     assert len(sessions._sessions) == SESSIONS_MAX
     assert sessions.of(secrets[0]) is None
     assert sessions.of(secrets[-1]) is not None
@@ -233,15 +233,15 @@ def test_sessions_are_bounded_and_keep_no_secret(sessions, world):
     assert sessions.sign_in("x" * 10_000) is None
 
 
-def test_sessions_outlive_the_process(tmp_path, world):
+def test_sessions_outlive_the_process(tmp_path, setup):
     path = tmp_path / "sessions.json"
 
     def started():
         file = SessionFile(path)
-        return SessionStore(world.book, now_s=lambda: world.now_s, known=file.read(), remember=file.write)
+        return SessionStore(setup.book, now_s=lambda: setup.now_s, known=file.read(), remember=file.write)
 
     first = started()
-    secret, left = first.sign_in(world.token("ada")), first.sign_in(world.token("vic"))
+    secret, left = first.sign_in(setup.token("ada")), first.sign_in(setup.token("vic"))
     first.sign_out(left)
     again = started()
     assert again.of(secret).name == "ada"
@@ -264,14 +264,14 @@ def test_a_start_without_tokens_makes_one_that_its_owner_can_read(tmp_path):
     assert again().records == book().records, "one that comes back knows the same token"
 
 
-def test_tokens_of_the_configuration_come_first(tmp_path, world):
+def test_tokens_of_the_configuration_come_first(tmp_path, setup):
     tokens = tmp_path / "tokens.txt"
-    tokens.write_text(f"vic view {digest_of(world.token('vic'))}\n")
+    tokens.write_text(f"vic view {digest_of(setup.token('vic'))}\n")
     config = Config.model_validate(
         {"access": {"tokens": str(tokens)}, "dashboard": {"token_file": str(tmp_path / "none")}}
     )
     book, _ = tokens_of(config)
-    assert book().holder_of(world.token("vic"), scope=Scope.VIEW) == "vic"
+    assert book().holder_of(setup.token("vic"), scope=Scope.VIEW) == "vic"
     assert not (tmp_path / "none").exists()
     nobody, hint = tokens_of(Config())
     assert nobody().records == ()
