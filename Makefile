@@ -11,7 +11,7 @@ ARGS   ?=
 .PHONY: help setup serve test check lint types imports proto chart render unit sim integration pictures explore fmt clean
 .DEFAULT_GOAL := help
 
-help: ## Show this
+help: ## Show these targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -27,12 +27,12 @@ setup: $(VENV)/.installed ## Create the environment
 $(MODEL): | $(VENV)/.installed
 	$(BIN)/baton demo-model $@
 
-serve: $(VENV)/.installed $(MODEL) ## Set up, make the demo model, serve it on port 8000
+serve: $(VENV)/.installed $(MODEL) ## Set up, make the demo model and serve it on port 8000
 	$(BIN)/baton serve --model $(MODEL) --port $(PORT) $(ARGS)
 
 test: check unit sim integration ## Set up and run every check and test
 
-check: lint types imports render ## What a machine can see without running anything
+check: lint types imports render ## Lint, check types and imports, and compare generated files with their sources
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .
@@ -81,24 +81,24 @@ render: $(VENV)/.installed ## Fail if a generated file is not what its source ge
 	@for f in baton/values.schema.json baton/rules baton/dashboards rendered; do \
 	    diff -ru deploy/helm/$$f build/render/$$f || { echo "stale: run 'make chart'"; exit 1; }; done
 
-unit: $(VENV)/.installed ## Unit, contract and tidy tests
+unit: $(VENV)/.installed ## Run the unit, contract and tidy tests
 	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder tests/unit tests/contract tests/tidy
 
-sim: $(VENV)/.installed ## Simulator tests; SEED=7 repeats one seed
+sim: $(VENV)/.installed ## Run the tests of the fault simulator; SEED=7 repeats one seed
 	$(if $(SEED),$(BIN)/baton sim --seed $(SEED),$(BIN)/pytest -n auto --dist worksteal tests/simulator)
 
-integration: $(VENV)/.installed ## Real processes
+integration: $(VENV)/.installed ## Run the tests with real processes
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder tests/integration
 
 pictures: $(VENV)/.installed ## Take the dashboard's pictures in docs/images anew: 20 minutes on a quiet machine
 	$(BIN)/python -m tests.pictures docs/images
 
-explore: $(VENV)/.installed ## Unit and contract tests with cases that are new in each run
+explore: $(VENV)/.installed ## Run unit and contract tests with cases that are new in each run
 	BATON_EXPLORE=1 $(BIN)/pytest -n auto --dist loadfile tests/unit tests/contract
 
-fmt: $(VENV)/.installed ## Format and fix what can be fixed
+fmt: $(VENV)/.installed ## Format the code and apply automatic fixes
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-clean: ## Remove what was made, models included
+clean: ## Remove everything that was built, models included
 	rm -rf $(VENV) build models *.egg-info

@@ -231,7 +231,7 @@ def test_the_record_of_one_request(cluster, url, ada):
     assert "The story of one request" not in ada.content(), "no prompt is shown"
     picture(ada, "request")
     ada.goto(f"{url}/requests/no-such-request")
-    expect(ada.locator(".empty")).to_contain_text("No router remembers it")
+    expect(ada.locator(".empty")).to_contain_text("No router remembers this request")
 
 
 def test_keys_and_both_themes(browser, url):

@@ -1,4 +1,4 @@
-{{- /* Ports. Each pod has an address of its own, so they are the same everywhere. */ -}}
+{{- /* Ports. Each pod has an address of its own, so every pod uses the same ones. */ -}}
 {{- define "baton.ports" -}}
 http: 8000
 peers: 8001
@@ -20,8 +20,8 @@ redis: 6379
 {{- else }}{{ printf "%s-%s" .Release.Name $name | trunc 40 | trimSuffix "-" }}{{ end }}{{ end }}
 {{- end }}
 
-{{- /* Of the pods of one component: (list . "router"). KubeRay gives its own values to app.kubernetes.io/name,
-       so nothing is selected by that. */ -}}
+{{- /* Labels that select the pods of one component: (list . "router"). KubeRay sets its own values of
+       app.kubernetes.io/name, so nothing is selected by that. */ -}}
 {{- define "baton.selector" -}}
 baton.dev/cluster: {{ include "baton.fullname" (index . 0) }}
 baton.dev/component: {{ index . 1 }}
@@ -103,7 +103,7 @@ topologySpreadConstraints:
 {{- end }}
 {{- end }}
 
-{{- /* Environment: the settings of the config map, and what is in Secrets. */ -}}
+{{- /* Environment: the settings of the config map and of Secrets. */ -}}
 {{- define "baton.envFrom" -}}
 envFrom:
   - configMapRef:
@@ -130,7 +130,7 @@ valueFrom:
 {{- end }}{{ end }}
 {{- end }}
 
-{{- /* As control_plane/ray_ops.py has it for the Ray that `baton serve` starts. */ -}}
+{{- /* The same settings as `baton serve` gives to the Ray that it starts (control_plane/ray_cluster.py). */ -}}
 {{- define "baton.rayEnv" -}}
 - name: RAY_worker_niceness
   value: "0"
@@ -157,7 +157,7 @@ valueFrom:
 {{- end }}{{ end }}
 {{- end }}
 
-{{- /* Where the directory is, for those who ask it. */ -}}
+{{- /* Address of the directory, for the components that use it. */ -}}
 {{- define "baton.directoryEnv" -}}
 {{- if eq .Values.redis.mode "own" }}
 - name: BATON_REDIS_PASSWORD_FOR_URL
@@ -186,7 +186,7 @@ valueFrom:
 {{- end }}
 {{- end }}
 
-{{- /* Files of Secrets that every process of ours has: its certificate, and the operators' tokens. */ -}}
+{{- /* Files of Secrets that every process of Baton mounts: its certificate, and the operators' tokens. */ -}}
 {{- define "baton.secretMounts" -}}
 {{- if .Values.tls.existingSecret }}
 - name: tls
