@@ -60,7 +60,7 @@ class TraceUse:
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class GoodputBench:
     model: Path
     results: Path
     cores: tuple[int, ...]
@@ -86,7 +86,7 @@ class Offered:
         return " ".join(f"w{token}" for token in self.prompts.tokens(request))
 
 
-async def run(bench: Bench, variants: Sequence[ServerVariant]) -> list[GoodputRun]:
+async def run(bench: GoodputBench, variants: Sequence[ServerVariant]) -> list[GoodputRun]:
     """Do all missing runs and return all, those of earlier calls included. Raises SetupError if a variant
     does not start or fails outright."""
     bench.results.mkdir(parents=True, exist_ok=True)
@@ -97,7 +97,7 @@ async def run(bench: Bench, variants: Sequence[ServerVariant]) -> list[GoodputRu
     return runs
 
 
-async def _round(bench: Bench, variant: ServerVariant, number: int) -> list[GoodputRun]:
+async def _round(bench: GoodputBench, variant: ServerVariant, number: int) -> list[GoodputRun]:
     """Run one round. The variant is started only if a run is missing."""
     keys = _keys(bench, variant, number)
     known = {key: found for key in keys if (found := read_run(bench.results, key)) is not None}
@@ -115,7 +115,7 @@ async def _round(bench: Bench, variant: ServerVariant, number: int) -> list[Good
     return [known[key] for key in keys if key in known]
 
 
-def _keys(bench: Bench, variant: ServerVariant, number: int) -> list[RunKey]:
+def _keys(bench: GoodputBench, variant: ServerVariant, number: int) -> list[RunKey]:
     told = list(bench.objectives) if variant.knows_objectives else [ANY_OBJECTIVES]
     return [
         RunKey(variant.name, trace.name, name, rate, number)
@@ -125,7 +125,7 @@ def _keys(bench: Bench, variant: ServerVariant, number: int) -> list[RunKey]:
     ]
 
 
-def _missing(bench: Bench, keys: Sequence[RunKey], known: dict[RunKey, GoodputRun]) -> RunKey | None:
+def _missing(bench: GoodputBench, keys: Sequence[RunKey], known: dict[RunKey, GoodputRun]) -> RunKey | None:
     """The next run, or None. Higher rates than a hopeless one are skipped."""
     hopeless: set[tuple[str, str]] = set()
     for key in keys:
@@ -139,7 +139,7 @@ def _missing(bench: Bench, keys: Sequence[RunKey], known: dict[RunKey, GoodputRu
     return None
 
 
-async def _one(bench: Bench, variant: ServerVariant, server: ServerUrl, key: RunKey) -> GoodputRun:
+async def _one(bench: GoodputBench, variant: ServerVariant, server: ServerUrl, key: RunKey) -> GoodputRun:
     offered = _offered(bench, key)
     slo = bench.objectives.get(key.objectives)
     await goodput_servers.settle(server, variant.model_name, within_s=SETTLE_S)
@@ -155,7 +155,7 @@ async def _one(bench: Bench, variant: ServerVariant, server: ServerUrl, key: Run
     return GoodputRun(key, records, offered.facts)
 
 
-def _settings(bench: Bench, key: RunKey, offered: Offered, server: ServerUrl) -> RunSettings:
+def _settings(bench: GoodputBench, key: RunKey, offered: Offered, server: ServerUrl) -> RunSettings:
     """The settings that `baton compare` reads. A server that does not know the objectives is shown with the
     tightest."""
     return RunSettings(
@@ -195,7 +195,7 @@ def objectives_field(slo: Slo) -> dict[str, float]:
     return {name: target * 1000 for name, target in named.items() if target is not None}
 
 
-def _offered(bench: Bench, key: RunKey) -> Offered:
+def _offered(bench: GoodputBench, key: RunKey) -> Offered:
     """The plan of a run. Lengths and instants depend on trace, rate and round alone, so they are the same for
     every variant.
 
@@ -303,7 +303,7 @@ def read_run(results: Path, key: RunKey) -> GoodputRun | None:
     return GoodputRun(key, records, dict(settings.options))
 
 
-def found(bench: Bench, variants: Sequence[ServerVariant]) -> list[GoodputRun]:
+def found(bench: GoodputBench, variants: Sequence[ServerVariant]) -> list[GoodputRun]:
     """The runs of these variants in the results folder."""
     runs: list[GoodputRun] = []
     for number in range(bench.rounds):

@@ -16,9 +16,9 @@ from baton.files.terminal import new_console
 from baton.telemetry.machine import scheduling_note
 from benchmarks import goodput as bench_runs
 from benchmarks.bench_model import make_bench_model
-from benchmarks.goodput import Bench, TraceUse, trace_at
+from benchmarks.goodput import GoodputBench, TraceUse, trace_at
 from benchmarks.goodput_result import GoodputRun, make_curves, make_ratios
-from benchmarks.goodput_show import Summary, show
+from benchmarks.goodput_show import GoodputSummary, show
 from benchmarks.goodput_variants import ServerVariant, baton_variants, choose, read_peers
 from loadgen.options import as_command
 from loadgen.slo import Slo
@@ -103,9 +103,9 @@ def _goodput(asked: GoodputOptions) -> None:
 goodput = as_command(GoodputOptions, _goodput)
 
 
-def _summary(bench: Bench, chosen: list[ServerVariant], runs: list[GoodputRun]) -> Summary:
+def _summary(bench: GoodputBench, chosen: list[ServerVariant], runs: list[GoodputRun]) -> GoodputSummary:
     curves = make_curves(runs, bench.objectives)
-    return Summary(
+    return GoodputSummary(
         objectives=bench.objectives,
         about={v.name: v.about for v in chosen},
         plans={f"{r.key.trace}, {r.key.rate:g}/s, round {r.key.round + 1}": r.facts for r in runs},
@@ -114,7 +114,7 @@ def _summary(bench: Bench, chosen: list[ServerVariant], runs: list[GoodputRun]) 
     )
 
 
-def _bench(asked: GoodputOptions) -> Bench:
+def _bench(asked: GoodputOptions) -> GoodputBench:
     """Raises SetupError for an invalid option."""
     notes = Console(stderr=True, highlight=False)
     if (note := scheduling_note()) is not None:
@@ -129,7 +129,7 @@ def _bench(asked: GoodputOptions) -> Bench:
     objectives = {"tight": Slo(asked.ttft, asked.tight), "loose": Slo(asked.ttft, asked.loose)}
     if asked.only and asked.only not in objectives:
         raise SetupError(f"--only {asked.only}: choose tight or loose")
-    return Bench(
+    return GoodputBench(
         model=asked.model,
         results=asked.results,
         cores=_cores(asked.cores),

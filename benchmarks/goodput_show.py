@@ -11,7 +11,7 @@ from benchmarks.goodput_result import ATTAIN, Curve, Facts, Point, Ratio
 from loadgen.slo import Slo
 
 
-class Summary(msgspec.Struct, frozen=True):
+class GoodputSummary(msgspec.Struct, frozen=True):
     objectives: dict[str, Slo]
     about: dict[str, str]
     """A description of each variant."""
@@ -21,7 +21,7 @@ class Summary(msgspec.Struct, frozen=True):
     ratios: list[Ratio]
 
 
-def show(console: Console, summary: Summary) -> None:
+def show(console: Console, summary: GoodputSummary) -> None:
     for name, text in summary.about.items():
         console.print(f"[bold]{escape(name)}[/] {escape(text)}")
     for trace in dict.fromkeys(c.trace for c in summary.curves):

@@ -58,7 +58,7 @@ INPUT_TOKENS, OUTPUT_TOKENS = 4000, 200
 LENGTH_SIGMA = 1.0
 
 
-class Health:
+class StepDelays:
     """How long a step of one worker takes beyond what it costs, at each instant; drawn from a seed."""
 
     def __init__(self, clock: VirtualClock, worker_id: WorkerId, fault: Fault, seed: int) -> None:
@@ -92,7 +92,7 @@ class _Lengthened(StepCosts, frozen=True, kw_only=True):
     """The costs by which a sick worker's engine runs. Steps without prompt tokens are not lengthened: the
     scheduler asks for their cost when it plans, and a worker does not know that it is about to stall."""
 
-    health: Health
+    health: StepDelays
 
     def step_s(
         self, *, prompt_tokens: int = 0, decodes: float = 0, context_tokens: float = 0, pairs: float = 0
@@ -120,12 +120,12 @@ class SickWorker(MacroWorker):
         costs = spec.costs
         if spec.role is Role.PREFILL:
             own = {name: getattr(costs, name) for name in StepCosts.__struct_fields__}
-            costs = _Lengthened(**own, health=Health(clock, worker_id, fault, seed))
+            costs = _Lengthened(**own, health=StepDelays(clock, worker_id, fault, seed))
         super().__init__(worker_id, replace(spec, costs=costs), clock, fleet, hop_s=hop_s)
         self.spec = spec
 
 
-class Case(NamedTuple):
+class HedgingCase(NamedTuple):
     """One run."""
 
     fault: Fault
@@ -137,7 +137,7 @@ class Case(NamedTuple):
     pools: PoolSizes
 
 
-class Run(msgspec.Struct, frozen=True):
+class HedgingRun(msgspec.Struct, frozen=True):
     """The result of one case."""
 
     fault: Fault
@@ -155,7 +155,7 @@ class Run(msgspec.Struct, frozen=True):
     hedges_won: int
 
 
-class Summary(msgspec.Struct, frozen=True):
+class HedgingSummary(msgspec.Struct, frozen=True):
     """The runs of one fault, load and share: means over the seeds."""
 
     fault: Fault
@@ -174,12 +174,12 @@ class Summary(msgspec.Struct, frozen=True):
     seeds: int
 
 
-class Result(msgspec.Struct, frozen=True):
+class HedgingResult(msgspec.Struct, frozen=True):
     cluster: str
     requests: int
     capacity_per_s: float
-    runs: list[Run]
-    summaries: list[Summary]
+    runs: list[HedgingRun]
+    summaries: list[HedgingSummary]
 
 
 def demands(rate_per_s: float, count: int, seed: int) -> Iterator[FleetRequest]:
@@ -214,7 +214,7 @@ def spec_of(pools: PoolSizes, hedge_share: float, seed: int) -> FleetSpec:
     )
 
 
-def run(case: Case) -> Run:
+def run(case: HedgingCase) -> HedgingRun:
     def make_worker(
         worker_id: WorkerId, spec: FleetWorkerSpec, clock: VirtualClock, fleet: FleetServices, *, hop_s: float
     ) -> SickWorker:
@@ -229,7 +229,7 @@ def run(case: Case) -> Run:
     )
     prompts = sum(d.input_tokens for d in demands(case.rate_per_s, case.requests, case.seed))
     failures = [status.failure_handling for status in fleet.router_statuses()]
-    return Run(
+    return HedgingRun(
         fault=case.fault,
         load=case.load,
         hedge_share=case.hedge_share,
@@ -252,7 +252,7 @@ def capacity(pools: PoolSizes, requests: int, seed: int) -> float:
     """Requests per second at which the healthy cluster serves 90 % within both objectives."""
 
     def share_at(rate_per_s: float) -> float:
-        return run(Case("none", 1.0, rate_per_s, 0.0, seed, requests, pools)).goodput_share
+        return run(HedgingCase("none", 1.0, rate_per_s, 0.0, seed, requests, pools)).goodput_share
 
     return search(share_at, first=4.0 * pools.prefill, width=0.05).factor
 
@@ -267,17 +267,17 @@ def measure(
     requests: int,
     jobs: int,
     progress: Callable[[str], None],
-) -> Result:
+) -> HedgingResult:
     capacity_per_s = capacity(pools, requests, seed=0)
     progress(f"capacity: {capacity_per_s:.2f} requests/s")
     cases = [
-        Case(fault, load, load * capacity_per_s, share, seed, requests, pools)
+        HedgingCase(fault, load, load * capacity_per_s, share, seed, requests, pools)
         for fault in faults
         for load in loads
         for seed in range(1, seeds + 1)
         for share in (0.0, hedge_share)
     ]
-    runs: list[Run] = []
+    runs: list[HedgingRun] = []
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         for done in pool.map(run, cases):
             runs.append(done)
@@ -291,15 +291,15 @@ def measure(
         for load in loads
         for share in (0.0, hedge_share)
     ]
-    return Result(f"{pools} of {MODEL} on {GPUS} × {GPU}", requests, capacity_per_s, runs, summaries)
+    return HedgingResult(f"{pools} of {MODEL} on {GPUS} × {GPU}", requests, capacity_per_s, runs, summaries)
 
 
-def _summary(runs: list[Run], share: float, requests: int) -> Summary:
+def _summary(runs: list[HedgingRun], share: float, requests: int) -> HedgingSummary:
     """`runs` are those of one fault and load, with and without backup attempts."""
     own = [r for r in runs if r.hedge_share == share]
     plain = {r.seed: r.ttft_p99_s for r in runs if r.hedge_share == 0}
     began = sum(r.hedges for r in own)
-    return Summary(
+    return HedgingSummary(
         fault=own[0].fault,
         load=own[0].load,
         hedge_share=share,

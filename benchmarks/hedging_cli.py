@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from baton.files.terminal import new_console
-from benchmarks.hedging import FAULTS, Result, measure
+from benchmarks.hedging import FAULTS, HedgingResult, measure
 from simulator.fleet.setup import PoolSizes
 
 LOADS = (0.6, 0.9)
@@ -44,7 +44,7 @@ def hedging(
         _show(result)
 
 
-def _show(result: Result) -> None:
+def _show(result: HedgingResult) -> None:
     table = Table(title=f"{result.cluster}; capacity {result.capacity_per_s:.2f} requests/s")
     for name in (
         "fault",

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from benchmarks.placement import REFERENCE, Case, Stage, capacity, stage
+from benchmarks.placement import REFERENCE, PlacementCase, Stage, capacity, stage
 from loadgen.records import RequestOutcome
 from simulator.fleet.fleet import PoolSample
 from simulator.fleet.pools import anti_phase, wasted_share
@@ -78,7 +78,7 @@ class Fairness(msgspec.Struct, frozen=True):
     flood_requests: int
 
 
-class Result(msgspec.Struct, frozen=True):
+class OverloadResult(msgspec.Struct, frozen=True):
     trace: str
     requests: int
     cluster: str
@@ -166,13 +166,13 @@ def run_fairness(ready: Stage, late: str, flood: str, demands: Iterator[FleetReq
 
 
 def measure(
-    case: Case,
+    case: PlacementCase,
     *,
     capacity_per_s: float = 0.0,
     quiet_requests: int = 1200,
     with_fairness: bool = True,
     progress: Callable[[str], None],
-) -> tuple[Result, dict[str, list[PoolSample]]]:
+) -> tuple[OverloadResult, dict[str, list[PoolSample]]]:
     """And the pools' loads over time, of each variant. `capacity_per_s` 0: searched. Raises SetupError: see
     `stage`."""
     ready = stage(case)
@@ -193,7 +193,7 @@ def measure(
                 progress(
                     f"late {late}, flood {flood}: {fairness[-1].quiet_share:.1%} of the quiet one's good"
                 )
-    result = Result(
+    result = OverloadResult(
         trace=case.trace.name,
         requests=len(ready.plan.requests),
         cluster=f"{case.pools} of {case.model} on {case.tensor} × {case.gpu}",

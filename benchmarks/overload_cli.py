@@ -10,8 +10,8 @@ from rich.table import Table
 
 from baton.files.outputs import check_writable
 from baton.files.terminal import new_console
-from benchmarks.overload import OVERLOAD, QUIET_SHARE, Result, measure
-from benchmarks.placement import Case
+from benchmarks.overload import OVERLOAD, QUIET_SHARE, OverloadResult, measure
+from benchmarks.placement import PlacementCase
 from loadgen.files import write_file
 from simulator.fleet.pools import pool_charts
 from simulator.fleet.setup import PoolSizes
@@ -46,7 +46,7 @@ def overload(
     """
     check_writable(plot)
     notes = Console(stderr=True, highlight=False)
-    case = Case(trace, model, gpu, tp, PoolSizes(prefill, decode), ttft_slo, tpot_slo, limit, seed)
+    case = PlacementCase(trace, model, gpu, tp, PoolSizes(prefill, decode), ttft_slo, tpot_slo, limit, seed)
     result, samples = measure(
         case, capacity_per_s=capacity, quiet_requests=quiet, with_fairness=fairness, progress=notes.print
     )
@@ -58,7 +58,7 @@ def overload(
         show(result, new_console(highlight=False))
 
 
-def show(result: Result, console: Console) -> None:
+def show(result: OverloadResult, console: Console) -> None:
     table = Table(
         title=f"{result.trace}, {result.requests} requests at {OVERLOAD:g} × {result.capacity_per_s:.2f}/s, "
         f"{result.cluster}\nTTFT <= {result.ttft_slo_s:g} s, TPOT <= {result.tpot_slo_s:g} s"

@@ -43,7 +43,7 @@ POLICIES = (*PLACEMENT_POLICIES, REFUSING, NO_DISAGGREGATION)
 LOADS = (0.6, 0.9, 1.1, 1.4)
 
 
-class Case(NamedTuple):
+class PlacementCase(NamedTuple):
     """A trace, the cluster under it, and the objectives."""
 
     trace: Path
@@ -57,7 +57,7 @@ class Case(NamedTuple):
     seed: int = 0
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class PolicyAtLoad(msgspec.Struct, frozen=True):
     """One policy at one load."""
 
     policy: str
@@ -77,7 +77,7 @@ class Outcome(msgspec.Struct, frozen=True):
     wall_s: float
 
 
-class Result(msgspec.Struct, frozen=True):
+class PlacementResult(msgspec.Struct, frozen=True):
     """One trace."""
 
     trace: str
@@ -89,14 +89,14 @@ class Result(msgspec.Struct, frozen=True):
     capacity_per_s: float
     probes: list[tuple[float, float]]
     """(requests per second, share that met aggregated), as searched."""
-    outcomes: list[Outcome]
+    outcomes: list[PolicyAtLoad]
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
     """A case made ready to run."""
 
-    case: Case
+    case: PlacementCase
     plan: ReplayPlan
 
     @property
@@ -141,7 +141,7 @@ class Stage:
         )
 
 
-def stage(case: Case) -> Stage:
+def stage(case: PlacementCase) -> Stage:
     """Raises SetupError for a trace that cannot be read."""
     trace = cut(read_trace(case.trace), limit=case.limit or None)
     return Stage(case, make_plan(trace, TraceScaling(), spread=True, seed=case.seed))
@@ -170,7 +170,7 @@ def capacity(
     return found.factor * own, [(factor * own, share) for factor, share in found.probes]
 
 
-def run_one(ready: Stage, policy: str, load: float, rate: float) -> tuple[Outcome, Fleet]:
+def run_one(ready: Stage, policy: str, load: float, rate: float) -> tuple[PolicyAtLoad, Fleet]:
     """One policy at `rate` requests per second."""
     demands = faster(of_plan(ready.plan), rate / ready.own_rate)
     done = simulate(
@@ -181,7 +181,7 @@ def run_one(ready: Stage, policy: str, load: float, rate: float) -> tuple[Outcom
     )
     report = done.report
     assert report.ttft is not None
-    outcome = Outcome(
+    outcome = PolicyAtLoad(
         policy=policy,
         load=load,
         rate_per_s=rate,
@@ -199,27 +199,27 @@ def run_one(ready: Stage, policy: str, load: float, rate: float) -> tuple[Outcom
     return outcome, done.fleet
 
 
-def _task(work: tuple[Case, str, float, float]) -> Outcome:
+def _task(work: tuple[PlacementCase, str, float, float]) -> PolicyAtLoad:
     case, policy, load, rate = work
     return run_one(stage(case), policy, load, rate)[0]
 
 
 def measure(
-    case: Case,
+    case: PlacementCase,
     *,
     policies: tuple[str, ...] = POLICIES,
     loads: tuple[float, ...] = LOADS,
     capacity_per_s: float = 0.0,
     jobs: int = 1,
     progress: Callable[[str], None],
-) -> Result:
+) -> PlacementResult:
     """Raises SetupError: see `stage`. `capacity_per_s` 0: searched."""
     ready = stage(case)
     probes: list[tuple[float, float]] = []
     if not capacity_per_s:
         capacity_per_s, probes = capacity(ready, REFERENCE, progress=progress)
     tasks = [(case, policy, load, load * capacity_per_s) for load in loads for policy in policies]
-    outcomes: list[Outcome] = []
+    outcomes: list[PolicyAtLoad] = []
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         for outcome in pool.map(_task, tasks):
             outcomes.append(outcome)
@@ -227,7 +227,7 @@ def measure(
                 f"{outcome.load:.0%} {outcome.policy}: {outcome.goodput_share:.1%} good, mean TTFT "
                 f"{outcome.ttft_mean_s:.2f} s"
             )
-    return Result(
+    return PlacementResult(
         trace=case.trace.name,
         requests=len(ready.plan.requests),
         cluster=f"{case.pools} of {case.model} on {case.tensor} × {case.gpu}",

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from baton.core.errors import SetupError
 from baton.files.terminal import new_console
-from benchmarks.placement import LOADS, POLICIES, Case, Result, measure
+from benchmarks.placement import LOADS, POLICIES, PlacementCase, PlacementResult, measure
 from simulator.fleet.setup import PoolSizes
 
 
@@ -40,7 +40,7 @@ def placement(
     Example: baton bench placement mooncake_conversation.jsonl --prefill 12 --decode 4 --limit 4000
     """
     notes = Console(stderr=True, highlight=False)
-    case = Case(trace, model, gpu, tp, PoolSizes(prefill, decode), ttft_slo, tpot_slo, limit, seed)
+    case = PlacementCase(trace, model, gpu, tp, PoolSizes(prefill, decode), ttft_slo, tpot_slo, limit, seed)
     result = measure(
         case,
         policies=_policies(policies),
@@ -73,7 +73,7 @@ def _loads(text: str) -> tuple[float, ...]:
     return loads
 
 
-def show(result: Result, console: Console) -> None:
+def show(result: PlacementResult, console: Console) -> None:
     """One row per load and policy; the best goodput of each load is marked."""
     table = Table(
         title=f"{result.trace}, {result.requests} requests, {result.cluster}\n"

@@ -11,7 +11,7 @@ from commands.parts import PASS_ON, run_part
 from control_plane.reaper import Reaper
 
 
-class Bench(NamedTuple):
+class Benchmark(NamedTuple):
     """A benchmark; its module has a function of the same name."""
 
     name: str
@@ -20,25 +20,29 @@ class Bench(NamedTuple):
 
 
 BENCHES = (
-    Bench("engine", "benchmarks.engine_cli", "The engine and `baton serve`, compared with other servers."),
-    Bench("kernels", "benchmarks.kernels_cli", "Each kernel, compared with its hardware limit."),
-    Bench("quality", "benchmarks.quality_cli", "What quantisation costs in perplexity and agreement."),
-    Bench("speculation", "benchmarks.speculation_cli", "Tokens per second with and without speculation."),
-    Bench("transfer", "benchmarks.transfer_cli", "Reads between two processes, compared with raw NIXL."),
-    Bench("handover", "benchmarks.handover_cli", "The hand-over from prefill to decode."),
-    Bench("store", "benchmarks.store_cli", "Paths of the KV store, compared with memcpy and fio."),
-    Bench("reuse", "benchmarks.reuse_cli", "TTFT of a repeated prompt, by the tier that holds its KV."),
-    Bench("working-set", "benchmarks.working_set_cli", "Goodput with and without the KV store."),
-    Bench("store-cost", "benchmarks.working_set_cli", "The KV store's cost for traffic that never repeats."),
-    Bench("router", "benchmarks.router_cli", "The router's own cost per request."),
-    Bench("goodput", "benchmarks.goodput_cli", "Goodput of Baton and of other servers."),
-    Bench("fidelity", "benchmarks.fidelity_cli", "A live run, compared with a simulation of it."),
-    Bench("faults", "benchmarks.faults_cli", "A replay during which nodes and processes are killed."),
-    Bench("placement", "benchmarks.placement_cli", "Placement policies, in the fleet simulator."),
-    Bench("hedging", "benchmarks.hedging_cli", "Backup attempts of requests, in the fleet simulator."),
-    Bench("overload", "benchmarks.overload_cli", "Early rejection and fairness, in the fleet simulator."),
-    Bench("autoscale", "benchmarks.autoscale_cli", "The autoscaler, in the fleet simulator."),
-    Bench("policies", "benchmarks.eviction.cli", "Eviction policies of the KV store, on a trace."),
+    Benchmark(
+        "engine", "benchmarks.engine_cli", "The engine and `baton serve`, compared with other servers."
+    ),
+    Benchmark("kernels", "benchmarks.kernels_cli", "Each kernel, compared with its hardware limit."),
+    Benchmark("quality", "benchmarks.quality_cli", "What quantisation costs in perplexity and agreement."),
+    Benchmark("speculation", "benchmarks.speculation_cli", "Tokens per second with and without speculation."),
+    Benchmark("transfer", "benchmarks.transfer_cli", "Reads between two processes, compared with raw NIXL."),
+    Benchmark("handover", "benchmarks.handover_cli", "The hand-over from prefill to decode."),
+    Benchmark("store", "benchmarks.store_cli", "Paths of the KV store, compared with memcpy and fio."),
+    Benchmark("reuse", "benchmarks.reuse_cli", "TTFT of a repeated prompt, by the tier that holds its KV."),
+    Benchmark("working-set", "benchmarks.working_set_cli", "Goodput with and without the KV store."),
+    Benchmark(
+        "store-cost", "benchmarks.working_set_cli", "The KV store's cost for traffic that never repeats."
+    ),
+    Benchmark("router", "benchmarks.router_cli", "The router's own cost per request."),
+    Benchmark("goodput", "benchmarks.goodput_cli", "Goodput of Baton and of other servers."),
+    Benchmark("fidelity", "benchmarks.fidelity_cli", "A live run, compared with a simulation of it."),
+    Benchmark("faults", "benchmarks.faults_cli", "A replay during which nodes and processes are killed."),
+    Benchmark("placement", "benchmarks.placement_cli", "Placement policies, in the fleet simulator."),
+    Benchmark("hedging", "benchmarks.hedging_cli", "Backup attempts of requests, in the fleet simulator."),
+    Benchmark("overload", "benchmarks.overload_cli", "Early rejection and fairness, in the fleet simulator."),
+    Benchmark("autoscale", "benchmarks.autoscale_cli", "The autoscaler, in the fleet simulator."),
+    Benchmark("policies", "benchmarks.eviction.cli", "Eviction policies of the KV store, on a trace."),
 )
 
 app = typer.Typer(name="bench", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -62,7 +66,7 @@ def bench(context: typer.Context) -> None:
     secure(config.tls, config.access)
 
 
-def _mount(one: Bench) -> None:
+def _mount(one: Benchmark) -> None:
     def command(context: typer.Context) -> None:
         run_part(f"bench {one.name}", one.module, extra="worker", args=context.args)
 

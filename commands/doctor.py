@@ -45,7 +45,7 @@ class ListedWorker(msgspec.Struct, frozen=True):
     indexed_blocks: int
 
 
-class Health(msgspec.Struct, frozen=True):
+class RouterHealth(msgspec.Struct, frozen=True):
     """The fields that only a Baton router's /health has."""
 
     status: str
@@ -83,7 +83,7 @@ def examine(url: str) -> int:
 def _health(url: str) -> dict[str, Any]:
     try:
         health = httpx.get(f"{url.rstrip('/')}/health", timeout=HTTP_S).json()
-        msgspec.convert(health, Health)
+        msgspec.convert(health, RouterHealth)
     except msgspec.ValidationError:
         raise SetupError(f"no Baton router at {url}: its /health is not that of a router") from None
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:

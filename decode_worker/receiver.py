@@ -61,12 +61,12 @@ class GaveUp:
 
 
 @dataclass(frozen=True, slots=True)
-class NoRoom:
+class NoFreeBlocks:
     key: SeqKey
     message: str
 
 
-ReceiverAction = Send | BlockRead | Ready | GaveUp | NoRoom
+ReceiverAction = Send | BlockRead | Ready | GaveUp | NoFreeBlocks
 """A BlockRead is answered by `KVReceiver.read_done`."""
 
 
@@ -183,7 +183,7 @@ class KVReceiver:
     ) -> list[ReceiverAction]:
         """The sequence waits for blocks; `admit` goes on from there."""
         if len(self._waiting) >= self._waiting_max:
-            return [NoRoom(key, f"{len(self._waiting)} sequences wait for blocks")]
+            return [NoFreeBlocks(key, f"{len(self._waiting)} sequences wait for blocks")]
         hashes = block_hashes(cache_root, tokens, self._block_tokens)
         room_by_s = now_s + self._config.receive_wait_s
         self._waiting.append(_Waiting(key, owner, len(tokens), hashes, room_by_s))
@@ -310,7 +310,7 @@ class KVReceiver:
         actions: list[ReceiverAction] = []
         while self._waiting and self._waiting[0].room_by_s <= now_s:
             waiting = self._waiting.popleft()
-            actions.append(NoRoom(waiting.key, f"no blocks within {self._config.receive_wait_s:g} s"))
+            actions.append(NoFreeBlocks(waiting.key, f"no blocks within {self._config.receive_wait_s:g} s"))
         for incoming in list(self._incoming.values()):
             lease = incoming.lease
             if lease.end_s <= now_s:

@@ -9,7 +9,7 @@ import msgspec
 from baton.core.geometry import SCALE_BYTES, STORED_BYTES, KVGeometry
 
 
-class Run(NamedTuple):
+class BlockRun(NamedTuple):
     """`block_count` consecutive source blocks that go to as many consecutive local blocks."""
 
     source: int
@@ -57,14 +57,14 @@ def check_ranges(ranges: Ranges, *, source_bytes: int, local_bytes: int) -> None
             raise ValueError(f"{piece} is outside a block of {source_bytes} B or of {local_bytes} B")
 
 
-def runs(source_blocks: Sequence[int], local_blocks: Sequence[int]) -> Iterator[Run]:
+def runs(source_blocks: Sequence[int], local_blocks: Sequence[int]) -> Iterator[BlockRun]:
     """The pairs (source_blocks[i], local_blocks[i]), in order, as the fewest runs that keep the order."""
     start = 0
     pairs = list(zip(source_blocks, local_blocks, strict=True))
     for i in range(1, len(pairs) + 1):
         is_end = i == len(pairs) or pairs[i] != (pairs[i - 1][0] + 1, pairs[i - 1][1] + 1)
         if is_end:
-            yield Run(*pairs[start], i - start)
+            yield BlockRun(*pairs[start], i - start)
             start = i
 
 

@@ -75,7 +75,7 @@ async def introduce(
 
 
 @dataclass(slots=True)
-class _Session(Generic[OutT, InT]):
+class _OwnerSession(Generic[OutT, InT]):
     link: LinkEnd[OutT, InT] | None = None
     """None while it is being opened."""
     waiting: deque[OutT] = field(default_factory=deque[OutT])
@@ -99,7 +99,7 @@ class SessionsWithOwners(Generic[KeyT, OutT, InT]):
         spawn: Spawn,
     ) -> None:
         self._on_message, self._on_lost, self._spawn = on_message, on_lost, spawn
-        self._sessions: dict[KeyT, _Session[OutT, InT]] = {}
+        self._sessions: dict[KeyT, _OwnerSession[OutT, InT]] = {}
         self._ending: dict[KeyT, asyncio.Task[None]] = {}
 
     @property
@@ -109,7 +109,7 @@ class SessionsWithOwners(Generic[KeyT, OutT, InT]):
 
     def open(
         self, key: KeyT, dial: Callable[[], AbstractAsyncContextManager[LinkEnd[OutT, InT]]]
-    ) -> _Session[OutT, InT]:
+    ) -> _OwnerSession[OutT, InT]:
         """Open a session ahead of need; nobody is told if that fails. Open already: nothing happens.
 
         `dial` gives a session whose owner can be read, and takes the owner away from the transfer at its end.
@@ -117,7 +117,7 @@ class SessionsWithOwners(Generic[KeyT, OutT, InT]):
         """
         session = self._sessions.get(key)
         if session is None:
-            session = self._sessions[key] = _Session[OutT, InT]()
+            session = self._sessions[key] = _OwnerSession[OutT, InT]()
             session.task = self._spawn(self._run(key, session, dial, self._ending.get(key)))
         return session
 
@@ -147,7 +147,7 @@ class SessionsWithOwners(Generic[KeyT, OutT, InT]):
     async def _run(
         self,
         key: KeyT,
-        session: _Session[OutT, InT],
+        session: _OwnerSession[OutT, InT],
         dial: Callable[[], AbstractAsyncContextManager[LinkEnd[OutT, InT]]],
         predecessor: asyncio.Task[None] | None,
     ) -> None:
@@ -169,16 +169,18 @@ class SessionsWithOwners(Generic[KeyT, OutT, InT]):
             if self._ending.get(key) is session.task:
                 del self._ending[key]
 
-    def _is_current(self, key: KeyT, session: _Session[OutT, InT]) -> bool:
+    def _is_current(self, key: KeyT, session: _OwnerSession[OutT, InT]) -> bool:
         return self._sessions.get(key) is session
 
-    def _send(self, key: KeyT, session: _Session[OutT, InT], link: LinkEnd[OutT, InT], message: OutT) -> None:
+    def _send(
+        self, key: KeyT, session: _OwnerSession[OutT, InT], link: LinkEnd[OutT, InT], message: OutT
+    ) -> None:
         try:
             link.send(message)
         except LinkBroken as error:
             self._lost(key, session, str(error))
 
-    def _lost(self, key: KeyT, session: _Session[OutT, InT], reason: str) -> None:
+    def _lost(self, key: KeyT, session: _OwnerSession[OutT, InT], reason: str) -> None:
         """Report the loss of a session, once."""
         if not self._is_current(key, session):
             return

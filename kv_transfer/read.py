@@ -65,7 +65,7 @@ class ReadSettled(msgspec.Struct, frozen=True):
 ReadEvent = ReadDone | ReadSettled
 
 
-class Verdict(NamedTuple):
+class ReadVerdict(NamedTuple):
     """Whether a reader may use what a read brought."""
 
     fault: str = ""
@@ -74,13 +74,13 @@ class Verdict(NamedTuple):
     """The same blocks may be read again: the grant still stands."""
 
 
-def judge(done: ReadDone, *, lease_end_s: float, now_s: float) -> Verdict:
+def judge(done: ReadDone, *, lease_end_s: float, now_s: float) -> ReadVerdict:
     """A read is good if it has settled, its generations matched, and it ended before the lease did."""
     if done.is_stale:
-        return Verdict("the owner gave the blocks to new content", may_repeat=False)
+        return ReadVerdict("the owner gave the blocks to new content", may_repeat=False)
     fault = done.error
     if not fault and now_s >= lease_end_s:
         fault = "it ended after the lease"
     if not fault and not done.is_settled:
         fault = "it has not settled"
-    return Verdict(fault, may_repeat=now_s < lease_end_s)
+    return ReadVerdict(fault, may_repeat=now_s < lease_end_s)

@@ -11,10 +11,10 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from baton.core.ids import ReadId
 from kv_transfer.lease import ReaderLease
-from kv_transfer.read import BlockRead, ReadDone, Verdict, judge
+from kv_transfer.read import BlockRead, ReadDone, ReadVerdict, judge
 
 
-class Grant(Protocol):
+class GrantedBlocks(Protocol):
     """What every message that grants blocks says of them: `KVGrant` and `BlocksGrant`."""
 
     @property
@@ -63,7 +63,7 @@ class ReadSession:
     owes_release: bool = False
     is_owner_lost: bool = False
 
-    def accept(self, grant: Grant, *, slack_s: float) -> Granted:
+    def accept(self, grant: GrantedBlocks, *, slack_s: float) -> Granted:
         """Take a grant in and return what it adds: blocks granted before are not read twice. Raises
         BadGrant."""
         fault = self._fault(grant)
@@ -82,7 +82,7 @@ class ReadSession:
             tuple(grant.checksums[skip:]),
         )
 
-    def _fault(self, grant: Grant) -> str:
+    def _fault(self, grant: GrantedBlocks) -> str:
         count = len(grant.source_blocks)
         end = grant.first_block + count
         if len(grant.generations) != count or len(grant.checksums) not in (0, count):
@@ -169,7 +169,7 @@ class OpenReads(Generic[SessionT, PartT]):
         opened = self._reads[read.read_id] = OpenRead[SessionT, PartT](read, session, part, now_s)
         return opened
 
-    def done(self, done: ReadDone, *, now_s: float) -> tuple[OpenRead[SessionT, PartT], Verdict] | None:
+    def done(self, done: ReadDone, *, now_s: float) -> tuple[OpenRead[SessionT, PartT], ReadVerdict] | None:
         """None: no such read is in flight. The read stays open until `settled`."""
         read = self._reads.get(done.read_id)
         if read is None or read.is_done:

@@ -28,7 +28,7 @@ from baton.core.messages import (
     WorkerHello,
 )
 from baton.core.steps import StepResult
-from decode_worker.receiver import GaveUp, KVReceiver, NoRoom, Ready, ReceiverAction, Send
+from decode_worker.receiver import GaveUp, KVReceiver, NoFreeBlocks, Ready, ReceiverAction, Send
 from engine.scheduling.block_pool import BlockPool
 from engine.scheduling.prefix_cache import PrefixCache
 from engine.scheduling.scheduler import Scheduler
@@ -39,7 +39,7 @@ from prefill_worker.handovers import Handovers
 from worker.core_attempts import Attempt, Attempts, Epochs
 from worker.core_progress import Phases
 from worker.core_starts import sequence_of, unfit
-from worker.core_status import WorkerStatus
+from worker.core_status import WorkerCounts
 from worker.core_store import StoreClient
 from worker.events import (
     CopyDone,
@@ -57,11 +57,11 @@ from worker.events import (
     StepDone,
     StoreJoined,
     StoreLost,
-    Tick,
     ToOwner,
     ToReader,
     WorkerAction,
     WorkerEvent,
+    WorkerTick,
 )
 from worker.outbox import Outbox
 from worker.phase_clock import PhaseClock
@@ -159,8 +159,8 @@ class WorkerCore:
         """Attempts that are accepted, and wait for a seat or for blocks."""
         return self._scheduler.waiting_keys
 
-    def status(self) -> WorkerStatus:
-        return WorkerStatus(
+    def status(self) -> WorkerCounts:
+        return WorkerCounts(
             role=self._role,
             is_draining=self._is_draining,
             free_blocks=self._pool.free_count,
@@ -247,7 +247,7 @@ class WorkerCore:
                 self._out.extend(self._store.heard(message))
             case CopyDone():
                 self._out.extend(self._store.copied(event))
-            case ReaderLost() | Tick():
+            case ReaderLost() | WorkerTick():
                 pass  # the leases of a lost reader run on: a one-sided read may still be under way
             case _:
                 assert_never(event)
@@ -442,7 +442,7 @@ class WorkerCore:
                     self._on_ready(action, now_s)
                 case GaveUp(key, reason, detail):
                     self._phases.fail(self._attempts.pop(key), reason, detail)
-                case NoRoom(key, reason):
+                case NoFreeBlocks(key, reason):
                     attempt = self._attempts.pop(key)
                     refused = SequenceRefused(*key, RefusalReason.NO_ROOM, reason)
                     self._out.tell(attempt.router_id, refused)

@@ -6,7 +6,7 @@ from baton.core.messages import Role
 from worker.core_store import StoreStatus
 
 
-class WorkerStatus(msgspec.Struct, frozen=True):
+class WorkerCounts(msgspec.Struct, frozen=True):
     """Counts at one moment, for metrics, tests and the simulator's checkers."""
 
     role: Role

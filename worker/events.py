@@ -107,7 +107,7 @@ class Drain(msgspec.Struct, frozen=True):
     """Refuse new sequences; those that are held run on."""
 
 
-class Tick(msgspec.Struct, frozen=True):
+class WorkerTick(msgspec.Struct, frozen=True):
     """The time named by `next_tick_s` has come. An earlier tick is harmless."""
 
 
@@ -128,7 +128,7 @@ WorkerEvent = (
     | CopyDone
     | SetRole
     | Drain
-    | Tick
+    | WorkerTick
 )
 
 # --- actions --------------------------------------------------------------------------------------

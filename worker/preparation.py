@@ -49,7 +49,7 @@ class Preparer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Pending:
+class _PendingStart:
     router_id: RouterId
     start: StartSequence
     task: asyncio.Task[None]
@@ -75,7 +75,7 @@ class StartPreparation:
         self._core, self._preparers = core, tuple(preparers)
         self._spawn, self._now = spawn, now
         self._prepare_s, self._pending_max = prepare_s, pending_max
-        self._pending: dict[SequenceId, _Pending] = {}
+        self._pending: dict[SequenceId, _PendingStart] = {}
         self.answer: Callable[[RouterId, WorkerMessage], None] = lambda router_id, message: None
         """Where refusals go. Set it before the first message."""
 
@@ -123,7 +123,7 @@ class StartPreparation:
             if start.epoch:
                 self._core.from_router(router_id, CancelSequence(start.seq_id, start.epoch - 1))
             task = self._spawn(self._prepare(router_id, start))
-            self._pending[start.seq_id] = _Pending(router_id, start, task)
+            self._pending[start.seq_id] = _PendingStart(router_id, start, task)
 
     async def _prepare(self, router_id: RouterId, start: StartSequence) -> None:
         began_s = self._now()

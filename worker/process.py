@@ -150,7 +150,7 @@ class WorkerProcess:
         self._role_now = lambda: core.status().role
         self._driver: CoreDriver[e.WorkerEvent, e.WorkerAction] = CoreDriver(
             self._core,
-            tick=e.Tick(),
+            tick=e.WorkerTick(),
             performers=self._performers(),
             crash=self._crash,
             observers=(PhaseSpans(self._spans, replica_name(self._worker_id)), self._metrics),

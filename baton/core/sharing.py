@@ -1,7 +1,8 @@
-"""What routers of one cluster tell each other, so that none sends work where another just did.
+"""The messages by which the routers of one cluster report their load to each other.
 
-A share is the load that its router has at a worker and that the worker's own reports do not show yet. It is
-told as it is, not as a change: hearing one twice, or missing one before another, does no harm.
+They keep one router from sending work to a worker that another router has just filled. A report carries the
+router's whole unreported load at a worker and not a change of it, so a repeated or a lost report does no
+harm.
 """
 
 import msgspec
@@ -10,8 +11,8 @@ from baton.core.ids import BlockHash, RouterId, WorkerId
 from baton.core.wire_types import UInt64
 
 
-class WorkerShare(msgspec.Struct, frozen=True):
-    """The load that one router has at one worker."""
+class UnreportedLoad(msgspec.Struct, frozen=True):
+    """The load that one router has at one worker and that the worker's own reports do not show yet."""
 
     worker_id: WorkerId
     sequences: int = 0
@@ -28,13 +29,13 @@ class ExpectedBlocks(msgspec.Struct, frozen=True):
 
 
 class RouterUpdate(msgspec.Struct, frozen=True):
-    """What changed at one router, or all of it."""
+    """What changed at one router, or a snapshot of everything."""
 
     router_id: RouterId
     is_snapshot: bool = False
-    """All is told: workers that are not named have no share."""
-    shares: tuple[WorkerShare, ...] = ()
-    """Shares that changed."""
+    """The update is complete: the router has no unreported load at workers that it does not name."""
+    loads: tuple[UnreportedLoad, ...] = ()
+    """Loads that changed. A load of zero takes back what was reported before."""
     expected: tuple[ExpectedBlocks, ...] = ()
 
 

@@ -42,7 +42,7 @@ class Core(Protocol[Event_contra, Action_co]):
     def handle(self, event: Event_contra, *, now_s: float) -> Iterable[Action_co]: ...
 
 
-class Observer(Protocol[Event_contra, Action_contra]):
+class CoreObserver(Protocol[Event_contra, Action_contra]):
     """Sees everything in the order in which it happens, for spans and metrics."""
 
     def on_event(self, event: Event_contra) -> None: ...
@@ -126,7 +126,7 @@ class CoreDriver(Generic[Event, Action]):
         performers: Performers,
         crash: Crash,
         clock: Clock = time.monotonic,
-        observers: Sequence[Observer[Event, Action]] = (),
+        observers: Sequence[CoreObserver[Event, Action]] = (),
         on_handled: Callable[[], None] | None = None,
         paused: Callable[[float], Event] | None = None,
     ) -> None:

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from baton.core.errors import SetupError
 from baton.files.terminal import new_console
-from benchmarks.eviction.measure import Report, measure
+from benchmarks.eviction.measure import EvictionReport, measure
 from benchmarks.eviction.table import NAMES
 
 
@@ -50,7 +50,7 @@ def _policies(text: str) -> list[str]:
     return chosen
 
 
-def _show(report: Report) -> None:
+def _show(report: EvictionReport) -> None:
     table = Table(
         title=f"{report.trace}: {report.requests} requests, {report.blocks_asked} blocks, "
         f"{report.blocks} distinct\nprefix hits by all blocks; (share of the gap from LRU to Belady closed)"

@@ -27,7 +27,7 @@ class SizeResult(msgspec.Struct, frozen=True):
     policies: list[PolicyResult]
 
 
-class Report(msgspec.Struct, frozen=True):
+class EvictionReport(msgspec.Struct, frozen=True):
     trace: str
     requests: int
     blocks_asked: int
@@ -49,7 +49,7 @@ def load_requests(path: Path) -> Requests:
 
 def measure(
     path: Path, sizes: Sequence[int], policies: Sequence[str], *, progress: Callable[[str], None]
-) -> Report:
+) -> EvictionReport:
     """Raises SetupError: the trace cannot be used."""
     requests = load_requests(path)
     results: list[SizeResult] = []
@@ -67,4 +67,4 @@ def measure(
         results.append(SizeResult(size, lru, best, measured))
     chains = [chain for _, chain in requests]
     distinct = {number for chain in chains for number in chain}
-    return Report(str(path), len(chains), sum(map(len, chains)), len(distinct), results)
+    return EvictionReport(str(path), len(chains), sum(map(len, chains)), len(distinct), results)

@@ -5,7 +5,7 @@ from collections import Counter
 
 from baton.core.store import Tier
 from kv_store.node.components import Components
-from kv_store.node.counts import NodeStatus, TierStatus
+from kv_store.node.counts import NodeStats, TierStatus
 from kv_store.node.size_classes import HostCopy
 
 TENANTS_TOLD = 10
@@ -67,9 +67,9 @@ def _check_pins(components: Components) -> None:
     assert components.quotas.total_bytes >= writing
 
 
-def status(components: Components) -> NodeStatus:
+def status(components: Components) -> NodeStats:
     counts = components.context.counts
-    return NodeStatus(
+    return NodeStats(
         tiers={tier: _tier(components, tier) for tier in Tier},
         paths={
             "ssd_read": components.ssd.read_meter.status(),

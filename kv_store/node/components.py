@@ -14,7 +14,7 @@ from kv_store.node.promotion import Promoter
 from kv_store.node.publisher import Publisher
 from kv_store.node.quotas import Quotas
 from kv_store.node.ssd import SsdTier
-from kv_store.node.workers import Worker
+from kv_store.node.workers import StoreClientState
 from kv_store.node.writes import Writes
 
 
@@ -41,7 +41,7 @@ class Components:
         self.leases = Leases(context, self.quotas, self.promoter)
         self.drainer = Drainer(context, self.index, self.lookups, self.leases)
         self.takeovers = Takeovers(context, self.index, self.quotas, self.promoter, self.lookups, self.peers)
-        self.workers: dict[str, Worker] = {}
+        self.workers: dict[str, StoreClientState] = {}
 
     def settle(self) -> None:
         """Do what has become possible, then report it to everybody."""

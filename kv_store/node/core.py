@@ -29,31 +29,31 @@ from baton.core.store import (
 from kv_store.node.audit import check, status
 from kv_store.node.components import Components
 from kv_store.node.context import HASHES_MAX, SIZE_CLASSES_MAX, WORKERS_MAX, Context
-from kv_store.node.counts import NodeStatus
+from kv_store.node.counts import NodeStats
 from kv_store.node.events import (
     Clear,
     DirectoryForgot,
-    Drain,
-    DropWorker,
+    DrainStore,
+    DropStoreClient,
     FromPeer,
-    FromWorker,
+    FromStoreClient,
     IoDone,
     LookedUp,
     NodeAction,
     NodeEvent,
     OpenSizeClass,
-    PeerLost,
     PeersChanged,
     SizeClassOpened,
-    Tick,
+    StoreClientJoined,
+    StoreClientLost,
+    StorePeerLost,
+    StoreTick,
     ToPeer,
-    ToWorker,
-    WorkerJoined,
-    WorkerLost,
+    ToStoreClient,
 )
 from kv_store.node.promotion import NOT_HERE
 from kv_store.node.size_classes import PAGE_BYTES, HostSlots, SizeClass, SsdSlots, slot_bytes_for
-from kv_store.node.workers import ProtocolError, Worker
+from kv_store.node.workers import ProtocolError, StoreClientState
 from kv_store.tiers.table import make_eviction_policy
 from kv_transfer.read import ReadDone, ReadSettled
 
@@ -106,7 +106,7 @@ class NodeCore:
 
     # --- accounts -------------------------------------------------------------------------------
 
-    def status(self) -> NodeStatus:
+    def status(self) -> NodeStats:
         return status(self._components)
 
     def check(self) -> None:
@@ -140,11 +140,11 @@ class NodeCore:
 
     def _dispatch(self, event: NodeEvent) -> None:
         match event:
-            case FromWorker(worker_id, message):
+            case FromStoreClient(worker_id, message):
                 self._from_worker(worker_id, message)
-            case WorkerJoined(hello):
+            case StoreClientJoined(hello):
                 self._joined(hello)
-            case WorkerLost(worker_id):
+            case StoreClientLost(worker_id):
                 self._worker_lost(worker_id)
             case SizeClassOpened():
                 size_class = self._size_class(event.size_class)
@@ -158,7 +158,7 @@ class NodeCore:
                 self._clear(tier, tenant)
             case FromPeer():
                 self._from_peer(event)
-            case PeerLost(size_class, peer, message):
+            case StorePeerLost(size_class, peer, message):
                 self._components.peers.peer_lost(size_class, peer, message)
             case ReadDone():
                 self._components.peers.read_done(event)
@@ -168,11 +168,11 @@ class NodeCore:
                 self._components.lookups.looked_up(event)
             case PeersChanged(peers):
                 self._components.peers.peers_changed(peers)
-            case Drain(budget_bytes):
+            case DrainStore(budget_bytes):
                 self._components.writes.is_closed = True
                 self._components.loads.is_draining = True
                 self._components.drainer.drain(budget_bytes)
-            case Tick():
+            case StoreTick():
                 pass
             case _:
                 assert_never(event)
@@ -186,12 +186,12 @@ class NodeCore:
         except ProtocolError as e:
             worker.is_dropped = worker.is_gone = True  # its pins stay: it may be copying out of them
             self._context.counts.workers_dropped += 1
-            self._context.emit(DropWorker(worker.worker_id, str(e)))
+            self._context.emit(DropStoreClient(worker.worker_id, str(e)))
         else:
             if answer is not None:
-                self._context.emit(ToWorker(worker.worker_id, answer))
+                self._context.emit(ToStoreClient(worker.worker_id, answer))
 
-    def _on_message(self, worker: Worker, message: WorkerToStore) -> StoreToWorker | None:
+    def _on_message(self, worker: StoreClientState, message: WorkerToStore) -> StoreToWorker | None:
         match message:
             case OfferBlocks():
                 _check_facts(message.blocks)
@@ -247,17 +247,17 @@ class NodeCore:
         reason = self._refuse(hello)
         size_class = None if reason else self._size_class(hello.block_bytes)
         if size_class is None:
-            self._context.emit(ToWorker(hello.worker_id, StoreRefused(reason or "too many block sizes")))
+            self._context.emit(ToStoreClient(hello.worker_id, StoreRefused(reason or "too many block sizes")))
             return
         holder = self._components.quotas.join(hello.worker_id)
-        self._workers[hello.worker_id] = Worker(hello.worker_id, size_class, holder)
+        self._workers[hello.worker_id] = StoreClientState(hello.worker_id, size_class, holder)
         welcome = StoreWelcome(
             node_id=self._context.node.node_id,
             slot_bytes=size_class.slot_bytes,
             slot_count=size_class.arena.slot_count,
             has_checksums=self._context.config.checksums,
         )
-        self._context.emit(ToWorker(hello.worker_id, welcome))
+        self._context.emit(ToStoreClient(hello.worker_id, welcome))
 
     def _refuse(self, hello: StoreHello) -> str:
         host_bytes = self._context.config.host_bytes

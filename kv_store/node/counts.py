@@ -114,7 +114,7 @@ class TierStatus(msgspec.Struct, frozen=True):
     stored_blocks: int
 
 
-class NodeStatus(msgspec.Struct, frozen=True):
+class NodeStats(msgspec.Struct, frozen=True):
     """All that metrics and the doctor show of a node."""
 
     tiers: dict[Tier, TierStatus]

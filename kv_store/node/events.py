@@ -50,19 +50,19 @@ class SizeClassOpened(msgspec.Struct, frozen=True):
     status shows the reason."""
 
 
-class WorkerJoined(msgspec.Struct, frozen=True):
-    """A worker opened a session. The answer is ToWorker with StoreWelcome or StoreRefused. The adapter first
-    reports the end of an older session of the same worker id."""
+class StoreClientJoined(msgspec.Struct, frozen=True):
+    """A worker opened a session. The answer is ToStoreClient with StoreWelcome or StoreRefused. The adapter
+    first reports the end of an older session of the same worker id."""
 
     hello: StoreHello
 
 
-class FromWorker(msgspec.Struct, frozen=True):
+class FromStoreClient(msgspec.Struct, frozen=True):
     worker_id: WorkerId
     message: WorkerToStore
 
 
-class WorkerLost(msgspec.Struct, frozen=True):
+class StoreClientLost(msgspec.Struct, frozen=True):
     """The worker's socket is at its end of file: the worker touches nothing any more. What it was writing is
     void, and its pins end."""
 
@@ -77,7 +77,7 @@ class FromPeer(msgspec.Struct, frozen=True):
     message: NodeToNode
 
 
-class PeerLost(msgspec.Struct, frozen=True):
+class StorePeerLost(msgspec.Struct, frozen=True):
     """The session broke or could not be opened. Leases that it held run on: a one-sided read may be under
     way."""
 
@@ -126,24 +126,24 @@ class Clear(msgspec.Struct, frozen=True):
     """The tenant to clear; None for all."""
 
 
-class Drain(msgspec.Struct, frozen=True):
+class DrainStore(msgspec.Struct, frozen=True):
     """Take nothing new, and offer the most valuable blocks to the peers; loads go on. `is_drained` tells when
     it is done."""
 
     budget_bytes: int
 
 
-class Tick(msgspec.Struct, frozen=True):
+class StoreTick(msgspec.Struct, frozen=True):
     """The time named by `next_tick_s` has come. An earlier tick is harmless."""
 
 
 NodeEvent = (
     SizeClassOpened
-    | WorkerJoined
-    | FromWorker
-    | WorkerLost
+    | StoreClientJoined
+    | FromStoreClient
+    | StoreClientLost
     | FromPeer
-    | PeerLost
+    | StorePeerLost
     | IoDone
     | ReadDone
     | ReadSettled
@@ -151,8 +151,8 @@ NodeEvent = (
     | DirectoryForgot
     | PeersChanged
     | Clear
-    | Drain
-    | Tick
+    | DrainStore
+    | StoreTick
 )
 
 # --- actions --------------------------------------------------------------------------------------
@@ -169,24 +169,24 @@ class OpenSizeClass(msgspec.Struct, frozen=True):
     ssd_slot_count: int
 
 
-class ToWorker(msgspec.Struct, frozen=True):
+class ToStoreClient(msgspec.Struct, frozen=True):
     """Send a message. The adapter drops it if the session is gone."""
 
     worker_id: WorkerId
     message: StoreToWorker
 
 
-class DropWorker(msgspec.Struct, frozen=True):
+class DropStoreClient(msgspec.Struct, frozen=True):
     """End the session of a worker that breaks the protocol. The adapter half-closes the session (shuts its
-    writing side), reads no more messages, and reports WorkerLost at the end of file as ever. Until then the
-    worker may still write into what it was given, and the core keeps that aside."""
+    writing side), reads no more messages, and reports StoreClientLost at the end of file as ever. Until then
+    the worker may still write into what it was given, and the core keeps that aside."""
 
     worker_id: WorkerId
     message: str
 
 
 class ToPeer(msgspec.Struct, frozen=True):
-    """Send a message to a peer. The adapter opens a session if there is none; if that fails, PeerLost
+    """Send a message to a peer. The adapter opens a session if there is none; if that fails, StorePeerLost
     follows."""
 
     size_class: int
@@ -247,8 +247,8 @@ class Publish(msgspec.Struct, frozen=True):
 
 NodeAction = (
     OpenSizeClass
-    | ToWorker
-    | DropWorker
+    | ToStoreClient
+    | DropStoreClient
     | ToPeer
     | ReadSsd
     | WriteSsd

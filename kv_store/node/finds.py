@@ -5,19 +5,19 @@ from dataclasses import dataclass
 from baton.core.ids import BlockHash
 from baton.core.store import FindBlocks, FoundBlocks, FoundSpan, Tier
 from kv_store.node.context import Context
-from kv_store.node.events import ToWorker
+from kv_store.node.events import ToStoreClient
 from kv_store.node.index import Index
 from kv_store.node.lookups import Lookups
 from kv_store.node.peers import PeerFetches
 from kv_store.node.promotion import Promoter
 from kv_store.node.size_classes import BlockEntry, SizeClass
 from kv_store.node.ssd import SsdTier
-from kv_store.node.workers import Worker
+from kv_store.node.workers import StoreClientState
 
 
 @dataclass(slots=True, eq=False)
 class _Find:
-    worker: Worker
+    worker: StoreClientState
     find: FindBlocks
     is_answered: bool = False
 
@@ -42,7 +42,7 @@ class Finds:
         self._ssd = ssd
         self._peers = peers
 
-    def find(self, worker: Worker, find: FindBlocks) -> None:
+    def find(self, worker: StoreClientState, find: FindBlocks) -> None:
         size_class = worker.size_class
         known = [self._index.get(block_hash, size_class) for block_hash in find.hashes]
         entries = [entry for entry in known if entry is not None]
@@ -77,7 +77,7 @@ class Finds:
             else:
                 spans.append(self._span(found, size_class))
         self._count(spans, missed=len(find.hashes) - end, block_bytes=size_class.block_bytes)
-        self._context.emit(ToWorker(worker.worker_id, FoundBlocks(find.find_id, tuple(spans))))
+        self._context.emit(ToStoreClient(worker.worker_id, FoundBlocks(find.find_id, tuple(spans))))
 
     def _where(self, block_hash: BlockHash, size_class: SizeClass) -> Tier | None:
         entry: BlockEntry | None = self._index.get(block_hash, size_class)

@@ -15,12 +15,12 @@ FREE_SHARE = 0.02
 write."""
 
 
-class NoRoom(Exception):
+class TierFull(Exception):
     """Nothing can leave just now: all blocks are pinned, or are being written to SSD first. A later try may
     succeed."""
 
 
-class OverQuota(NoRoom):
+class OverQuota(TierFull):
     """The tenant has used up its quota, and none of its blocks can leave."""
 
 
@@ -50,7 +50,7 @@ class HostTier:
         self._quota_bytes = int(context.config.host_bytes * context.config.tenant_share_max)
 
     def take_slot(self, size_class: SizeClass, tenant: str) -> int:
-        """Take a slot for new content. Raises NoRoom or OverQuota."""
+        """Take a slot for new content. Raises TierFull or OverQuota."""
         self._make_tenant_room(size_class, tenant)
         while not self._has_room(size_class):
             self._make_room(size_class)
@@ -82,7 +82,7 @@ class HostTier:
                 return
         copy = self._next_to_leave(lambda _: True)
         if copy is None:
-            raise NoRoom("all of the host memory is in use")
+            raise TierFull("all of the host memory is in use")
         self._leave(copy, DropReason.EVICTED if copy.size_class is size_class else DropReason.REPLACED)
 
     def _make_tenant_room(self, size_class: SizeClass, tenant: str) -> None:
@@ -91,7 +91,7 @@ class HostTier:
         while self._index.host_tenants[tenant] + size_class.slot_bytes > self._quota_bytes:
             copy = self._next_to_leave(lambda copy: copy.facts.tenant == tenant)
             if copy is None and self._below.is_writing_of(tenant):
-                raise NoRoom(f"blocks of tenant {tenant!r} are being written to SSD")
+                raise TierFull(f"blocks of tenant {tenant!r} are being written to SSD")
             if copy is None:
                 raise OverQuota(f"tenant {tenant!r} fills its share of the host memory")
             self._leave(copy, DropReason.QUOTA)

@@ -9,10 +9,10 @@ from baton.core.store import (
     Tier,
 )
 from kv_store.node.context import LOADS_OPEN_MAX, Context
-from kv_store.node.events import ToWorker
+from kv_store.node.events import ToStoreClient
 from kv_store.node.promotion import LATE, REASONS, Promoter, PromotionRequest
 from kv_store.node.size_classes import HostCopy
-from kv_store.node.workers import ProtocolError, Worker
+from kv_store.node.workers import ProtocolError, StoreClientState
 
 
 class Loads:
@@ -24,7 +24,7 @@ class Loads:
         self.is_draining = False
         """Blocks that are here can still be loaded; nothing is fetched."""
 
-    def load(self, worker: Worker, load: LoadBlocks) -> StoreToWorker | None:
+    def load(self, worker: StoreClientState, load: LoadBlocks) -> StoreToWorker | None:
         """Start a load. An answer now is a refusal."""
         load_id = load.load_id
         if load_id in worker.loads:
@@ -48,7 +48,7 @@ class Loads:
 
         def report_failed(first: int, message: str) -> None:
             self._context.counts.loads_failed[message if message in REASONS else "source failed"] += 1
-            self._context.emit(ToWorker(worker.worker_id, LoadFailed(load_id, first, message)))
+            self._context.emit(ToStoreClient(worker.worker_id, LoadFailed(load_id, first, message)))
 
         request = PromotionRequest(
             size_class=worker.size_class,
@@ -63,7 +63,7 @@ class Loads:
         self._promoter.open(request)
         return None
 
-    def ended(self, worker: Worker, end: EndLoad) -> None:
+    def ended(self, worker: StoreClientState, end: EndLoad) -> None:
         request = worker.loads.pop(end.load_id, None)
         if request is None:
             return
@@ -71,7 +71,7 @@ class Loads:
             self._promoter.found_corrupt(request, block_hash)
         self._promoter.end(request)
 
-    def worker_lost(self, worker: Worker) -> None:
+    def worker_lost(self, worker: StoreClientState) -> None:
         for request in worker.loads.values():
             self._promoter.end(request)
         worker.loads.clear()
@@ -80,7 +80,7 @@ class Loads:
 
     def _ready(
         self,
-        worker: Worker,
+        worker: StoreClientState,
         load_id: int,
         request: PromotionRequest,
         first: int,
@@ -100,4 +100,4 @@ class Loads:
             checksums=tuple(copy.checksum for copy in copies),
             tiers=tuple(tiers),
         )
-        self._context.emit(ToWorker(worker.worker_id, ready))
+        self._context.emit(ToStoreClient(worker.worker_id, ready))

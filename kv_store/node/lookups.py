@@ -19,7 +19,7 @@ GRACE_S = 0.1
 
 
 @dataclass(slots=True, eq=False)
-class _Pending:
+class _PendingLookup:
     hashes: tuple[BlockHash, ...]
     then: Callable[[], None]
 
@@ -30,7 +30,7 @@ class Lookups:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._pending: dict[int, _Pending] = {}
+        self._pending: dict[int, _PendingLookup] = {}
         self._holdings: OrderedDict[BlockHash, tuple[float, tuple[Holding, ...]]] = OrderedDict()
         self._seen: OrderedDict[BlockHash, int] = OrderedDict()
         self.peers: dict[NodeId, NodeRef] = {}
@@ -71,7 +71,7 @@ class Lookups:
             return False
         lookup_id = self._context.new_id()
         timeout_s = self._context.config.lookup_timeout_s
-        self._pending[lookup_id] = _Pending(unknown, then)
+        self._pending[lookup_id] = _PendingLookup(unknown, then)
         self._context.emit(LookUp(lookup_id, unknown, timeout_s))
         nothing = LookedUp(lookup_id, ())
         self._context.at(now_s + timeout_s + GRACE_S, lambda: self.looked_up(nothing))

@@ -18,7 +18,7 @@ from kv_store.node.context import Context
 from kv_store.node.counts import PathMeter
 from kv_store.node.events import ToPeer
 from kv_store.node.fetches import Fetch, GrantedBlock, PeerRead
-from kv_store.node.host_tier import HostTier, NoRoom, OverQuota
+from kv_store.node.host_tier import HostTier, OverQuota, TierFull
 from kv_store.node.index import Index
 from kv_store.node.lookups import Lookups
 from kv_store.node.promotion import NO_HOLDER, Promoter, Promotion
@@ -41,7 +41,7 @@ AVOID_S = 10.0
 
 
 @dataclass(slots=True, eq=False)
-class _Peer:
+class _PeerState:
     meter: PathMeter
     avoid_until_s: float = float("-inf")
     fetch_count: int = 0
@@ -65,7 +65,7 @@ class PeerFetches:
         self._fetch_of: dict[Promotion, Fetch] = {}
         """The fetch of each promotion, unless it is over."""
         self._reads: OpenReads[Fetch, list[GrantedBlock]] = OpenReads()
-        self._peers: dict[NodeId, _Peer] = {}
+        self._peers: dict[NodeId, _PeerState] = {}
         self._stuck_bytes: Counter[NodeId] = Counter()
         """Bytes of slots that reads of a peer keep aside, as bytes may yet land there."""
         self.meter = PathMeter(second_per_byte=1e-9, latency_s=0.005)
@@ -286,7 +286,7 @@ class PeerFetches:
                 slots.append(self._host.take_slot(fetch.size_class, block.facts.tenant))
             except OverQuota as e:
                 refused.append((block.promotion, str(e)))
-            except NoRoom:
+            except TierFull:
                 fetch.queue.appendleft(block)
                 break
             else:
@@ -425,8 +425,8 @@ class PeerFetches:
 
     # --- parts ----------------------------------------------------------------------------------
 
-    def _peer(self, node_id: NodeId) -> _Peer:
-        return self._peers.setdefault(node_id, _Peer(PathMeter(second_per_byte=1e-9, latency_s=0.005)))
+    def _peer(self, node_id: NodeId) -> _PeerState:
+        return self._peers.setdefault(node_id, _PeerState(PathMeter(second_per_byte=1e-9, latency_s=0.005)))
 
     def _fetch_from(self, node_id: NodeId, fetch_id: int) -> Fetch | None:
         fetch = self._fetches.get(fetch_id)

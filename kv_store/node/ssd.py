@@ -9,7 +9,7 @@ from baton.core.store import BlockFacts, DropReason, Tier
 from kv_store.node.context import Context
 from kv_store.node.counts import PathMeter
 from kv_store.node.events import ForgetSsd, IoDone, ReadSsd, Recovered, SizeClassOpened, WriteSsd
-from kv_store.node.host_tier import HostTier, NoRoom, OverQuota
+from kv_store.node.host_tier import HostTier, OverQuota, TierFull
 from kv_store.node.index import Index
 from kv_store.node.promotion import Promoter, Promotion
 from kv_store.node.size_classes import BlockEntry, HostCopy, SizeClass
@@ -27,14 +27,14 @@ REGROW_S = 60.0
 
 
 @dataclass(slots=True, eq=False)
-class _Read:
+class _SsdRead:
     promotion: Promotion
     slot: int
     started_s: float
 
 
 @dataclass(slots=True, eq=False)
-class _Write:
+class _SsdWrite:
     copy: HostCopy
     ssd_slot: int
     started_s: float
@@ -57,7 +57,7 @@ class SsdTier:
         self._writes: deque[HostCopy] = deque()
         self._backlog: OrderedDict[BlockHash, SizeClass] = OrderedDict()
         """Blocks to write as soon as little else waits. If there are too many, the oldest are left out."""
-        self._in_flight: dict[int, _Read | _Write] = {}
+        self._in_flight: dict[int, _SsdRead | _SsdWrite] = {}
         self._read_count = 0
         self._writes_max = config.ssd_threads * 8
         self._errors_in_a_row = 0
@@ -121,7 +121,7 @@ class SsdTier:
             return False
         try:
             self._make_room(size_class, facts.tenant)
-        except NoRoom:
+        except TierFull:
             return False
         if not self._index.adopt_ssd_slot(size_class, found.ssd_slot, facts.tenant):
             return False
@@ -191,13 +191,13 @@ class SsdTier:
             return self._end_write(copy)
         try:
             self._make_room(size_class, facts.tenant)
-        except NoRoom:
+        except TierFull:
             return self._end_write(copy)
         ssd_slot = self._index.hold_ssd_slot(size_class, facts.tenant)
         if ssd_slot is None:
             return self._end_write(copy)
         op_id = self._context.new_id()
-        self._in_flight[op_id] = _Write(copy, ssd_slot, self._context.now_s)
+        self._in_flight[op_id] = _SsdWrite(copy, ssd_slot, self._context.now_s)
         self._context.emit(WriteSsd(op_id, size_class.block_bytes, ssd_slot, copy.slot, facts, copy.checksum))
         return None
 
@@ -211,7 +211,7 @@ class SsdTier:
             self._index.drop_host(entry, DropReason.EVICTED)
         copy.is_leaving = False
 
-    def _write_done(self, write: _Write, done: IoDone) -> None:
+    def _write_done(self, write: _SsdWrite, done: IoDone) -> None:
         copy = write.copy
         size_class, facts = copy.size_class, copy.facts
         if done.error or done.is_full or copy.is_gone:
@@ -250,7 +250,7 @@ class SsdTier:
     # --- room -----------------------------------------------------------------------------------
 
     def _make_room(self, size_class: SizeClass, tenant: str) -> None:
-        """Make room for one more block. Raises NoRoom."""
+        """Make room for one more block. Raises TierFull."""
         if self._context.config.tenant_share_max < 1:
             while self._index.ssd_tenants[tenant] + size_class.ssd_slot_bytes > self._quota_bytes:
                 self._evict(size_class, DropReason.QUOTA, tenant)
@@ -264,7 +264,7 @@ class SsdTier:
             if entry is not None and (chosen is None or entry.used_s < chosen.used_s):
                 chosen = entry
         if chosen is None:
-            raise NoRoom("all of the SSD tier is in use")
+            raise TierFull("all of the SSD tier is in use")
         if reason is DropReason.EVICTED and chosen.size_class is not size_class:
             reason = DropReason.REPLACED
         self._index.drop_ssd(chosen, reason)
@@ -330,12 +330,12 @@ class SsdTier:
         except OverQuota as e:
             self._promoter.failed(promotion, str(e))
             return True
-        except NoRoom:
+        except TierFull:
             return False
         op_id = self._context.new_id()
         promotion.is_reading = True
         self._read_count += 1
-        self._in_flight[op_id] = _Read(promotion, slot, self._context.now_s)
+        self._in_flight[op_id] = _SsdRead(promotion, slot, self._context.now_s)
         block_bytes = promotion.size_class.block_bytes
         self._context.emit(ReadSsd(op_id, block_bytes, source.ssd_slot, slot, promotion.block_hash))
         return True
@@ -345,7 +345,7 @@ class SsdTier:
         assert promotion.source is not None
         self._index.read_ended(promotion.source)
 
-    def _read_done(self, read: _Read, done: IoDone) -> None:
+    def _read_done(self, read: _SsdRead, done: IoDone) -> None:
         promotion, source = read.promotion, read.promotion.source
         assert source is not None
         self._read_count -= 1
@@ -388,21 +388,21 @@ class SsdTier:
     def io_done(self, done: IoDone) -> None:
         """Take in the end of an operation. One that we did not start is ignored."""
         operation = self._in_flight.pop(done.op_id, None)
-        if isinstance(operation, _Read):
+        if isinstance(operation, _SsdRead):
             self._read_done(operation, done)
         elif operation is not None:
             self._write_done(operation, done)
 
     def write_pins(self) -> list[HostCopy]:
-        in_flight = [op.copy for op in self._in_flight.values() if isinstance(op, _Write)]
+        in_flight = [op.copy for op in self._in_flight.values() if isinstance(op, _SsdWrite)]
         return [*self._writes, *in_flight]
 
     def read_slots(self) -> list[tuple[SizeClass, int]]:
-        reads = [op for op in self._in_flight.values() if isinstance(op, _Read)]
+        reads = [op for op in self._in_flight.values() if isinstance(op, _SsdRead)]
         return [(read.promotion.size_class, read.slot) for read in reads]
 
     def check(self) -> None:
-        reads = sum(1 for op in self._in_flight.values() if isinstance(op, _Read))
+        reads = sum(1 for op in self._in_flight.values() if isinstance(op, _SsdRead))
         assert reads == self._read_count <= self._context.config.ssd_threads * 2
         assert len(self._in_flight) - reads <= self._context.config.ssd_threads
         assert len(self._writes) <= self._writes_max

@@ -22,7 +22,7 @@ class Write:
 
 
 @dataclass(slots=True, eq=False)
-class Worker:
+class StoreClientState:
     worker_id: WorkerId
     size_class: SizeClass
     holder: Holder

@@ -5,12 +5,12 @@ from collections.abc import Callable
 from baton.core.ids import BlockHash
 from baton.core.store import BlockFacts, BlocksWritten, OfferBlocks, Place, StoreToWorker, TakeBlocks
 from kv_store.node.context import HASHES_MAX, OFFERS_OPEN_MAX, Context
-from kv_store.node.host_tier import HostTier, NoRoom, OverQuota
+from kv_store.node.host_tier import HostTier, OverQuota, TierFull
 from kv_store.node.index import Index
 from kv_store.node.promotion import Promoter
 from kv_store.node.quotas import Quotas
 from kv_store.node.size_classes import HostCopy, is_checksum
-from kv_store.node.workers import ProtocolError, Worker, Write
+from kv_store.node.workers import ProtocolError, StoreClientState, Write
 
 
 class Writes:
@@ -44,7 +44,7 @@ class Writes:
     def is_writing(self, block_hash: BlockHash) -> bool:
         return block_hash in self._writing
 
-    def offered(self, worker: Worker, offer: OfferBlocks) -> StoreToWorker:
+    def offered(self, worker: StoreClientState, offer: OfferBlocks) -> StoreToWorker:
         if len(offer.blocks) > HASHES_MAX:
             raise ProtocolError(f"an offer of {len(offer.blocks)} blocks; {HASHES_MAX} at most")
         if offer.offer_id in worker.offers:
@@ -66,7 +66,7 @@ class Writes:
             worker.offers[offer.offer_id] = writes
         return TakeBlocks(offer.offer_id, tuple(places))
 
-    def written(self, worker: Worker, done: BlocksWritten) -> None:
+    def written(self, worker: StoreClientState, done: BlocksWritten) -> None:
         """Take in written blocks. An unknown offer is one of which nothing was taken."""
         writes = worker.offers.get(done.offer_id, [])
         if len(writes) != len(done.checksums):
@@ -83,7 +83,7 @@ class Writes:
             else:
                 self._on_stored(self._index.add_host(worker.size_class, facts, write.slot, checksum))
 
-    def worker_lost(self, worker: Worker) -> None:
+    def worker_lost(self, worker: StoreClientState) -> None:
         """End a worker's writes. Whatever is in its slots may be torn."""
         for writes in worker.offers.values():
             for write in writes:
@@ -93,7 +93,7 @@ class Writes:
 
     # --- parts ----------------------------------------------------------------------------------
 
-    def _take(self, worker: Worker, facts: BlockFacts) -> int | None:
+    def _take(self, worker: StoreClientState, facts: BlockFacts) -> int | None:
         """Take a slot for the block, or count the reason and return None."""
         reason = self._unwanted(worker, facts)
         if not reason:
@@ -101,7 +101,7 @@ class Writes:
                 slot = self._host.take_slot(worker.size_class, facts.tenant)
             except OverQuota:
                 reason = "quota"
-            except NoRoom:
+            except TierFull:
                 reason = "no room"
             else:
                 self._quotas.begin_write(worker.holder, worker.size_class.slot_bytes)
@@ -109,7 +109,7 @@ class Writes:
         self._context.counts.refused[reason] += 1
         return None
 
-    def _unwanted(self, worker: Worker, facts: BlockFacts) -> str:
+    def _unwanted(self, worker: StoreClientState, facts: BlockFacts) -> str:
         if self._index.host_copy(facts.block_hash) is not None:
             return "known"
         if facts.block_hash in self._writing:
@@ -121,7 +121,7 @@ class Writes:
             return "loads wait"  # loads would never find room among a steady stream of writes
         return "" if self._quotas.fits(worker.holder, slot_bytes, slot_bytes) else "share"
 
-    def _end(self, worker: Worker, write: Write) -> None:
+    def _end(self, worker: StoreClientState, write: Write) -> None:
         del self._writing[write.facts.block_hash]
         self._quotas.end_write(worker.holder, worker.size_class.slot_bytes)
         self._index.was_freed = True

@@ -45,7 +45,7 @@ class WorkerSink(Protocol):
     def worker_lost(self, worker_id: WorkerId) -> None: ...
 
 
-class _Session:
+class _WorkerSession:
     def __init__(self, hello: StoreHello, link: StoreSide, frames: FrameSocket) -> None:
         self.hello, self.link, self.frames = hello, link, frames
         self.is_dropped = False
@@ -61,7 +61,7 @@ class LocalSessions:
     def __init__(self, *, sink: WorkerSink, arena_descriptor: Callable[[StoreHello], int]) -> None:
         """`arena_descriptor` returns the descriptor for a worker that is being welcomed."""
         self._sink, self._arena_descriptor = sink, arena_descriptor
-        self._sessions: dict[WorkerId, _Session] = {}
+        self._sessions: dict[WorkerId, _WorkerSession] = {}
 
     @property
     def count(self) -> int:
@@ -78,7 +78,7 @@ class LocalSessions:
         if not await self._predecessor_ended(worker_id):
             await frames.write(FROM_STORE.encode(StoreRefused("its former session is still open")))
             return
-        session = _Session(hello, self._link(hello, frames), frames)
+        session = _WorkerSession(hello, self._link(hello, frames), frames)
         self._sessions[worker_id] = session
         try:
             self._sink.worker_joined(hello)
@@ -130,7 +130,7 @@ class LocalSessions:
                 await predecessor.ended.wait()
         return worker_id not in self._sessions
 
-    async def _read(self, worker_id: WorkerId, session: _Session) -> None:
+    async def _read(self, worker_id: WorkerId, session: _WorkerSession) -> None:
         try:
             async for message in session.link:
                 if session.is_dropped:

@@ -9,7 +9,7 @@ from baton.telemetry import catalogue
 from baton.telemetry.metric import Metric
 from baton.telemetry.metrics import Meter
 from kv_store.node import events as e
-from kv_store.node.counts import NodeStatus
+from kv_store.node.counts import NodeStats
 from kv_transfer.read import ReadDone
 
 LOADS_MAX = 65_536
@@ -33,11 +33,11 @@ class StoreMetrics:
 
     def on_event(self, event: e.NodeEvent) -> None:
         match event:
-            case e.FromWorker(worker_id, LoadBlocks() as load) if len(self._loads) < LOADS_MAX:
+            case e.FromStoreClient(worker_id, LoadBlocks() as load) if len(self._loads) < LOADS_MAX:
                 self._loads[worker_id, load.load_id] = (time.monotonic(), len(load.hashes))
-            case e.FromWorker(worker_id, EndLoad(load_id)):
+            case e.FromStoreClient(worker_id, EndLoad(load_id)):
                 self._loads.pop((worker_id, load_id), None)
-            case e.WorkerLost(worker_id):
+            case e.StoreClientLost(worker_id):
                 self._loads = {key: value for key, value in self._loads.items() if key[0] != worker_id}
             case e.IoDone(op_id):
                 self._operation_ended(op_id, event.seconds)
@@ -52,9 +52,9 @@ class StoreMetrics:
                 self._paths[op_id] = "ssd_read"
             case e.WriteSsd(op_id):
                 self._paths[op_id] = "ssd_write"
-            case e.ToWorker(worker_id, BlocksReady() as ready):
+            case e.ToStoreClient(worker_id, BlocksReady() as ready):
                 self._ready(worker_id, ready)
-            case e.ToWorker(worker_id, LoadFailed(load_id)):
+            case e.ToStoreClient(worker_id, LoadFailed(load_id)):
                 self._loads.pop((worker_id, load_id), None)
             case _:
                 pass
@@ -73,7 +73,7 @@ class StoreMetrics:
 
     # --- on demand --------------------------------------------------------------------------------
 
-    def render(self, status: NodeStatus) -> bytes:
+    def render(self, status: NodeStats) -> bytes:
         for metric, value, labels in gauges(status):
             self.meter.set(metric, value, **labels)
         for metric, value, labels in totals(status):
@@ -83,7 +83,7 @@ class StoreMetrics:
         return self.meter.render()
 
 
-def gauges(status: NodeStatus) -> Iterator[Sample]:
+def gauges(status: NodeStats) -> Iterator[Sample]:
     for tier, facts in status.tiers.items():
         if facts.limit_bytes:
             yield catalogue.STORE_BLOCKS, facts.block_count, {"tier": tier}
@@ -97,7 +97,7 @@ def gauges(status: NodeStatus) -> Iterator[Sample]:
     yield catalogue.STORE_SESSIONS, status.peer_count, {"kind": "peer"}
 
 
-def totals(status: NodeStatus) -> Iterator[Sample]:
+def totals(status: NodeStats) -> Iterator[Sample]:
     """Counters, as they have become."""
     yield catalogue.STORE_MISSES, status.miss_blocks, {}
     for tier, facts in status.tiers.items():
@@ -129,7 +129,7 @@ def totals(status: NodeStatus) -> Iterator[Sample]:
         yield catalogue.STORE_PEER_BYTES, count, {"kind": kind}
 
 
-def accounts(status: NodeStatus) -> dict[str, float]:
+def accounts(status: NodeStats) -> dict[str, float]:
     """All numbers of the status by dotted name, for `baton store inspect` and tests."""
     found: dict[str, float] = {}
     for tier, facts in status.tiers.items():

@@ -48,7 +48,7 @@ class Asking:
         self._size_class, self._post, self._spawn = size_class, post, spawn
         self._sessions = SessionsWithOwners[Key, NodeToNode, NodeToNode](
             on_message=lambda key, message: post(e.FromPeer(*key, message)),
-            on_lost=lambda key, reason: post(e.PeerLost(key[0], key[1].node_id, reason)),
+            on_lost=lambda key, reason: post(e.StorePeerLost(key[0], key[1].node_id, reason)),
             spawn=spawn,
         )
 
@@ -62,7 +62,7 @@ class Asking:
         self._sessions.open((size_class, peer), lambda: self._session(size_class, peer))
 
     def send(self, size_class: int, peer: NodeRef, message: NodeToNode) -> None:
-        """Send messages in order. PeerLost follows if one cannot be delivered."""
+        """Send messages in order. StorePeerLost follows if one cannot be delivered."""
         self._sessions.send((size_class, peer), message, lambda: self._session(size_class, peer))
 
     def read(self, read: BlockRead) -> None:

@@ -146,7 +146,7 @@ class StoreProcess:
         )
         self._driver: CoreDriver[e.NodeEvent, e.NodeAction] = CoreDriver(
             self._core,
-            tick=e.Tick(),
+            tick=e.StoreTick(),
             performers=self._performers(),
             crash=self._crash,
             observers=(self._metrics,),
@@ -175,8 +175,8 @@ class StoreProcess:
         return performers(
             e.NodeAction,
             performer(e.OpenSizeClass, self._open_size_class),
-            performer(e.ToWorker, self._to_worker),
-            performer(e.DropWorker, lambda a: self._workers.drop(a.worker_id, a.message)),
+            performer(e.ToStoreClient, self._to_worker),
+            performer(e.DropStoreClient, lambda a: self._workers.drop(a.worker_id, a.message)),
             performer(e.ToPeer, self._to_peer),
             performer(e.ReadSsd, self._read_ssd),
             performer(e.WriteSsd, lambda a: self._disks.write(a)),
@@ -225,13 +225,13 @@ class StoreProcess:
     # --- workers ----------------------------------------------------------------------------------
 
     def worker_joined(self, hello: StoreHello) -> None:
-        self._driver.post(e.WorkerJoined(hello))
+        self._driver.post(e.StoreClientJoined(hello))
 
     def from_worker(self, worker_id: WorkerId, message: WorkerToStore) -> None:
-        self._driver.post(e.FromWorker(worker_id, message))
+        self._driver.post(e.FromStoreClient(worker_id, message))
 
     def worker_lost(self, worker_id: WorkerId) -> None:
-        self._driver.post(e.WorkerLost(worker_id))
+        self._driver.post(e.StoreClientLost(worker_id))
 
     def _arena_of(self, hello: StoreHello) -> int:
         return self._size_classes[hello.block_bytes].arena.fd
@@ -252,7 +252,7 @@ class StoreProcess:
         )
         self._disks.open(action)
 
-    def _to_worker(self, action: e.ToWorker) -> None:
+    def _to_worker(self, action: e.ToStoreClient) -> None:
         if isinstance(action.message, TakeBlocks):
             size_class = self._worker_size_class(action.worker_id)
             if size_class is not None:
@@ -351,7 +351,7 @@ class StoreProcess:
 
     def _drain(self) -> None:
         self._is_draining = True
-        self._driver.post(e.Drain(self._config.store.drain_bytes))
+        self._driver.post(e.DrainStore(self._config.store.drain_bytes))
 
     def _block_count(self) -> int:
         return sum(tier.block_count for tier in self._core.status().tiers.values())

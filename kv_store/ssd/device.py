@@ -81,7 +81,7 @@ class Device:
         os.close(self.fd)
 
     def _transfer(
-        self, call: "_Call", buffers: list[memoryview], offset: int, verb: Literal["read", "write"]
+        self, call: "_VectoredIo", buffers: list[memoryview], offset: int, verb: Literal["read", "write"]
     ) -> None:
         left, at = buffers, offset
         while left:
@@ -104,7 +104,7 @@ class Device:
         return True
 
 
-class _Call(Protocol):
+class _VectoredIo(Protocol):
     """The type of os.preadv and os.pwritev."""
 
     def __call__(self, fd: int, buffers: Any, offset: int, flags: int, /) -> int: ...

@@ -27,14 +27,14 @@ from kv_transfer.backend import KVMemory, check_blocks
 from kv_transfer.backends.cma_memory import (
     IOV_MAX,
     CopyPlan,
-    Forbidden,
     MemoryLost,
     ProcessMemory,
+    ReadNotPermitted,
     Vectors,
     vector,
 )
 from kv_transfer.backends.copy_threads import CopyJob, CopyThreads, StepFailed
-from kv_transfer.backends.open_reads import OpenReads
+from kv_transfer.backends.open_reads import BackendReads
 from kv_transfer.layout import Ranges, check_ranges, cover
 
 OFFER_VERSION = 1
@@ -63,7 +63,7 @@ class CmaOffer(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class _Read:
+class _CmaRead:
     """`copy_threads.Steps`."""
 
     process: ProcessMemory
@@ -130,7 +130,7 @@ class _Read:
     def _copy(self, local: Vectors, remote: Vectors) -> None:
         try:
             self.process.read(self.offer.pid, local, remote)
-        except (MemoryLost, Forbidden) as error:
+        except (MemoryLost, ReadNotPermitted) as error:
             raise StepFailed(str(error)) from error
 
 
@@ -150,7 +150,7 @@ class CmaBackend:
             raise SetupError(f"cross-memory attach reads host memory, not {self._memory.device}")
         self._process = ProcessMemory()
         self._host = host_identity()
-        self._reads = OpenReads()
+        self._reads = BackendReads()
         count = min(THREADS_MAX, len(os.sched_getaffinity(0)))
         self._threads = CopyThreads(count, name=f"kv cma {self._worker_id}")
 
@@ -186,7 +186,7 @@ class CmaBackend:
             raise IncompatiblePeer(f"{peer} is on another host, or in another PID namespace")
         try:
             found = self._process.read_bytes(parsed.pid, parsed.nonce_address, NONCE_BYTES)
-        except Forbidden as error:
+        except ReadNotPermitted as error:
             reason = f"this process may not read that of {peer} ({error}): it must have the same user, and"
             raise IncompatiblePeer(f"{reason} kernel.yama.ptrace_scope=0 or CAP_SYS_PTRACE") from None
         except MemoryLost as error:
@@ -238,7 +238,7 @@ class CmaBackend:
             raise TransferFailed("transfers are closed")
         read = self._reads.open(peer, local)
         job = CopyJob(
-            _Read(self._process, self._memory, offer, source, local, ranges, []),
+            _CmaRead(self._process, self._memory, offer, source, local, ranges, []),
             time.monotonic() + timeout_s,
             lambda ended: self._reads.ended(read, ended.result, ended.error),
         )

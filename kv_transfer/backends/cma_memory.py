@@ -30,7 +30,7 @@ class MemoryLost(Exception):
     """The other process is gone, or that memory is no longer its."""
 
 
-class Forbidden(Exception):
+class ReadNotPermitted(Exception):
     """The kernel does not let this process read that one."""
 
 
@@ -62,7 +62,7 @@ class ProcessMemory:
             raise MemoryLost(f"process {pid} has lost memory: {done} of {wanted} B")
         code = ctypes.get_errno()
         if code == errno.EPERM or code == errno.ENOSYS:
-            raise Forbidden(os.strerror(code))
+            raise ReadNotPermitted(os.strerror(code))
         raise MemoryLost(f"process {pid}: {os.strerror(code)}")
 
     def read_bytes(self, pid: int, address: int, size: int) -> bytes:

@@ -47,7 +47,7 @@ class Pair(Protocol):
     def close(self) -> None: ...
 
 
-class Exchange(Protocol):
+class HandshakeChannel(Protocol):
     """Messages between the two sides while they make their group. Raises OSError."""
 
     def send(self, message: bytes) -> None: ...
@@ -60,7 +60,7 @@ class Pairs(Protocol):
         """Raises SetupError: no group can be made on this machine."""
         ...
 
-    def join(self, exchange: Exchange, *, rank: int, timeout_s: float) -> Pair:
+    def join(self, exchange: HandshakeChannel, *, rank: int, timeout_s: float) -> Pair:
         """Both sides at the same time; rank 0 is the source. Raises ConnectionError or TimeoutError."""
         ...
 

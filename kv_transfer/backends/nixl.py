@@ -26,7 +26,7 @@ import numpy.typing as npt
 from baton.core.errors import IncompatiblePeer, SetupError, TransferFailed
 from baton.core.ids import WorkerId
 from kv_transfer.backend import KVMemory, check_blocks
-from kv_transfer.backends.nixl_agent import DescriptorList, NixlAgent, PeerLost, keep_within
+from kv_transfer.backends.nixl_agent import DescriptorList, NixlAgent, NixlPeerLost, keep_within
 from kv_transfer.backends.nixl_thread import Job, Refused, Steps, TransferThread
 from kv_transfer.layout import Ranges, check_ranges, cover
 
@@ -59,7 +59,7 @@ class NixlOffer(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True, eq=False)
-class _Peer:
+class _NixlPeer:
     worker_id: WorkerId
     offer: NixlOffer
     blocks: DescriptorList
@@ -78,10 +78,10 @@ class _Scratch:
 
 
 @dataclass(slots=True, eq=False)
-class _Read:
+class _NixlRead:
     """The event loop's side of a job."""
 
-    peer: _Peer
+    peer: _NixlPeer
     local_blocks: frozenset[int]
     result: asyncio.Future[list[int]]
     job: Job
@@ -100,9 +100,9 @@ class NixlBackend:
         # Unique per life of this backend: a peer that knew an earlier life sees a new agent.
         self._agent_name = f"{worker_id}/{secrets.token_hex(8)}"
         self._thread: TransferThread | None = None
-        self._reads: set[_Read] = set()
-        self._peers: dict[WorkerId, _Peer] = {}
-        self._by_agent: dict[str, _Peer] = {}
+        self._reads: set[_NixlRead] = set()
+        self._peers: dict[WorkerId, _NixlPeer] = {}
+        self._by_agent: dict[str, _NixlPeer] = {}
         """Peers by agent name, those whose removal waits for abandoned reads included."""
         self._peers_lock = asyncio.Lock()
         self._free_scratch: list[_Scratch] = []
@@ -194,8 +194,8 @@ class NixlBackend:
             known.is_removed = False
             self._peers[peer] = known
 
-    async def _connect(self, worker_id: WorkerId, offer: NixlOffer) -> _Peer:
-        connected: asyncio.Future[_Peer] = self._loop.create_future()
+    async def _connect(self, worker_id: WorkerId, offer: NixlOffer) -> _NixlPeer:
+        connected: asyncio.Future[_NixlPeer] = self._loop.create_future()
 
         def connect() -> None:
             try:
@@ -212,7 +212,7 @@ class NixlBackend:
         except TimeoutError:
             raise TransferFailed(f"NIXL did not take up {worker_id} in time") from None
 
-    def _connected(self, waiting: "asyncio.Future[_Peer]", peer: _Peer) -> None:
+    def _connected(self, waiting: "asyncio.Future[_NixlPeer]", peer: _NixlPeer) -> None:
         if not waiting.done():
             waiting.set_result(peer)
             return
@@ -222,7 +222,7 @@ class NixlBackend:
         with contextlib.suppress(TransferFailed):  # closed: all goes with the agent
             self._submit(lambda: self._release_pieces(peer) if is_wanted else self._unload(peer))
 
-    def _load(self, worker_id: WorkerId, offer: NixlOffer) -> _Peer:
+    def _load(self, worker_id: WorkerId, offer: NixlOffer) -> _NixlPeer:
         """On the transfer thread. Raises ValueError."""
         agent, name = self._agent, offer.agent_name
         loaded = agent.add_remote(offer.metadata)
@@ -236,7 +236,7 @@ class NixlBackend:
         except ValueError:
             agent.remove_remote(loaded)
             raise
-        return _Peer(worker_id, offer, blocks, table)
+        return _NixlPeer(worker_id, offer, blocks, table)
 
     async def remove_peer(self, peer: WorkerId) -> None:
         async with self._peers_lock:
@@ -244,14 +244,14 @@ class NixlBackend:
             if known is not None:
                 self._remove(known)
 
-    def _remove(self, peer: _Peer) -> None:
+    def _remove(self, peer: _NixlPeer) -> None:
         peer.is_removed = True
         for read in self._reads:
             if read.peer is peer:
                 self._give_up(read, f"{peer.worker_id} was removed", may_still_land=True)
         self._forget_if_idle(peer)
 
-    def _forget_if_idle(self, peer: _Peer) -> None:
+    def _forget_if_idle(self, peer: _NixlPeer) -> None:
         if not peer.is_removed or peer.job_count or self._thread is None:
             return
         if peer.offer.agent_name not in self._by_agent:
@@ -263,11 +263,11 @@ class NixlBackend:
         else:
             del self._by_agent[peer.offer.agent_name]
 
-    def _unload(self, peer: _Peer) -> None:
+    def _unload(self, peer: _NixlPeer) -> None:
         self._release_pieces(peer)
         self._agent.remove_remote(peer.offer.agent_name)
 
-    def _release_pieces(self, peer: _Peer) -> None:
+    def _release_pieces(self, peer: _NixlPeer) -> None:
         self._agent.release_pieces(peer.blocks)
         self._agent.release_pieces(peer.generations)
 
@@ -297,17 +297,17 @@ class NixlBackend:
             if read.job.is_abandoned and read.local_blocks & wanted:
                 await read.over.wait()
 
-    def _known(self, peer: WorkerId) -> _Peer:
+    def _known(self, peer: WorkerId) -> _NixlPeer:
         known = self._peers.get(peer)
         if known is None:
             raise TransferFailed(f"{peer} is not a NIXL peer")
         return known
 
     async def _run(
-        self, peer: _Peer, steps: Steps, local_blocks: frozenset[int], timeout_s: float
+        self, peer: _NixlPeer, steps: Steps, local_blocks: frozenset[int], timeout_s: float
     ) -> list[int]:
         job = Job(steps, on_end=lambda _: self._call_soon(self._on_over, read))
-        read = _Read(peer, local_blocks, self._loop.create_future(), job)
+        read = _NixlRead(peer, local_blocks, self._loop.create_future(), job)
         self._submit(job)
         self._reads.add(read)
         peer.job_count += 1
@@ -320,11 +320,11 @@ class NixlBackend:
         finally:
             job.is_abandoned = not read.over.is_set()
 
-    def _give_up(self, read: _Read, message: str, *, may_still_land: bool) -> None:
+    def _give_up(self, read: _NixlRead, message: str, *, may_still_land: bool) -> None:
         read.job.is_abandoned = True
         _set_error(read.result, TransferFailed(message, may_still_land=may_still_land))
 
-    def _on_over(self, read: _Read) -> None:
+    def _on_over(self, read: _NixlRead) -> None:
         """Nothing of the read can land any more."""
         if read not in self._reads:
             return
@@ -352,14 +352,16 @@ class NixlBackend:
 
     # --- on the transfer thread -------------------------------------------------------------------
 
-    def _read_steps(self, peer: _Peer, source: Sequence[int], local: Sequence[int]) -> Steps:
+    def _read_steps(self, peer: _NixlPeer, source: Sequence[int], local: Sequence[int]) -> Steps:
         if source:
             yield self._agent.make_read(
                 self._local, np.array(local, np.int32), peer.blocks, np.array(source, np.int32)
             )
         return (yield from self._generation_steps(peer, source))
 
-    def _range_steps(self, peer: _Peer, source: Sequence[int], local: Sequence[int], ranges: Ranges) -> Steps:
+    def _range_steps(
+        self, peer: _NixlPeer, source: Sequence[int], local: Sequence[int], ranges: Ranges
+    ) -> Steps:
         """Descriptor lists of this read only: all ranges of all blocks of a pool would be too many."""
         memory, offer = self._memory, peer.offer
         for start in range(0, len(source), step := max(1, RANGED_DESCRIPTORS // len(ranges))):
@@ -377,13 +379,13 @@ class NixlBackend:
                     made.append(self._agent.scattered(owner, np.column_stack([places, lengths]), device))
                 yield self._agent.make_read(made[0], indices, made[1], indices)
             except ValueError as error:
-                raise PeerLost(str(error)) from error
+                raise NixlPeerLost(str(error)) from error
             finally:
                 for pieces in made:
                     self._agent.release_pieces(pieces)
         return (yield from self._generation_steps(peer, source))
 
-    def _generation_steps(self, peer: _Peer, source: Sequence[int]) -> Steps:
+    def _generation_steps(self, peer: _NixlPeer, source: Sequence[int]) -> Steps:
         if not source:
             return []
         ranges = cover(source, gap_max=COVER_GAP_ENTRIES)
@@ -409,7 +411,7 @@ class NixlBackend:
             self._agent.register(entries.ctypes.data, entries.nbytes)
             pieces = self._agent.pieces(None, entries.ctypes.data, GENERATION_BYTES, SCRATCH_ENTRIES)
         except (SetupError, ValueError) as error:
-            raise PeerLost(f"no memory for generations: {error}") from error
+            raise NixlPeerLost(f"no memory for generations: {error}") from error
         return _Scratch(entries, pieces)
 
 

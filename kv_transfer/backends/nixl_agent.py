@@ -46,7 +46,7 @@ def keep_within(host: str) -> None:
         os.environ.setdefault("UCX_NET_DEVICES", "lo")
 
 
-class PeerLost(Exception):
+class NixlPeerLost(Exception):
     """The request can never complete; nothing of it lands any more."""
 
 
@@ -144,27 +144,27 @@ class NixlAgent:
         remote: DescriptorList,
         remote_indices: npt.NDArray[np.int32],
     ) -> Request:
-        """NIXL itself merges neighbours that are adjacent on both sides. Raises PeerLost."""
+        """NIXL itself merges neighbours that are adjacent on both sides. Raises NixlPeerLost."""
         try:
             read = self._b.NIXL_READ
             return Request(self._agent.makeXferReq(read, local, local_indices, remote, remote_indices))
         except Exception as error:
-            raise PeerLost(str(error)) from error
+            raise NixlPeerLost(str(error)) from error
 
     def post(self, request: Request) -> bool:
         """Whether it is complete already, as within one host. The GIL is free meanwhile.
-        Raises PeerLost."""
+        Raises NixlPeerLost."""
         return self._is_done(self._agent.postXferReq, request)
 
     def is_done(self, request: Request) -> bool:
-        """Raises PeerLost."""
+        """Raises NixlPeerLost."""
         return self._is_done(self._agent.getXferStatus, request)
 
     def _is_done(self, call: Any, request: Request) -> bool:
         try:
             return call(request) == self._b.NIXL_SUCCESS
         except Exception as error:
-            raise PeerLost(f"{type(error).__name__}: {error}") from error
+            raise NixlPeerLost(f"{type(error).__name__}: {error}") from error
 
     def release(self, request: Request) -> None:
         """Release a request that is complete or failed; releasing another one does not stop its bytes."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any
 
-from kv_transfer.backends.nixl_agent import NixlAgent, PeerLost, Request
+from kv_transfer.backends.nixl_agent import NixlAgent, NixlPeerLost, Request
 
 WATCH_MIN_S = 50e-6
 WATCH_MAX_S = 1e-3
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 Steps = Generator[Request, None, list[int]]
 """Yields requests to be posted, one at a time; each is resumed when it is complete, and told by
-PeerLost when it failed. The return value is the job's result."""
+NixlPeerLost when it failed. The return value is the job's result."""
 
 
 @dataclass(slots=True, eq=False)
@@ -109,7 +109,7 @@ class TransferThread:
             assert job.request is not None
             try:
                 is_done = self._agent.is_done(job.request)
-            except PeerLost as error:
+            except NixlPeerLost as error:
                 self._fail(job, error)
                 progressed = True
                 continue
@@ -132,7 +132,7 @@ class TransferThread:
             except StopIteration as stop:
                 job.result = stop.value
                 return self._end(job)
-            except PeerLost as error:
+            except NixlPeerLost as error:
                 return self._fail(job, error)
             except Exception as error:  # ours: the job ends, but not every read after it
                 log.exception("a transfer job failed")
@@ -141,7 +141,7 @@ class TransferThread:
                 self._running.append(job)
                 return None
 
-    def _fail(self, job: Job, error: PeerLost) -> None:
+    def _fail(self, job: Job, error: NixlPeerLost) -> None:
         self._release(job)
         self._end(job, error=str(error) or "peer lost")
 

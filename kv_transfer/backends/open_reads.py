@@ -16,8 +16,8 @@ ABORT_S = 0.25
 
 
 @dataclass(slots=True, eq=False)
-class OpenRead:
-    """`abandon` asks its threads to begin nothing more; they answer with `OpenReads.ended`."""
+class BackendRead:
+    """`abandon` asks its threads to begin nothing more; they answer with `BackendReads.ended`."""
 
     peer: WorkerId
     local_blocks: frozenset[int]
@@ -35,17 +35,17 @@ class OpenRead:
             self.result.exception()  # looked at: a cancelled reader does not
 
 
-class OpenReads:
+class BackendReads:
     """`ended` may be called from any thread, everything else belongs to the event loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._reads: set[OpenRead] = set()
+        self._reads: set[BackendRead] = set()
 
-    def open(self, peer: WorkerId, local_blocks: Sequence[int]) -> OpenRead:
-        return OpenRead(peer, frozenset(local_blocks), self._loop.create_future())
+    def open(self, peer: WorkerId, local_blocks: Sequence[int]) -> BackendRead:
+        return BackendRead(peer, frozenset(local_blocks), self._loop.create_future())
 
-    async def run(self, read: OpenRead, *, timeout_s: float) -> list[int]:
+    async def run(self, read: BackendRead, *, timeout_s: float) -> list[int]:
         """Raises TransferFailed. Whoever carries the read out has been told, and keeps to its time too."""
         self._reads.add(read)
         try:
@@ -65,12 +65,12 @@ class OpenReads:
             read.abandon()
             raise
 
-    def ended(self, read: OpenRead, result: list[int], error: str) -> None:
+    def ended(self, read: BackendRead, result: list[int], error: str) -> None:
         """Nothing of the read can land any more. The loop may be gone when the process ends."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._on_over, read, result, error)
 
-    def _on_over(self, read: OpenRead, result: list[int], error: str) -> None:
+    def _on_over(self, read: BackendRead, result: list[int], error: str) -> None:
         self._reads.discard(read)
         read.over.set()
         if read.result.done():

@@ -62,7 +62,7 @@ class TcpOffer(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True, eq=False)
-class _Peer:
+class _TcpPeer:
     worker_id: WorkerId
     offer: TcpOffer
     idle: list[Line] = field(default_factory=list[Line])
@@ -70,10 +70,10 @@ class _Peer:
 
 
 @dataclass(slots=True, eq=False)
-class _Call:
+class _TcpRead:
     """One read. The lock orders `abandon` with the thread's taking up of a connection."""
 
-    peer: _Peer
+    peer: _TcpPeer
     blocks: frozenset[int]
     lock: threading.Lock = field(default_factory=threading.Lock)
     line: Line | None = None
@@ -110,8 +110,8 @@ class TcpBackend:
         self._staging = staging
         self._token = secrets.token_bytes(TOKEN_BYTES)
         self._server: TcpServer | None = None
-        self._peers: dict[WorkerId, _Peer] = {}
-        self._calls: set[_Call] = set()
+        self._peers: dict[WorkerId, _TcpPeer] = {}
+        self._calls: set[_TcpRead] = set()
         self._idle_lock = threading.Lock()
 
     # --- life -------------------------------------------------------------------------------------
@@ -156,9 +156,9 @@ class TcpBackend:
         if current is not None and current.offer == parsed:
             return
         await self.remove_peer(peer)
-        fresh = _Peer(peer, parsed)
+        fresh = _TcpPeer(peer, parsed)
         deadline_s = time.monotonic() + CONNECT_TIMEOUT_S
-        line = await self._run(_Call(fresh, frozenset()), lambda call: connect(call, self._io, deadline_s))
+        line = await self._run(_TcpRead(fresh, frozenset()), lambda call: connect(call, self._io, deadline_s))
         fresh.idle.append(line)
         self._peers[peer] = fresh
 
@@ -197,7 +197,7 @@ class TcpBackend:
             if call.is_abandoned and call.blocks & wanted:
                 await call.ended.wait()
 
-    def _known(self, peer: WorkerId) -> _Peer:
+    def _known(self, peer: WorkerId) -> _TcpPeer:
         known = self._peers.get(peer)
         if known is None:
             raise TransferFailed(f"{peer} is not a TCP peer")
@@ -205,17 +205,17 @@ class TcpBackend:
 
     async def _ask(
         self,
-        peer: _Peer,
+        peer: _TcpPeer,
         source: Sequence[int],
         local: Sequence[int],
         timeout_s: float,
         ranges: Ranges = (),
     ) -> list[int]:
         deadline_s = time.monotonic() + timeout_s
-        call = _Call(peer, frozenset(local))
+        call = _TcpRead(peer, frozenset(local))
         return await self._run(call, lambda call: self._exchange(call, source, local, ranges, deadline_s))
 
-    async def _run(self, call: _Call, work: "Callable[[_Call], _T]") -> _T:
+    async def _run(self, call: _TcpRead, work: "Callable[[_TcpRead], _T]") -> _T:
         """`work` on a thread. It keeps its own deadline; cancelling cuts its connection."""
         if self._server is None or len(self._calls) >= CALLS_MAX:
             raise TransferFailed("TCP transfers are closed or overfull")
@@ -232,7 +232,7 @@ class TcpBackend:
         except OSError as error:
             raise TransferFailed(f"{call.peer.worker_id}: {error}") from error
 
-    def _end(self, call: _Call, running: "asyncio.Future[_T]") -> None:
+    def _end(self, call: _TcpRead, running: "asyncio.Future[_T]") -> None:
         self._calls.discard(call)
         call.ended.set()
         if not running.cancelled():
@@ -242,7 +242,7 @@ class TcpBackend:
 
     def _exchange(
         self,
-        call: _Call,
+        call: _TcpRead,
         source: Sequence[int],
         local: Sequence[int],
         ranges: Ranges,
@@ -282,7 +282,7 @@ class TcpBackend:
             self._io.receive(line, local)
         return np.frombuffer(line.take(len(source) * GENERATION.itemsize), GENERATION).tolist()
 
-    def _take_line(self, call: _Call, deadline_s: float) -> Line:
+    def _take_line(self, call: _TcpRead, deadline_s: float) -> Line:
         with self._idle_lock:
             line = call.peer.idle.pop() if call.peer.idle else None
         if line is None:
@@ -295,7 +295,7 @@ class TcpBackend:
             raise
         return line
 
-    def _keep(self, peer: _Peer, line: Line) -> None:
+    def _keep(self, peer: _TcpPeer, line: Line) -> None:
         with self._idle_lock:
             if not peer.is_removed and len(peer.idle) < self.read_threads:
                 peer.idle.append(line)
@@ -303,7 +303,7 @@ class TcpBackend:
         line.close()
 
 
-def connect(call: _Call, io: PoolIO, deadline_s: float) -> Line:
+def connect(call: _TcpRead, io: PoolIO, deadline_s: float) -> Line:
     """A line on which both sides have greeted. Raises OSError, and Malformed for another protocol."""
     offer = call.peer.offer
     left_s = max(1e-3, deadline_s - time.monotonic())

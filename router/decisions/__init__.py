@@ -1,3 +1,3 @@
-"""Everything a router decides: requests, admission, placement, prediction, the prefix index.
+"""The decisions of a router: request flow, admission, placement, prediction and the prefix index.
 
-Pure: the simulators run these objects unchanged."""
+All of it is pure, so that the simulators run the same objects as production."""

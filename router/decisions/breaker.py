@@ -33,7 +33,7 @@ SLOW_REPORTS = 4
 CIRCUITS_MAX = 4096
 
 
-class State(StrEnum):
+class BreakerState(StrEnum):
     CLOSED = auto()
     OPEN = auto()
     """Gets nothing."""
@@ -56,19 +56,19 @@ class Circuit:
         self.slowness: float | None = None
         self.probe: SequenceId | None = None
 
-    def state(self, now_s: float) -> State:
+    def state(self, now_s: float) -> BreakerState:
         if not self.is_open:
-            return State.CLOSED
-        return State.OPEN if now_s < self.opened_s + self.open_s else State.HALF_OPEN
+            return BreakerState.CLOSED
+        return BreakerState.OPEN if now_s < self.opened_s + self.open_s else BreakerState.HALF_OPEN
 
     def is_shut(self, now_s: float) -> bool:
         """It is to get nothing now."""
         state = self.state(now_s)
-        return state is State.OPEN or (state is State.HALF_OPEN and self.probe is not None)
+        return state is BreakerState.OPEN or (state is BreakerState.HALF_OPEN and self.probe is not None)
 
 
-class BreakerState(NamedTuple):
-    state: State
+class BreakerStatus(NamedTuple):
+    state: BreakerState
     reason: str
     """Why it opened last; empty: it never did."""
 
@@ -122,13 +122,13 @@ class Breakers:
             return
         circuit = self._circuit(worker_id)
         state = circuit.state(now_s)
-        is_old = state is State.HALF_OPEN and seq_id is not None and seq_id != circuit.probe
-        if state is State.OPEN or is_old:
+        is_old = state is BreakerState.HALF_OPEN and seq_id is not None and seq_id != circuit.probe
+        if state is BreakerState.OPEN or is_old:
             return  # what was under way when it opened
         circuit.in_a_row += 1
         if not is_refusal:
             circuit.recent.append(False)
-        if state is State.HALF_OPEN and not is_refusal:
+        if state is BreakerState.HALF_OPEN and not is_refusal:
             self._open(circuit, f"failed again: {reason}", now_s)
         elif circuit.in_a_row >= self._failures_max * (4 if is_refusal else 1):
             self._open(circuit, f"{circuit.in_a_row} times in a row: {reason}", now_s)
@@ -171,7 +171,7 @@ class Breakers:
 
     def placed(self, worker_id: WorkerId, seq_id: SequenceId, *, now_s: float) -> None:
         circuit = self._known(worker_id)
-        if circuit is not None and circuit.state(now_s) is State.HALF_OPEN and circuit.probe is None:
+        if circuit is not None and circuit.state(now_s) is BreakerState.HALF_OPEN and circuit.probe is None:
             circuit.probe = seq_id
             self._probes.setdefault(seq_id, set()).add(circuit.name)
 
@@ -208,11 +208,11 @@ class Breakers:
                     left[which] -= 1
         return frozenset(out)
 
-    def state(self, worker_id: WorkerId, *, now_s: float) -> BreakerState:
+    def state(self, worker_id: WorkerId, *, now_s: float) -> BreakerStatus:
         circuit = self._known(worker_id)
         if circuit is None:
-            return BreakerState(State.CLOSED, "")
-        return BreakerState(circuit.state(now_s), circuit.reason)
+            return BreakerStatus(BreakerState.CLOSED, "")
+        return BreakerStatus(circuit.state(now_s), circuit.reason)
 
     @property
     def any_open(self) -> bool:

@@ -1,10 +1,11 @@
 """The router's decisions: events in, actions out.
 
-It owns every live sequence (`Flow`), the line of those that wait, and what is known about workers. No
-IO, no clock: the asyncio driver and the simulator run the same object.
+The core owns every live sequence (`Flow`), the admission queue, and all that is known about workers. It has
+no IO and no clock, so the asyncio driver and the simulators run the same object.
 
-Each event is taken in three steps: what it says, what is due by now, and then, if capacity may have
-come free, one look along the line. So actions that free come before actions that fill.
+Each event is handled in three steps. The event itself is applied, then the timers that are due, and then the
+admission queue is scanned if capacity may have come free. Actions that free room thus come before actions
+that use it.
 """
 
 from math import inf
@@ -29,8 +30,8 @@ from baton.core.messages import (
     WorkerHello,
 )
 from router.decisions.arrival_counters import ArrivalCounters
-from router.decisions.cluster.worker import Worker
-from router.decisions.demand import count_first_token, count_over, demand_of
+from router.decisions.cluster.worker import WorkerView
+from router.decisions.demand import count_end, count_first_token, demand_of
 from router.decisions.events import (
     ClientGone,
     Failed,
@@ -38,7 +39,7 @@ from router.decisions.events import (
     LatencyBreakdown,
     Note,
     PeerLost,
-    PeerTold,
+    PeerUpdated,
     RouterAction,
     RouterEvent,
     Served,
@@ -74,8 +75,8 @@ class RouterCore:
         self._hedging = self._failures.hedging
         self._placing.suspended = self._failures.suspended
         self.peers = self._placing.peers
-        """The accounts of other routers; what it is asked for is no decision, so it may be asked between
-        events."""
+        """The loads of other routers. Reports may be read from it between events, since that decides
+        nothing."""
         self._flows: dict[SequenceId, Flow] = {}
         self._waiting = Waiting(
             config=config,
@@ -90,23 +91,23 @@ class RouterCore:
         self._arrival_counters = ArrivalCounters()
         self._now_s = self._began_s = now_s
 
-    # --- the outside ------------------------------------------------------------------------------
+    # --- public interface ------------------------------------------------------------------------------
 
     def handle(self, event: RouterEvent, *, now_s: float) -> list[RouterAction]:
         assert now_s >= self._now_s, "time went backwards"
         self._now_s = now_s
         self._index.expire(now_s)
         self.peers.expire(now_s)
-        actions = self._take_in(event)
+        actions = self._on_event(event)
         for seq_id in self._timers.take_due(now_s):
             actions += self._on_timer(self._flows[seq_id])
         if self._waiting.is_due(now_s):
-            actions += self._waiting.look(now_s=now_s)
-        return self._without_moot(actions) if self._hedging.was_ever_used else actions
+            actions += self._waiting.scan(now_s=now_s)
+        return self._without_superseded(actions) if self._hedging.was_ever_used else actions
 
     @property
     def next_tick_s(self) -> float | None:
-        """When to send a Tick; None: not before something else happens."""
+        """Return when the next Tick is due; None if no timer is set."""
         found = self._timers.next_s
         for other in (self._index.next_tick_s, self.peers.next_tick_s, self._waiting.next_tick_s):
             if other is not None and (found is None or other < found):
@@ -127,12 +128,12 @@ class RouterCore:
 
     @property
     def queued_count(self) -> int:
-        """Sequences without a place."""
+        """Number of sequences that wait for placement."""
         return len(self._waiting)
 
     def progress_of(self, seq_id: SequenceId) -> tuple[LatencyBreakdown | None, Served | None]:
-        """As `Finished` will tell it, so far."""
-        flow = self._flows.get(self._hedging.server_of(seq_id))
+        """Return what `Finished` will carry, as far as it is known."""
+        flow = self._flows.get(self._hedging.serving_attempt_of(seq_id))
         return (None, None) if flow is None else (flow.clock.latency_breakdown(), flow.served)
 
     def status(self) -> RouterStatus:
@@ -146,12 +147,12 @@ class RouterCore:
         )
 
     def demand(self, router_id: RouterId, *, now_s: float) -> DemandReport:
-        """The report for whoever decides how many workers there shall be."""
+        """Return the report by which the autoscaler decides how many workers there shall be."""
         flows, up_s = self._flows.values(), now_s - self._began_s
         return demand_of(router_id, self._arrival_counters, self._cluster, flows, up_s=up_s, now_s=now_s)
 
     def check(self) -> None:
-        """Raises AssertionError if the accounts disagree. Costs as much as everything is large."""
+        """Raise AssertionError if the accounts disagree. The cost grows with all that the router holds."""
         self._placing.check()
         self._placing.check_against(self._flows)
         self._waiting.check()
@@ -167,7 +168,7 @@ class RouterCore:
 
     # --- events -----------------------------------------------------------------------------------
 
-    def _take_in(self, event: RouterEvent) -> list[RouterAction]:
+    def _on_event(self, event: RouterEvent) -> list[RouterAction]:
         match event:
             case Submit():
                 return self._submit(event)
@@ -176,25 +177,25 @@ class RouterCore:
             case WorkerJoined(hello, address):
                 actions = self._lose(hello.worker_id, "a new session began")
                 self._placing.join(hello, address)
-                self._waiting.wants_look = True
+                self._waiting.wants_scan = True
                 return actions
             case WorkerLost(worker_id, reason):
                 return self._lose(worker_id, reason)
             case WorkerUpdated(worker_id, role, is_draining):
                 if (worker := self._cluster.get(worker_id)) is not None:
                     worker.update(role, is_draining=is_draining)
-                    self._waiting.wants_look = True
+                    self._waiting.wants_scan = True
                 return []
             case FromWorker(worker_id, message):
                 worker = self._cluster.get(worker_id)
                 return [] if worker is None else self._from_worker(worker, message)
-            case PeerTold(update):
-                self.peers.heard(update, now_s=self._now_s)
-                self._waiting.wants_look = True
+            case PeerUpdated(update):
+                self.peers.on_update(update, now_s=self._now_s)
+                self._waiting.wants_scan = True
                 return []
             case PeerLost(router_id):
                 self.peers.lost(router_id)
-                self._waiting.wants_look = True
+                self._waiting.wants_scan = True
                 return []
             case Tick():
                 return []
@@ -223,9 +224,9 @@ class RouterCore:
         return actions
 
     def _on_client_gone(self, seq_id: SequenceId) -> list[RouterAction]:
-        name = self._hedging.server_of(seq_id)
-        rival = self._hedging.rival_of(name)
-        return [a for one in (name, rival) if one is not None for a in self._cancel(one)]
+        name = self._hedging.serving_attempt_of(seq_id)
+        other = self._hedging.other_attempt_of(name)
+        return [a for one in (name, other) if one is not None for a in self._cancel(one)]
 
     def _cancel(self, name: SequenceId) -> list[RouterAction]:
         flow = self._flows.get(name)
@@ -247,13 +248,14 @@ class RouterCore:
             self._settle(flow)
         assert not worker.load.reservations
         self._placing.lose(worker_id)
-        # Others may be what a sequence waits for now: a whole phase where pairs were possible before.
-        self._waiting.wants_look = True
+        # Without this worker some sequence may be placed otherwise, for instance aggregated instead of as a
+        # pair.
+        self._waiting.wants_scan = True
         return actions
 
     def _from_worker(
         self,
-        worker: Worker,
+        worker: WorkerView,
         message: WorkerHello
         | StepOutput
         | SequenceJoined
@@ -277,10 +279,10 @@ class RouterCore:
             case LoadReport():
                 worker.on_report(message, now_s=self._now_s)
                 self._failures.reported(worker, message, self._now_s)
-                self._waiting.wants_look = True
+                self._waiting.wants_scan = True
                 return self._migrate_from(worker)
             case WorkerHello():
-                return []  # the session's adapter turns it into WorkerJoined
+                return []  # the session's adapter turns a hello into WorkerJoined
             case _:
                 assert_never(message)
 
@@ -295,15 +297,15 @@ class RouterCore:
         if not count and flow.generated:
             count_first_token(self._arrival_counters, flow, now_s=self._now_s)
         if flow.state not in (state, RequestState.QUEUED):
-            self._failures.moved_on(flow, worker_id, state, now_s=self._now_s)
-        if self._hedging.rival_of(flow.name) is not None and (flow.generated or flow.is_over):
+            self._failures.advanced(flow, worker_id, state, now_s=self._now_s)
+        if self._hedging.other_attempt_of(flow.name) is not None and (flow.generated or flow.is_over):
             actions = [*self._decide(flow), *actions]
         if flow.state is not state:
             self._settle(flow)
         return actions
 
     def _on_sequence_message(
-        self, worker: Worker, message: SequenceJoined | SequenceRefused | SequenceFailed
+        self, worker: WorkerView, message: SequenceJoined | SequenceRefused | SequenceFailed
     ) -> list[RouterAction]:
         flow = self._flows.get(message.seq_id)
         if flow is None:
@@ -347,19 +349,19 @@ class RouterCore:
     def _settle(self, flow: Flow) -> None:
         """Make the accounts follow what the flow became."""
         seq_id = flow.name
-        if flow.is_fork and flow.state is RequestState.QUEUED:
-            flow.on_client_gone(now_s=self._now_s)  # it holds nothing, and is not tried again
+        if flow.is_backup and flow.state is RequestState.QUEUED:
+            flow.on_client_gone(now_s=self._now_s)  # a lost backup attempt holds nothing and is not retried
         if self._placing.settle(flow, now_s=self._now_s):
-            self._waiting.wants_look = True
+            self._waiting.wants_scan = True
         self._failures.breakers.left(seq_id, flow.phases)
         self._waiting.settle(flow, now_s=self._now_s)
         if flow.is_over:
-            count_over(self._arrival_counters, flow, now_s=self._now_s)
+            count_end(self._arrival_counters, flow, now_s=self._now_s)
             self._timers.drop(seq_id)
             del self._flows[seq_id]
-            if (rival := self._hedging.ended(seq_id)) is not None and self._flows[rival].is_fork:
-                self._flows[rival].serve()
-                self._hedging.takes_over(rival, flow.submit.seq_id)
+            if (other := self._hedging.ended(seq_id)) is not None and self._flows[other].is_backup:
+                self._flows[other].become_primary()
+                self._hedging.takes_over(other, flow.submit.seq_id)
             return
         self._timers.set(seq_id, flow.next_tick_s(self._now_s))
 
@@ -380,62 +382,63 @@ class RouterCore:
             forecast=placement.forecast,
         )
 
-    # --- second attempts, and moving ------------------------------------------------------------------
+    # --- backup attempts and migration ------------------------------------------------------------------
 
     def _hedge(self, flow: Flow) -> list[RouterAction]:
-        """A second attempt at a sequence whose first token is overdue, if there is a worker for it now."""
+        """Start a backup attempt for a sequence whose first token is overdue, if a worker has room now."""
         flow.hedge_at_s = inf
         hedging = self._hedging
-        if self.queued_count or not hedging.has_credit or hedging.rival_of(flow.name) is not None:
+        if self.queued_count or not hedging.has_credit or hedging.other_attempt_of(flow.name) is not None:
             return []
-        twin = flow.fork(hedging.new_name(flow.submit.seq_id), now_s=self._now_s)
-        found = self._placing.find(twin, now_s=self._now_s)
+        backup = flow.make_backup(hedging.new_name(flow.submit.seq_id), now_s=self._now_s)
+        found = self._placing.find(backup, now_s=self._now_s)
         if not self._is_worth_it(flow, found):
-            self._placing.forget(twin)
+            self._placing.forget(backup)
             return []
         assert not isinstance(found, NoPlace)
         self._failures.overdue(flow, self._now_s)
-        hedging.began(flow.name, twin.name)
-        self._flows[twin.name] = twin
-        actions = self._start(twin, found)
-        self._settle(twin)
-        reason = f"no first token for {self._now_s - flow.placed_s:.3f} s"
+        hedging.began(flow.name, backup.name)
+        self._flows[backup.name] = backup
+        actions = self._start(backup, found)
+        self._settle(backup)
+        reason = f"no first token within {self._now_s - flow.placed_s:.3f} s of placement"
         return [Note(flow.submit.seq_id, "hedged", reason, tuple(found.phases)), *actions]
 
     def _is_worth_it(self, flow: Flow, found: Placement | NoPlace) -> bool:
         if isinstance(found, NoPlace) or found.prefill.worker_id in flow.phases:
             return False
-        # Else everybody is busy, and it would be no faster.
+        # Otherwise every worker is busy, and a backup attempt would be no faster.
         return found.forecast is None or found.forecast.ttft_s <= self._now_s - flow.placed_s
 
     def _decide(self, winner: Flow) -> list[RouterAction]:
-        """It brought a token, or its end, before its rival did: that one is cancelled unheard."""
+        """Cancel the other attempt, because `winner` produced a token or ended first."""
         hedging, seq_id = self._hedging, winner.submit.seq_id
-        rival = hedging.rival_of(winner.name)
-        assert rival is not None
-        loser = self._flows[rival]
-        tokens = sum(self._cluster[w].load.reservations[rival].tokens for w in loser.phases)
-        what = "hedge_won" if winner.is_fork else "hedge_lost"
+        other = hedging.other_attempt_of(winner.name)
+        assert other is not None
+        loser = self._flows[other]
+        tokens = sum(self._cluster[w].load.reservations[other].tokens for w in loser.phases)
+        what = "hedge_won" if winner.is_backup else "hedge_lost"
         hedging.decided(winner.name, seq_id, wasted_tokens=tokens)
-        winner.serve()
-        note = Note(seq_id, what, f"{winner.name} was first", tuple(winner.phases))
-        return [note, *self._cancel(rival)]
+        winner.become_primary()
+        note = Note(seq_id, what, f"attempt {winner.name} produced output first", tuple(winner.phases))
+        return [note, *self._cancel(other)]
 
-    def _without_moot(self, actions: list[RouterAction]) -> list[RouterAction]:
-        """A sequence of which one attempt goes on has not failed; of two that failed, one says so."""
+    def _without_superseded(self, actions: list[RouterAction]) -> list[RouterAction]:
+        """Drop failures that clients must not see: an attempt failed while the other goes on, or both
+        failed."""
         kept: list[RouterAction] = []
         failed: set[SequenceId] = set()
         for action in actions:
             if isinstance(action, Failed):
-                server = self._flows.get(self._hedging.server_of(action.seq_id))
+                server = self._flows.get(self._hedging.serving_attempt_of(action.seq_id))
                 if server is not None or action.seq_id in failed:
                     continue
                 failed.add(action.seq_id)
             kept.append(action)
         return kept
 
-    def _migrate_from(self, worker: Worker) -> list[RouterAction]:
-        """Streams of a worker that leaves go on elsewhere, a few at a time."""
+    def _migrate_from(self, worker: WorkerView) -> list[RouterAction]:
+        """Move streams of a draining worker to other workers, a few per load report."""
         if not self._failures.is_time_to_migrate(worker, self._now_s):
             return []
         actions: list[RouterAction] = []

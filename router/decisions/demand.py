@@ -6,7 +6,7 @@ from baton.core.demand import DemandReport, Traits, WorkerLoad
 from baton.core.ids import RouterId
 from router.decisions.arrival_counters import ArrivalCounters
 from router.decisions.cluster.view import ClusterView
-from router.decisions.cluster.worker import Worker
+from router.decisions.cluster.worker import WorkerView
 from router.decisions.events import FailureKind
 from router.decisions.flow import Flow
 from router.decisions.request_state import RequestState
@@ -15,9 +15,9 @@ OWN_FAULT = frozenset({FailureKind.TOO_LONG, FailureKind.UNSUPPORTED})
 """No number of workers would have served these."""
 
 
-def count_first_token(offered: ArrivalCounters, flow: Flow, *, now_s: float) -> None:
+def count_first_token(counters: ArrivalCounters, flow: Flow, *, now_s: float) -> None:
     submit = flow.submit
-    offered.started(
+    counters.started(
         submit.slo_class,
         prompt_tokens=len(submit.prompt),
         cached_tokens=flow.cached_tokens,
@@ -26,13 +26,13 @@ def count_first_token(offered: ArrivalCounters, flow: Flow, *, now_s: float) -> 
     )
 
 
-def count_over(offered: ArrivalCounters, flow: Flow, *, now_s: float) -> None:
+def count_end(counters: ArrivalCounters, flow: Flow, *, now_s: float) -> None:
     """`flow` has ended, and is no second attempt beside one that goes on."""
     submit, first_s = flow.submit, flow.clock.first_s
-    if flow.is_fork:
+    if flow.is_backup:
         return
     if first_s is not None:
-        offered.ended(
+        counters.ended(
             submit.slo_class,
             prompt_tokens=len(submit.prompt),
             output_tokens=len(flow.generated),
@@ -41,16 +41,16 @@ def count_over(offered: ArrivalCounters, flow: Flow, *, now_s: float) -> None:
         )
     elif flow.state is RequestState.FAILED:
         if flow.failure not in OWN_FAULT:
-            offered.gave_up(submit.slo_class)
+            counters.gave_up(submit.slo_class)
     elif flow.state is RequestState.DONE:
-        count_first_token(offered, flow, now_s=now_s)  # an embedding
+        count_first_token(counters, flow, now_s=now_s)  # an embedding
     elif 0 < submit.ttft_slo_s < now_s - flow.arrived_s:
-        offered.gave_up(submit.slo_class)  # its client did, with reason
+        counters.gave_up(submit.slo_class)  # its client did, with reason
 
 
 def demand_of(
     router_id: RouterId,
-    offered: ArrivalCounters,
+    counters: ArrivalCounters,
     cluster: ClusterView,
     flows: Iterable[Flow],
     *,
@@ -61,14 +61,14 @@ def demand_of(
     return DemandReport(
         router_id=router_id,
         up_s=up_s,
-        classes=offered.totals(),
+        classes=counters.totals(),
         queued=len(queued),
         queued_prompt_tokens=sum(queued),
         workers=tuple(_load(worker, now_s) for worker in cluster),
     )
 
 
-def _load(worker: Worker, now_s: float) -> WorkerLoad:
+def _load(worker: WorkerView, now_s: float) -> WorkerLoad:
     hello, report, prediction = worker.hello, worker.load.report, worker.prediction
     traits = Traits(
         prediction.costs,
@@ -76,9 +76,9 @@ def _load(worker: Worker, now_s: float) -> WorkerLoad:
         hello.batch_sequences_max,
         hello.block_count * hello.block_tokens,
     )
-    told = traits if prediction.are_costs_measured else None
+    known_traits = traits if prediction.are_costs_measured else None
     if report is None:
-        return WorkerLoad(hello.worker_id, worker.facts.role, 0.0, 0, 0, 0, 0.0, told)
+        return WorkerLoad(hello.worker_id, worker.facts.role, 0.0, 0, 0, 0, 0.0, known_traits)
     return WorkerLoad(
         hello.worker_id,
         worker.facts.role,
@@ -87,5 +87,5 @@ def _load(worker: Worker, now_s: float) -> WorkerLoad:
         report.decoding_count + report.incoming_count,
         report.context_tokens,
         1.0 - report.free_blocks / max(1, hello.block_count),
-        told,
+        known_traits,
     )

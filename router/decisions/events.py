@@ -1,4 +1,4 @@
-"""What happens to a router, and what it does about it.
+"""The events that a router takes in, and the actions that it answers with.
 
 `router.decisions.core.RouterCore` is pure: `handle(event, now_s=…) -> list[Action]`. The asyncio driver
 (`router.live.driver`) and the simulator (`simulator.faults`) feed it events and perform its actions.
@@ -21,71 +21,73 @@ from router.decisions.stored_prefix import StoredPrefix
 
 
 class Submit(msgspec.Struct, frozen=True):
-    """A checked, tokenised sequence. Answered, in the end, by exactly one Finished or Failed."""
+    """A validated and tokenised sequence. It ends with exactly one Finished or Failed."""
 
     seq_id: SequenceId
     request_id: RequestId
     prompt: Sequence[int]
-    """Only counted, cut and walked along: it need not be a tuple."""
+    """Token ids of the prompt. Any sequence type will do."""
     sampling: SamplingParams
     salt: bytes
-    """The tenant's and the adapter's, see `baton.core.hashing.root_hash`."""
+    """Salt of the tenant and of the adapter, see `baton.core.hashing.root_hash`."""
     deadline_s: float
-    """Instant on the router's clock."""
+    """Instant on the router's clock at which the request must be over."""
     traceparent: str = ""
     task: Task = Task.GENERATE
     adapter: AdapterRef | None = None
     priority: int = 0
     ttft_slo_s: float = 0.0
-    """Objective, counted from `arrived_s`; 0: none."""
+    """TTFT objective, counted from `arrived_s`; 0 if there is none."""
     tpot_slo_s: float = 0.0
-    """Objective; 0: none."""
+    """TPOT objective; 0 if there is none."""
     slo_class: str = ""
-    """The set of objectives that these are, by the operator's name for it."""
+    """The operator's name for this set of objectives."""
     refuse_late: bool = False
-    """Once its objectives are lost, it is refused rather than served last."""
+    """True if the sequence is refused once it cannot meet its objectives, instead of being served last."""
     tenant: str = ""
-    """As authenticated; clients cannot choose it."""
+    """The authenticated tenant. Clients cannot choose it."""
     arrived_s: float | None = None
-    """When the request came in, on the router's clock; None: as it was submitted."""
+    """When the request came in, on the router's clock; None stands for the moment of this event."""
     weight: float = 1.0
-    """The tenant's share in relation to others'."""
+    """The tenant's weight in fair sharing."""
     request_digest: str = ""
-    """The same for a request that is sent again; "": not known."""
+    """A digest that is the same when a client sends the same request again; empty if it is not known."""
     fairness_key: str = ""
     group: str = ""
-    """Sequences of one group share their prompt, and are placed together while there is room."""
+    """Sequences of one group share their prompt and are placed together while there is room."""
     hashes: HashSource | None = None
-    """Hashes of the blocks of this sequence alone, computed where it holds nobody up; None: computed when the
-    sequence is placed."""
+    """Block hashes of this sequence that were computed off the event loop; None if they are to be computed
+    when the sequence is placed."""
     stored: StoredPrefix | None = None
-    """What the hosts' stores have of the prompt; None: nothing, or it is not known."""
+    """The blocks of the prompt that store nodes hold; None if there are none or nothing is known."""
 
 
 class ClientGone(msgspec.Struct, frozen=True):
-    """Disconnected, too slow, or satisfied early (a stop string was found): cancel what runs.
-    The sequence ends with no further action towards the client."""
+    """The client disconnected, was too slow, or has all it wants because a stop string was found.
+
+    The sequence is cancelled at its workers and ends without a further action towards the client."""
 
     seq_id: SequenceId
 
 
 class WorkerJoined(msgspec.Struct, frozen=True):
-    """A session to the worker is open and it said hello. It may be the same worker as before, after
-    a broken session: whatever ran there under the old session is lost."""
+    """A session to the worker is open, and its hello has arrived.
+
+    It may be a known worker that connects again. Whatever ran there under the old session is lost."""
 
     hello: WorkerHello
     address: str
 
 
 class WorkerLost(msgspec.Struct, frozen=True):
-    """Its session broke or fell silent. Unknown worker: nothing happens."""
+    """The worker's session broke or fell silent. The event is ignored if the worker is unknown."""
 
     worker_id: WorkerId
     reason: str
 
 
 class WorkerUpdated(msgspec.Struct, frozen=True):
-    """The directory says that the worker's role or drain state changed."""
+    """The directory reports another role or drain state for the worker."""
 
     worker_id: WorkerId
     role: Role
@@ -97,52 +99,61 @@ class FromWorker(msgspec.Struct, frozen=True):
     message: WorkerMessage
 
 
-class PeerTold(msgspec.Struct, frozen=True):
-    """Another router says what it has where."""
+class PeerUpdated(msgspec.Struct, frozen=True):
+    """Another router reports its load at the workers."""
 
     update: RouterUpdate
 
 
 class PeerLost(msgspec.Struct, frozen=True):
-    """Another router is not followed any more. Unknown router: nothing happens."""
+    """Another router is no longer followed. The event is ignored if the router is unknown."""
 
     router_id: RouterId
 
 
 class Tick(msgspec.Struct, frozen=True):
-    """The time `next_tick_s` named has come (or an earlier one: harmless)."""
+    """The time that `next_tick_s` named has come. An early tick does no harm."""
 
 
 RouterEvent = (
-    Submit | ClientGone | WorkerJoined | WorkerLost | WorkerUpdated | FromWorker | PeerTold | PeerLost | Tick
+    Submit
+    | ClientGone
+    | WorkerJoined
+    | WorkerLost
+    | WorkerUpdated
+    | FromWorker
+    | PeerUpdated
+    | PeerLost
+    | Tick
 )
 
 # --- actions --------------------------------------------------------------------------------------
 
 
 class ToWorker(msgspec.Struct, frozen=True):
-    """Dropped by the adapter if the session is gone (a WorkerLost event is then on its way)."""
+    """A message for a worker. The adapter drops it if the session is gone, since WorkerLost then follows."""
 
     worker_id: WorkerId
     message: RouterMessage
 
 
 class Deliver(msgspec.Struct, frozen=True):
-    """New tokens, in order, none twice, none missing: `first_index` counts generated tokens."""
+    """New tokens for the client, in order, each exactly once. `first_index` counts generated tokens."""
 
     seq_id: SequenceId
     first_index: int
     tokens: tuple[int, ...]
     cached_token_count: int = 0
-    """As in Finished, as far as it is known: a stop string may end the sequence before that comes."""
+    """The count of Finished as far as it is known, since a stop string may end the sequence before it
+    comes."""
     logprobs: tuple[TokenLogprobs, ...] = ()
-    """One per token, if asked for."""
+    """One entry per token if the request asks for logprobs."""
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
-    """Delivered with the first token, once, if asked for."""
+    """Delivered once, with the first token, if the request asks for it."""
 
 
 class RetryCause(StrEnum):
-    """Why an attempt was lost, for metrics: closed, while `Note.reason` is free text."""
+    """The cause of a lost attempt as a metric label. `Note.reason` says the same in free text."""
 
     WORKER_LOST = auto()
     TRANSFER = auto()
@@ -155,40 +166,41 @@ class RetryCause(StrEnum):
 
 
 class Finished(msgspec.Struct, frozen=True):
-    """Terminal. All tokens were delivered before."""
+    """The sequence ended well, and all its tokens were delivered before. Terminal."""
 
     seq_id: SequenceId
     reason: FinishReason
     generated_count: int
     cached_token_count: int
-    """Prompt tokens that the prefill worker found in its cache on the first attempt."""
+    """Prompt tokens that the prefill worker of the first attempt found in its prefix cache."""
     embedding: tuple[float, ...] = ()
-    """Task EMBED."""
+    """The result of an embedding task."""
     latency_breakdown: "LatencyBreakdown | None" = None
-    """Times of the first token; None: it came from an attempt that told no timings."""
+    """Where the time went; None if the worker of the first token reported no timings."""
     served: "Served | None" = None
 
 
 class LatencyBreakdown(msgspec.Struct, frozen=True):
-    """Where the time to the first token, and to the first one of the decode worker, went; seconds. Parts
-    follow one another, and nothing is counted twice; those of earlier, lost attempts are in `retries_s`."""
+    """Where the time went until the first token, and until the first token of the decode worker. Seconds.
+
+    The parts follow one another, and nothing is counted twice. Lost attempts are counted in `retries_s`."""
 
     queue_s: float
-    """From being submitted to being placed, and again after each loss."""
+    """Time in the admission queue, before the first attempt and after each lost one."""
     retries_s: float
-    """In attempts that were lost."""
+    """Time spent in attempts that were lost."""
     wait_s: float
-    """At the prefill worker, before its first step."""
+    """Wait at the prefill worker before the sequence's first step."""
     load_s: float
-    """Waiting for blocks of the store."""
+    """Wait for blocks that are loaded from the store."""
     prefill_s: float
     first_hop_s: float
-    """From placing to the first token, less what the worker tells: messages, and where there is one the
-    grammar that is compiled, or the adapter that is read."""
+    """Time from placement to the first token that the worker's own timings do not cover: messages, the
+    compilation of a grammar, the loading of an adapter."""
     transfer_s: float = 0.0
-    """From the first token to the decode worker having joined its batch."""
+    """Time from the first token until the sequence joined the decode worker's batch."""
     first_decode_s: float = 0.0
-    """From then, or from the first token on one worker, to the second token."""
+    """Time from then until the second token. On one worker it counts from the first token."""
 
     @property
     def ttft_s(self) -> float:
@@ -198,42 +210,42 @@ class LatencyBreakdown(msgspec.Struct, frozen=True):
 
 
 class Served(msgspec.Struct, frozen=True):
-    """The workers that served a sequence, and what was expected of them."""
+    """The workers that served a sequence, and what was predicted for them."""
 
     prefill_worker: WorkerId
-    """Worker of the attempt that brought the first token."""
+    """Prefill worker of the attempt that produced the first token."""
     decode_worker: WorkerId
-    """Worker of the last attempt; the same where one worker runs both phases."""
+    """Decode worker of the last attempt. It equals the prefill worker if one worker runs both phases."""
     predicted_ttft_s: float | None
-    """When it was placed, counted from its arrival; None: nothing was predicted."""
+    """TTFT predicted at placement, counted from arrival; None if nothing was predicted."""
     predicted_tpot_s: float | None
     attempts: int
-    """Times that it was placed."""
+    """Number of times that the sequence was placed."""
 
 
 class FailureKind(StrEnum):
     QUEUE_FULL = auto()
-    """503: refused at the door."""
+    """503: the admission queue was full on arrival."""
     NO_CAPACITY = auto()
-    """503: no place within `queue_wait_s`, or no worker at all."""
+    """503: no worker had room within `queue_wait_s`, or there is no worker at all."""
     UNMET = auto()
-    """503: it would miss its objectives, and its class says that it is of no use then."""
+    """503: the sequence would miss its objectives, and its class asks for a refusal in that case."""
     TOO_LONG = auto()
-    """400."""
+    """400: prompt and answer are longer than any worker can hold."""
     UNSUPPORTED = auto()
-    """400: no worker can do what the request asks for, as the message says."""
+    """400: no worker supports what the request asks for. The message names it."""
     DEADLINE = auto()
-    """504."""
+    """504: the deadline of the request passed."""
     RETRIES_SPENT = auto()
-    """503: too many attempts of all sequences fail, see `router.retry_share`."""
+    """503: the retry budget is used up because too many attempts fail, see `router.retry_share`."""
     ATTEMPTS = auto()
-    """503: placed `attempts_max` times, lost every time."""
+    """503: the sequence was placed `attempts_max` times, and every attempt was lost."""
     INTERNAL = auto()
-    """500."""
+    """500: a fault of the software."""
 
 
 class Failed(msgspec.Struct, frozen=True):
-    """Terminal. `kind` decides status and error type at the edge."""
+    """The sequence failed. `kind` decides the HTTP status and the error type. Terminal."""
 
     seq_id: SequenceId
     kind: FailureKind
@@ -252,7 +264,7 @@ class Note(msgspec.Struct, frozen=True):
     seconds: float = 0.0
     bytes: int = 0
     cause: RetryCause | None = None
-    """Set for `retried` only."""
+    """Set only if `what` is `retried`."""
 
 
 RouterAction = ToWorker | Deliver | Finished | Failed | Note

@@ -19,7 +19,7 @@ from baton.core.messages import (
 )
 from router.decisions.breaker import Breakers, slowness
 from router.decisions.cluster.view import ClusterView
-from router.decisions.cluster.worker import Worker
+from router.decisions.cluster.worker import WorkerView
 from router.decisions.flow import Flow
 from router.decisions.hedging import Hedging
 from router.decisions.placement.interface import Placement
@@ -83,22 +83,22 @@ class FailureHandling:
         """An attempt began."""
         for worker_id in placement.phases:
             self.breakers.placed(worker_id, flow.name, now_s=now_s)
-        if is_first and not flow.is_fork:
+        if is_first and not flow.is_backup:
             self.hedging.placed()
-        delay_s = None if flow.generated or flow.is_fork else self.hedging.delay_s(placement.forecast)
+        delay_s = None if flow.generated or flow.is_backup else self.hedging.delay_s(placement.forecast)
         flow.hedge_at_s = float("inf") if delay_s is None else now_s + delay_s
         flow.placed_s = now_s
 
-    def moved_on(self, flow: Flow, worker_id: WorkerId, before: RequestState, *, now_s: float) -> None:
+    def advanced(self, flow: Flow, worker_id: WorkerId, before: RequestState, *, now_s: float) -> None:
         """Something that its worker said took the sequence on from phase `before`."""
         self.breakers.worked(worker_id, flow.name, now_s=now_s)
         if before is RequestState.PREFILLING and len(flow.generated) == 1:
-            self.hedging.saw_first_token(now_s - flow.placed_s)
+            self.hedging.observe_first_token(now_s - flow.placed_s)
         if flow.state is RequestState.DONE:
             self.retries.earn(now_s)
 
     def failed(
-        self, worker: Worker, message: SequenceFailed, sources: Iterable[WorkerId], now_s: float
+        self, worker: WorkerView, message: SequenceFailed, sources: Iterable[WorkerId], now_s: float
     ) -> None:
         """An attempt, of which the worker was part; `sources`: whom it read from."""
         if worker.facts.is_draining:
@@ -114,20 +114,20 @@ class FailureHandling:
             case _:
                 pass  # the source's fault, nobody's, or told by the source itself
 
-    def refused(self, worker: Worker, message: SequenceRefused, now_s: float) -> None:
+    def refused(self, worker: WorkerView, message: SequenceRefused, now_s: float) -> None:
         if message.reason is RefusalReason.NO_ROOM:
             reason = f"refused: {message.message}"
             self.breakers.failed(
                 worker.worker_id, reason, now_s=now_s, seq_id=message.seq_id, is_refusal=True
             )
 
-    def lost(self, worker: Worker, reason: str, now_s: float) -> None:
+    def lost(self, worker: WorkerView, reason: str, now_s: float) -> None:
         """Its session."""
         self._leaving_since_s.pop(worker.worker_id, None)
         if not worker.facts.is_draining:
             self.breakers.failed(worker.worker_id, f"lost: {reason}", now_s=now_s)
 
-    def reported(self, worker: Worker, report: LoadReport, now_s: float) -> None:
+    def reported(self, worker: WorkerView, report: LoadReport, now_s: float) -> None:
         slow = slowness(report.costs, worker.hello.costs)
         if slow is not None:
             role = worker.facts.role
@@ -143,7 +143,7 @@ class FailureHandling:
 
     # --- leaving workers --------------------------------------------------------------------------
 
-    def is_time_to_migrate(self, worker: Worker, now_s: float) -> bool:
+    def is_time_to_migrate(self, worker: WorkerView, now_s: float) -> bool:
         """It drains for so long that its streams should go on elsewhere."""
         if not worker.facts.is_draining:
             self._leaving_since_s.pop(worker.worker_id, None)

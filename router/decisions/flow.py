@@ -1,8 +1,8 @@
-"""The life of one sequence: which worker runs which phase, and which tokens the client has.
+"""The life of one sequence: which worker runs which phase, and which tokens the client has. Pure.
 
-Pure: what happened goes in, actions come out. Placement is decided elsewhere and told to `start`.
-`phases` is the truth about who holds something for the sequence right now; the caller's accounts follow
-it. Every loss raises the epoch at once, so that whatever the old attempt still says is stale.
+Events go in and actions come out. Placement is decided elsewhere and passed to `start`. `phases` names the
+workers that hold something for the sequence right now, and the caller's accounts follow it. Every loss raises
+the epoch at once, so late messages of the old attempt are recognised as stale.
 """
 
 from collections.abc import Mapping, Sequence, Set
@@ -22,10 +22,10 @@ from baton.core.messages import (
     SequenceJoined,
     SequenceOutput,
     SequenceRefused,
-    StartSequence,
     Task,
 )
 from baton.core.sampling import FinishReason, SamplingParams
+from router.decisions.attempts import backoff_s, start_messages, suspects
 from router.decisions.events import (
     Deliver,
     Failed,
@@ -45,12 +45,12 @@ from router.decisions.retry_budgets import WindowBudget
 from router.decisions.token_order import TokenOrder
 
 HELD_TOKENS_MAX = 1024
-"""Tokens kept of one sequence while earlier ones are missing; more, and the attempt is given up."""
-
-BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.05, 2.0
+"""Largest number of tokens kept of one sequence while earlier ones are missing. Beyond it the attempt counts
+as lost."""
 
 NOT_BUDGETED = frozenset({RetryCause.WORKER_LOST, RetryCause.SOURCE_LOST, RetryCause.DRAINED})
-"""The first loss of a sequence by these is not charged: as many are retried as there were, once."""
+"""Causes whose first loss does not use up the retry budget, since a lost worker loses all its sequences at
+once."""
 
 
 class Flow:
@@ -67,20 +67,20 @@ class Flow:
     ) -> None:
         self.submit = submit
         self.name = name or submit.seq_id
-        """As workers know it. Clients know it by the submitted one."""
+        """The name that workers know the attempt by. Clients know the submitted one."""
         self._retries = retries
-        self.is_fork = False
-        """A second attempt beside another flow's: whatever happens to it, the client hears nothing."""
+        self.is_backup = False
+        """True for a backup attempt beside another flow. Its failures are not reported to the client."""
         self.arrival = arrival
         self.epoch = 0
         self.phases: Mapping[WorkerId, Phase] = {}
         """The workers that hold something for the current attempt."""
         self.avoid: frozenset[WorkerId] = frozenset()
-        """Workers to be placed on last."""
+        """Workers of the last, failed attempt, which are used again only if no other is left."""
         self.was_placed = False
         self._fingerprint = ""
         self.rest_until_s = now_s
-        """Not to be placed before: earlier attempts were refused or lost."""
+        """End of the back-off after refused or lost attempts. The sequence is not placed before."""
         self._order = TokenOrder(submit.sampling)
         self.generated = self._order.generated
         """The tokens the client has."""
@@ -91,15 +91,16 @@ class Flow:
         self.placed_s = now_s
         """When the current attempt began."""
         self.hedge_at_s = inf
-        """When a second attempt is wanted if there is no token yet."""
+        """When a backup attempt is due if no token has come by then."""
         self._queue_wait_s = queue_wait_s
         self.submitted_at_s = now_s
         self._waiting_since_s = now_s
-        self._part: Mapping[WorkerId, Phase] = {}
-        """The workers that took part in the current attempt, whether or not it still holds anything."""
+        self._participants: Mapping[WorkerId, Phase] = {}
+        """All workers of the current attempt, including those that hold nothing for it any more."""
         self._has_joined = False
-        self._turned_away = ""
-        """Why the source refused the decode worker, while the source itself has not said anything."""
+        self._source_refusal = ""
+        """Why the KV source refused the decode worker, as long as the source itself has not reported a
+        reason."""
         self._losses = self._refusals = 0
         self.failure: FailureKind | None = None
         self._cached_token_count: int | None = None
@@ -110,7 +111,7 @@ class Flow:
 
     @property
     def arrived_s(self) -> float:
-        """When its request came in."""
+        """When the request came in."""
         submitted_s = self.submitted_at_s
         return submitted_s if self.submit.arrived_s is None else self.submit.arrived_s
 
@@ -127,7 +128,8 @@ class Flow:
 
     @property
     def tokens(self) -> Sequence[int]:
-        """What an attempt started now has to compute: the prompt, then what the client has."""
+        """The tokens that an attempt started now has to compute: the prompt and the tokens generated so
+        far."""
         prompt = self.submit.prompt
         return (*prompt, *self.generated) if self.generated else prompt
 
@@ -137,12 +139,12 @@ class Flow:
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of the workers that computed the tokens so far; "": there are none."""
+        """Fingerprint of the workers that generated the tokens so far; empty if there are none."""
         return self._fingerprint if self.generated else ""
 
     @property
     def is_last_token(self) -> bool:
-        """Whatever comes next is all there is: no decode phase."""
+        """Whether the next token is the last one, so that there is no decode phase."""
         is_embedding = self.submit.task is Task.EMBED
         return is_embedding or self.submit.sampling.max_tokens - len(self.generated) <= 1
 
@@ -162,7 +164,7 @@ class Flow:
         return self._waiting_since_s + self._queue_wait_s
 
     def next_tick_s(self, now_s: float) -> float:
-        """When `on_tick` wants to be called, or when the rest of a queued sequence is over."""
+        """Return when `on_tick` is due, or when the back-off of a queued sequence ends."""
         if self.state is RequestState.PREFILLING:
             return min(self.submit.deadline_s, max(now_s, self.hedge_at_s))
         if self.state is not RequestState.QUEUED:
@@ -172,10 +174,10 @@ class Flow:
 
     @property
     def served(self) -> Served:
-        """So far."""
+        """The workers that served the sequence so far."""
         return self._served
 
-    # --- what the router decides ------------------------------------------------------------------
+    # --- decisions of the router ------------------------------------------------------------------
 
     def start(
         self,
@@ -189,9 +191,9 @@ class Flow:
         now_s: float,
         forecast: Forecast | None = None,
     ) -> list[RouterAction]:
-        """Begin an attempt: tell every phase's worker. `source` is the PREFILL phase's worker."""
+        """Begin an attempt at the workers of all phases. `source` is the prefill worker of a pair."""
         self._life.to(RequestState.PREFILLING, now_s=now_s, cause=reason)
-        self.phases, self._part = phases, phases
+        self.phases, self._participants = phases, phases
         self.was_placed, self._fingerprint = True, fingerprint
         self.clock.placed(now_s)
         is_begun = self.clock.has_first_token
@@ -199,90 +201,84 @@ class Flow:
         note = "fallback" if is_fallback else "placed"
         waited_s = now_s - self._waiting_since_s
         actions: list[RouterAction] = [self._note(note, reason, tuple(phases), seconds=waited_s)]
-        tokens, submit, sampling = self.tokens, self.submit, self._sampling
-        for worker_id, phase in phases.items():
-            message = StartSequence(
-                seq_id=self.name,
-                epoch=self.epoch,
-                phase=phase,
-                tokens=tokens,
-                prompt_token_count=len(submit.prompt),
-                sampling=sampling,
-                cache_root=cache_root,
-                time_left_s=max(0.0, submit.deadline_s - now_s),
-                source=source if phase is Phase.DECODE else None,
-                traceparent=submit.traceparent,
-                task=submit.task,
-                adapter=submit.adapter,
-                priority=submit.priority,
-                tpot_slo_s=submit.tpot_slo_s,
-                fairness_key=submit.fairness_key,
-            )
-            actions.append(ToWorker(worker_id, message))
+        actions += start_messages(
+            self.submit,
+            name=self.name,
+            epoch=self.epoch,
+            phases=phases,
+            tokens=self.tokens,
+            sampling=self._sampling,
+            source=source,
+            cache_root=cache_root,
+            now_s=now_s,
+        )
         return actions
 
     def refuse(
         self, kind: FailureKind, message: str, *, now_s: float, retry_after_s: float = 1.0
     ) -> list[RouterAction]:
-        """End it, whatever it was doing."""
-        actions = self._let_go()
+        """End the sequence with a failure, whatever its state."""
+        actions = self._cancel_attempt()
         self.failure = kind
         self._life.to(RequestState.FAILED, now_s=now_s, cause=message)
         return [*actions, Failed(self.submit.seq_id, kind, message, retry_after_s)]
 
-    # --- what happens to it -----------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------
 
     def on_tick(self, *, now_s: float, retry_after_s: float, waits_for: str) -> list[RouterAction]:
         if self.submit.deadline_s <= now_s:
-            return self.refuse(FailureKind.DEADLINE, "the request's time is up", now_s=now_s)
+            return self.refuse(FailureKind.DEADLINE, "the request's deadline passed", now_s=now_s)
         if self.is_wait_over(now_s):
-            message = f"no place within {self._queue_wait_s:g} s: {waits_for}"
+            message = f"no worker could take the request within {self._queue_wait_s:g} s: {waits_for}"
             return self.refuse(FailureKind.NO_CAPACITY, message, now_s=now_s, retry_after_s=retry_after_s)
         return []
 
     def on_client_gone(self, *, now_s: float) -> list[RouterAction]:
-        actions = self._let_go()
+        actions = self._cancel_attempt()
         self._life.to(RequestState.CANCELLED, now_s=now_s, cause="client gone")
         return actions
 
     def on_output(self, worker_id: WorkerId, output: SequenceOutput, *, now_s: float) -> list[RouterAction]:
-        """Tokens may come twice (the decode worker repeats the first), from either worker first, and
-        ahead of a missing one: the client gets each once, in order."""
-        phase = self._part.get(worker_id)
+        """Take in tokens from a worker. The client gets each token exactly once and in order.
+
+        Tokens may be repeated (the decode worker repeats the first one), may come from either worker first,
+        and may precede a missing one.
+        """
+        phase = self._participants.get(worker_id)
         if phase is None or output.epoch != self.epoch:
             return []
         if self._cached_token_count is None and output.cached_token_count is not None:
             self._cached_token_count = output.cached_token_count
         first_index = len(self.generated)
         if output.timings is not None:
-            self.clock.told(output.timings)
+            self.clock.on_timings(output.timings)
         reason = self._order.accept(output)
         if self._order.held_count > HELD_TOKENS_MAX:
             return self._lost(
                 None, {worker_id}, RetryCause.TOKENS_MISSING, "earlier tokens are missing", now_s=now_s
             )
         if output.tokens:
-            self._moved_on(phase, now_s=now_s)
+            self._advance(phase, now_s=now_s)
         actions: list[RouterAction] = []
         if len(self.generated) > first_index:
             actions += self._delivered(worker_id, first_index, now_s=now_s)
         if reason is not None:
             has_ended = output.finish is not None and phase is not Phase.PREFILL
             actions += self._finish(reason, worker_id if has_ended else None, now_s=now_s)
-        elif self._turned_away and output.tokens:
+        elif self._source_refusal and output.tokens:
             cause = RetryCause.SOURCE_REFUSED
-            actions += self._lost(None, {worker_id}, cause, self._turned_away, now_s=now_s)
+            actions += self._lost(None, {worker_id}, cause, self._source_refusal, now_s=now_s)
         return actions
 
     def on_joined(self, worker_id: WorkerId, joined: SequenceJoined, *, now_s: float) -> list[RouterAction]:
         if joined.epoch != self.epoch or self.phases.get(worker_id) is not Phase.DECODE or self._has_joined:
             return []
         self._has_joined = True
-        self._moved_on(Phase.DECODE, now_s=now_s)
+        self._advance(Phase.DECODE, now_s=now_s)
         note = self._note(
             "joined",
             "all KV has arrived",
-            tuple(self._part),
+            tuple(self._participants),
             seconds=joined.handover_s,
             bytes_moved=joined.transferred_bytes,
         )
@@ -297,33 +293,34 @@ class Flow:
         note = self._note("refused", reason, (worker_id,))
         match refused.reason:
             case RefusalReason.TOO_LONG:
-                self._holds_nothing(worker_id)
+                self._forget_holder(worker_id)
                 return [note, *self.refuse(FailureKind.TOO_LONG, reason, now_s=now_s)]
             case RefusalReason.UNSUPPORTED:
-                self._holds_nothing(worker_id)
+                self._forget_holder(worker_id)
                 return [note, *self.refuse(FailureKind.UNSUPPORTED, refused.message or reason, now_s=now_s)]
             case RefusalReason.STALE_EPOCH:
                 cause = RetryCause.STALE_EPOCH
                 return [note, *self._lost(worker_id, {worker_id}, cause, reason, now_s=now_s)]
             case RefusalReason.NO_ROOM | RefusalReason.DRAINING:
-                # Not counted as a loss: what bounds it is the wait for a place, which goes on.
+                # A refusal is not counted as a loss. It is bounded by the wait for a place, which goes on.
                 self._refusals += 1
                 return [note, *self._requeue(worker_id, {worker_id}, reason, self._refusals, now_s=now_s)]
 
     def on_failed(self, worker_id: WorkerId, failed: SequenceFailed, *, now_s: float) -> list[RouterAction]:
-        """A worker that no longer matters (prefill, once decode has everything) changes nothing."""
+        """Handle a failed phase. The failure of a prefill worker is ignored once decode has all it needs."""
         if failed.epoch != self.epoch or worker_id not in self.phases:
             return []
         reason = f"{failed.reason}: {failed.message}" if failed.message else str(failed.reason)
         if failed.reason is FailureReason.DEADLINE:
-            self._holds_nothing(worker_id)
+            self._forget_holder(worker_id)
             return self.refuse(FailureKind.DEADLINE, reason, now_s=now_s)
         if failed.reason is FailureReason.SOURCE_REFUSED and self._prefill_may_explain(worker_id):
-            self._holds_nothing(worker_id)
-            self._turned_away = reason
+            self._forget_holder(worker_id)
+            self._source_refusal = reason
             return []
-        suspects, cause = self._suspects(worker_id, failed.reason), RetryCause(failed.reason)
-        return self._lost(worker_id, suspects, cause, reason, now_s=now_s)
+        cause = RetryCause(failed.reason)
+        suspected = suspects(self.phases, worker_id, failed.reason)
+        return self._lost(worker_id, suspected, cause, reason, now_s=now_s)
 
     def on_worker_lost(self, worker_id: WorkerId, reason: str, *, now_s: float) -> list[RouterAction]:
         if worker_id not in self.phases:
@@ -331,12 +328,13 @@ class Flow:
         detail = f"{worker_id} lost: {reason}"
         return self._lost(worker_id, {worker_id}, RetryCause.WORKER_LOST, detail, now_s=now_s)
 
-    # --- two attempts at once -----------------------------------------------------------------------
+    # --- backup attempts and migration
+    # -----------------------------------------------------------------------
 
-    def fork(self, name: SequenceId, *, now_s: float) -> "Flow":
-        """A second attempt at what this one has brought no token of. It is not made again when it is lost."""
+    def make_backup(self, name: SequenceId, *, now_s: float) -> "Flow":
+        """Return a backup attempt, while this one has produced no token. A lost backup is not retried."""
         assert not self.generated
-        twin = Flow(
+        backup = Flow(
             self.submit,
             arrival=self.arrival,
             attempts_max=self._attempts_max,
@@ -345,26 +343,26 @@ class Flow:
             retries=self._retries,
             name=name,
         )
-        twin.is_fork = True
-        twin.submitted_at_s = self.submitted_at_s
-        twin.clock = self.clock.fork()
-        twin.clock.lost(now_s)
-        twin._served = self._served
-        twin.avoid = frozenset(self.phases)
-        return twin
+        backup.is_backup = True
+        backup.submitted_at_s = self.submitted_at_s
+        backup.clock = self.clock.fork()
+        backup.clock.lost(now_s)
+        backup._served = self._served
+        backup.avoid = frozenset(self.phases)
+        return backup
 
-    def serve(self) -> None:
-        """It is this one that serves the client from now on."""
-        self.is_fork = False
+    def become_primary(self) -> None:
+        """Let this attempt serve the client from now on."""
+        self.is_backup = False
 
     def migrate(self, worker_id: WorkerId, *, now_s: float) -> list[RouterAction]:
-        """Go on elsewhere than at this worker, which is leaving."""
-        reason = f"{worker_id} is leaving"
+        """Move the sequence away from a draining worker."""
+        reason = f"{worker_id} is draining"
         return self._lost(None, {worker_id}, RetryCause.DRAINED, reason, now_s=now_s)
 
     # --- tokens -----------------------------------------------------------------------------------
 
-    def _moved_on(self, phase: Phase, *, now_s: float) -> None:
+    def _advance(self, phase: Phase, *, now_s: float) -> None:
         self._refusals, self._waiting_since_s = 0, now_s
         if phase is Phase.PREFILL:
             if self.state is RequestState.PREFILLING:
@@ -385,14 +383,14 @@ class Flow:
         ]
         if first_index == 0:
             waited_s = now_s - self.submitted_at_s
-            phase = str(self._part[worker_id])
+            phase = str(self._participants[worker_id])
             actions.append(self._note("first_token", phase, (worker_id,), seconds=waited_s))
         return actions
 
     def _finish(self, reason: FinishReason, ended_at: WorkerId | None, *, now_s: float) -> list[RouterAction]:
         if ended_at is not None:
-            self._holds_nothing(ended_at)
-        actions = self._let_go()
+            self._forget_holder(ended_at)
+        actions = self._cancel_attempt()
         self._life.to(RequestState.DONE, now_s=now_s, cause=str(reason))
         self.clock.delivered(len(self.generated), now_s)
         finished = Finished(
@@ -407,28 +405,20 @@ class Flow:
         return [*actions, finished]
 
     def _prefill_may_explain(self, worker_id: WorkerId) -> bool:
-        """The source refuses the decode worker when it ended the sequence with its first token, or had no
-        room for it. It tells us too, and its own word decides; it may be overtaken by the decode worker's."""
+        """Whether the prefill worker's own report may still explain why it refused the decode worker.
+
+        It refuses if the sequence ended with its first token, or if it had no room. Its own report decides,
+        and the decode worker's message may overtake it.
+        """
         others = (phase for w, phase in self.phases.items() if w != worker_id)
         return self.state is RequestState.PREFILLING and Phase.PREFILL in others
 
-    # --- losing and letting go --------------------------------------------------------------------
-
-    def _suspects(self, worker_id: WorkerId, reason: FailureReason) -> set[WorkerId]:
-        """Whom to avoid: a decode worker may fail for its source's sake."""
-        sources = {w for w, phase in self.phases.items() if phase is Phase.PREFILL and w != worker_id}
-        match reason:
-            case FailureReason.SOURCE_LOST | FailureReason.SOURCE_REFUSED:
-                return sources or {worker_id}
-            case FailureReason.TRANSFER:
-                return sources | {worker_id}
-            case FailureReason.INTERNAL | FailureReason.DRAINED | FailureReason.DEADLINE:
-                return {worker_id}
+    # --- losses and cancellation --------------------------------------------------------------------
 
     def _lost(
         self,
         worker_id: WorkerId | None,
-        suspects: Set[WorkerId],
+        avoid: Set[WorkerId],
         cause: RetryCause,
         reason: str,
         *,
@@ -436,43 +426,45 @@ class Flow:
     ) -> list[RouterAction]:
         self._losses += 1
         if self._losses >= self._attempts_max:
-            self._holds_nothing(worker_id)
-            message = f"lost {self._losses} times, at last: {reason}"
+            self._forget_holder(worker_id)
+            message = f"{self._losses} attempts were lost, the last one because: {reason}"
             return self.refuse(FailureKind.ATTEMPTS, message, now_s=now_s)
-        is_charged = (cause not in NOT_BUDGETED or self._losses > 1) and not self.is_fork
-        # A stream that began goes on: there is no status left by which to tell its client when to come back.
+        is_charged = (cause not in NOT_BUDGETED or self._losses > 1) and not self.is_backup
+        # A stream that has begun must go on, since no HTTP status is left that could carry a Retry-After.
         is_begun = bool(self.generated)
         if is_charged and self._retries is not None and not self._retries.take(now_s, must=is_begun):
-            self._holds_nothing(worker_id)
-            message = f"too many attempts fail (router.retry_share), and so did this one: {reason}"
+            self._forget_holder(worker_id)
+            message = f"the retry budget (router.retry_share) is used up, and this attempt failed: {reason}"
             after_s = self._retries.retry_after_s(now_s)
             return self.refuse(FailureKind.RETRIES_SPENT, message, now_s=now_s, retry_after_s=after_s)
-        if self.is_fork:
-            return self._requeue(worker_id, suspects, reason, self._losses, now_s=now_s)
+        if self.is_backup:
+            return self._requeue(worker_id, avoid, reason, self._losses, now_s=now_s)
         self._waiting_since_s = now_s
-        note = self._note("retried", reason, tuple(self._part), cause=cause)
-        return [note, *self._requeue(worker_id, suspects, reason, self._losses, now_s=now_s)]
+        note = self._note("retried", reason, tuple(self._participants), cause=cause)
+        return [note, *self._requeue(worker_id, avoid, reason, self._losses, now_s=now_s)]
 
     def _requeue(
         self,
         worker_id: WorkerId | None,
-        suspects: Set[WorkerId],
+        avoid: Set[WorkerId],
         reason: str,
         times: int,
         *,
         now_s: float,
     ) -> list[RouterAction]:
-        """`worker_id` holds nothing; the others are cancelled. The first time it is placed anew at once,
-        then after a rest that doubles."""
-        self._holds_nothing(worker_id)
-        actions = self._let_go()
+        """Cancel the attempt and queue the sequence again. `worker_id` holds nothing for it any more.
+
+        The first time it may be placed again at once, and then after a back-off that doubles.
+        """
+        self._forget_holder(worker_id)
+        actions = self._cancel_attempt()
         self._life.to(RequestState.QUEUED, now_s=now_s, cause=reason)
         self.epoch += 1
         self.clock.lost(now_s)
-        self.avoid = frozenset(suspects)
+        self.avoid = frozenset(avoid)
         self._has_joined = False
-        if times > 1:
-            self.rest_until_s = now_s + min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2.0 ** (times - 2))
+        if (rest_s := backoff_s(times)) > 0:
+            self.rest_until_s = now_s + rest_s
         return actions
 
     def _note(
@@ -487,14 +479,14 @@ class Flow:
     ) -> Note:
         return Note(self.submit.seq_id, what, reason, worker_ids, seconds, bytes_moved, cause)
 
-    def _holds_nothing(self, worker_id: WorkerId | None) -> None:
+    def _forget_holder(self, worker_id: WorkerId | None) -> None:
         self.phases = {w: phase for w, phase in self.phases.items() if w != worker_id}
 
-    def _let_go(self) -> list[RouterAction]:
+    def _cancel_attempt(self) -> list[RouterAction]:
         """Cancel the current attempt at every worker that holds something for it."""
         message = CancelSequence(self.name, self.epoch)
         actions: list[RouterAction] = [ToWorker(worker_id, message) for worker_id in self.phases]
-        self.phases, self._part = {}, {}
+        self.phases, self._participants = {}, {}
         self._order.attempt_over()
-        self._turned_away = ""
+        self._source_refusal = ""
         return actions

@@ -1,9 +1,9 @@
-"""Second attempts at sequences whose first token is overdue: when, how many, and which attempt won. Pure.
+"""Hedged requests: when a sequence gets a backup attempt, how many may run, and which attempt wins. Pure.
 
-A hedge is a flow of its own under a name of its own (`NAME~N`), so that to workers the two have nothing to
-do with each other: no epoch of one says anything about the other. The first of the two that brings a token,
-or ends, serves the client from then on; the other is cancelled before anything it says could be heard. See
-"The Tail at Scale" (Dean, Barroso 2013), hedged requests.
+A sequence whose first token is overdue gets a backup attempt beside its primary attempt. The backup attempt
+is a flow with a name of its own (`NAME~N`), so workers see two unrelated sequences with unrelated epochs. The
+first of the two that produces a token, or ends, serves the client from then on. The other one is cancelled,
+and none of its tokens reach the client. See "The Tail at Scale" (Dean, Barroso 2013).
 """
 
 from bisect import bisect_left, insort
@@ -17,19 +17,19 @@ from router.decisions.prediction.forecast import Forecast
 from router.decisions.retry_budgets import CreditBudget
 
 SAVED_MAX = 5.0
-"""Hedges that may be made at once, however long none was needed."""
+"""Largest number of backup attempts that an idle time can save up."""
 SAMPLES, SAMPLES_MIN = 256, 16
 SIGMA_MIN = 0.25
-"""A predictor that was always right so far is still not trusted to a quarter."""
+"""Least spread assumed of predictions, even if all were accurate so far."""
 
 
 def submitted_name(name: SequenceId) -> SequenceId:
-    """The name of the sequence that a flow with this name serves."""
+    """Return the client's name of the sequence that the attempt serves."""
     return SequenceId(name.partition("~")[0])
 
 
-class Recent:
-    """Quantiles of the last `SAMPLES` values."""
+class RecentQuantiles:
+    """Quantiles over the last `SAMPLES` values."""
 
     def __init__(self) -> None:
         self._in_time: deque[float] = deque()
@@ -42,7 +42,7 @@ class Recent:
             del self._sorted[bisect_left(self._sorted, self._in_time.popleft())]
 
     def quantile(self, q: float) -> float | None:
-        """None: too few."""
+        """Return the quantile; None if there are fewer than `SAMPLES_MIN` values."""
         count = len(self._sorted)
         return None if count < SAMPLES_MIN else self._sorted[min(count - 1, int(q * count))]
 
@@ -55,16 +55,17 @@ class Hedging:
         self._quantile = config.hedge_quantile
         self._z = NormalDist().inv_cdf(config.hedge_quantile)
         self._budget = CreditBudget(share=config.hedge_share, saved_max=SAVED_MAX)
-        self._recent = Recent()
-        self._other: dict[SequenceId, SequenceId] = {}
-        """Each attempt's rival, of two that race."""
+        self._recent = RecentQuantiles()
+        self._paired: dict[SequenceId, SequenceId] = {}
+        """The other attempt of each of two that run at once, both ways."""
         self._serves: dict[SequenceId, SequenceId] = {}
-        """Client's name of a sequence -> the name of the hedge that serves it."""
+        """The client's name of a sequence -> the name of the backup attempt that serves it."""
         self._client_of: dict[SequenceId, SequenceId] = {}
-        """The other way round."""
+        """The inverse of `_serves`."""
         self._numbers = 0
         self.started_count = self.won_count = self.wasted_tokens = 0
-        """Since the start. Tokens: of prompts that losers were to compute, at most."""
+        """Totals since the start. `wasted_tokens` counts the prompt tokens that cancelled attempts had left
+        to compute."""
 
     @property
     def is_on(self) -> bool:
@@ -80,23 +81,24 @@ class Hedging:
 
     @property
     def racing_count(self) -> int:
-        return len(self._other) // 2
+        return len(self._paired) // 2
 
     @property
     def is_idle(self) -> bool:
-        return not self._other and not self._serves
+        return not self._paired and not self._serves
 
     def placed(self) -> None:
-        """A sequence was, for the first time."""
+        """Note that a sequence was placed for the first time, which earns budget."""
         self._budget.earn()
 
-    def saw_first_token(self, after_s: float) -> None:
-        """So long after it was placed."""
+    def observe_first_token(self, after_s: float) -> None:
+        """Note the time from the placement of a sequence to its first token."""
         if self.is_on:
             self._recent.add(after_s)
 
     def delay_s(self, forecast: Forecast | None) -> float | None:
-        """After placing; None: not to be hedged, nothing is known of how long it takes."""
+        """Return how long after placement a backup attempt is due; None if there shall be none, because
+        hedging is off or nothing is known of usual times."""
         if not self.is_on:
             return None
         if forecast is not None:
@@ -112,14 +114,14 @@ class Hedging:
     def began(self, name: SequenceId, hedge: SequenceId) -> None:
         self._budget.take()
         self.started_count += 1
-        self._other[name], self._other[hedge] = hedge, name
+        self._paired[name], self._paired[hedge] = hedge, name
 
-    def rival_of(self, name: SequenceId) -> SequenceId | None:
-        return self._other.get(name)
+    def other_attempt_of(self, name: SequenceId) -> SequenceId | None:
+        return self._paired.get(name)
 
     def decided(self, winner: SequenceId, seq_id: SequenceId, *, wasted_tokens: int) -> None:
-        """`winner` serves the client's `seq_id`; its rival is about to be cancelled."""
-        self._part(winner)
+        """Note that `winner` serves the client's `seq_id`. The caller cancels the other attempt."""
+        self._unpair(winner)
         self.wasted_tokens += wasted_tokens
         if winner != seq_id:
             self.won_count += 1
@@ -127,29 +129,31 @@ class Hedging:
             self._client_of[winner] = seq_id
 
     def ended(self, name: SequenceId) -> SequenceId | None:
-        """The flow is over. If it raced, its rival serves the client from now on: its name."""
-        rival = self._part(name)
+        """Note that the attempt is over; return the other attempt, which then serves the client, if there is
+        one."""
+        other = self._unpair(name)
         client = self._client_of.pop(name, None)
         if client is not None:
             del self._serves[client]
-        return rival
+        return other
 
     def takes_over(self, name: SequenceId, seq_id: SequenceId) -> None:
-        """The hedge serves the client, since the first attempt failed."""
+        """Note that the backup attempt serves the client, since the primary one failed."""
         self._serves[seq_id] = name
         self._client_of[name] = seq_id
 
-    def server_of(self, seq_id: SequenceId) -> SequenceId:
-        """Name of the flow that serves the client's sequence; of two that race, the first."""
+    def serving_attempt_of(self, seq_id: SequenceId) -> SequenceId:
+        """Return the name of the attempt that serves the client's sequence. While two run it is the
+        primary."""
         return self._serves.get(seq_id, seq_id)
 
     def check(self) -> None:
-        assert all(self._other[rival] == name for name, rival in self._other.items())
-        assert not self._other.keys() & self._serves.values()
+        assert all(self._paired[other] == name for name, other in self._paired.items())
+        assert not self._paired.keys() & self._serves.values()
         assert self._client_of == {name: client for client, name in self._serves.items()}
 
-    def _part(self, name: SequenceId) -> SequenceId | None:
-        rival = self._other.pop(name, None)
-        if rival is not None:
-            del self._other[rival]
-        return rival
+    def _unpair(self, name: SequenceId) -> SequenceId | None:
+        other = self._paired.pop(name, None)
+        if other is not None:
+            del self._paired[other]
+        return other

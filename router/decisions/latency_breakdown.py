@@ -65,7 +65,7 @@ class LatencyClock:
         elif self._timings is None:
             self._are_timings_due = False  # a later attempt's are not the first token's
 
-    def told(self, timings: PhaseTimings) -> None:
+    def on_timings(self, timings: PhaseTimings) -> None:
         """The worker that prefills says so, maybe after the first token was heard of elsewhere."""
         if self._timings is None and self._are_timings_due:
             self._timings = timings

@@ -1,71 +1,72 @@
-"""What other routers have sent to each worker, and what this one tells them. Pure.
+"""The load that other routers report at each worker, and the load that this router reports to them. Pure.
 
-Each router tells what it has at a worker *now* that the worker's reports need not show yet: as it is, not
-as a change. So the sum over routers is the sum of what was heard last, and a router that is lost, or
-silent for `PEER_SILENCE_S`, takes away exactly what it added. Its blocks that are expected somewhere stay
-until they are confirmed or their time is over: its sequences' KV is where it was sent, whoever asked.
+A router reports the load that it has at a worker *now* and that the worker's own reports need not show yet.
+It reports the total and not a change. The sum over routers is therefore the sum of their latest reports, and
+a router that is lost, or silent for `PEER_SILENCE_S`, takes away exactly what it added. The blocks that it
+expects at workers stay until they are confirmed or expire, because its sequences still run there.
 """
 
 from collections.abc import Sequence
 
 from baton.core.ids import BlockHash, RouterId, WorkerId
 from baton.core.membership import MembershipBook
-from baton.core.sharing import ExpectedBlocks, RouterUpdate, WorkerShare
+from baton.core.sharing import ExpectedBlocks, RouterUpdate, UnreportedLoad
 from router.decisions.cluster.view import ClusterView
 from router.decisions.prefix_index import PrefixIndex
 
 PEER_SILENCE_S = 2.0
-"""What a router said counts for this long after it was last heard."""
+"""The reports of a router count for this long after its last message."""
 
-TOLD_HASHES_MAX = 16_384
-"""Expected blocks in one update; the others learn of the rest from the worker itself, when it has them."""
+REPORTED_HASHES_MAX = 16_384
+"""Largest number of expected blocks in one update. Other routers learn of the rest from the worker's own
+block events."""
 
 
 class PeerBook:
     def __init__(self, cluster: ClusterView, index: PrefixIndex) -> None:
         self._cluster, self._index = cluster, index
         self._peers = MembershipBook[RouterId, None](PEER_SILENCE_S)
-        self._shares: dict[RouterId, dict[WorkerId, WorkerShare]] = {}
-        """What each peer has where; none of them empty."""
-        self._told: dict[WorkerId, WorkerShare] = {}
-        """Our own shares, as the followers know them; none of them empty."""
+        self._loads: dict[RouterId, dict[WorkerId, UnreportedLoad]] = {}
+        """Load of each peer at each worker. Empty loads are left out."""
+        self._reported: dict[WorkerId, UnreportedLoad] = {}
+        """This router's load at each worker as its followers know it. Empty loads are left out."""
         self._expected: dict[WorkerId, list[BlockHash]] = {}
         self._expected_count = 0
 
     @property
     def count(self) -> int:
-        """Routers whose shares count."""
+        """Number of routers whose loads count."""
         return len(self._peers)
 
     def __contains__(self, router_id: RouterId) -> bool:
         return router_id in self._peers
 
-    # --- what others have -------------------------------------------------------------------------
+    # --- reports of others -------------------------------------------------------------------------
 
-    def heard(self, update: RouterUpdate, *, now_s: float) -> None:
-        """Changes of a router whose snapshot was not heard, or was given up, are nothing."""
+    def on_update(self, update: RouterUpdate, *, now_s: float) -> None:
+        """Apply a report. Changes are ignored if the router's snapshot is missing or was dropped."""
         if update.is_snapshot:
             self.lost(update.router_id)
-            self._shares[update.router_id] = {}
-        shares = self._shares.get(update.router_id)
-        if shares is None:
+            self._loads[update.router_id] = {}
+        loads = self._loads.get(update.router_id)
+        if loads is None:
             return
         self._peers.renew(update.router_id, None, now_s=now_s)
-        for share in update.shares:
-            if share == WorkerShare(share.worker_id):
-                shares.pop(share.worker_id, None)
+        for load in update.loads:
+            if load == UnreportedLoad(load.worker_id):
+                loads.pop(load.worker_id, None)
             else:
-                shares[share.worker_id] = share
-            self._tell(share.worker_id)
+                loads[load.worker_id] = load
+            self._apply_total(load.worker_id)
         for expected in update.expected:
             if expected.worker_id in self._cluster:
                 self._index.expect(expected.worker_id, expected.hashes, now_s=now_s)
 
     def lost(self, router_id: RouterId) -> None:
-        """Its stream has ended. Unknown, or lost before: nothing happens."""
+        """Drop the loads of a router whose stream has ended. Nothing happens if it is unknown."""
         self._peers.leave(router_id, now_s=0.0)
-        for worker_id in self._shares.pop(router_id, {}):
-            self._tell(worker_id)
+        for worker_id in self._loads.pop(router_id, {}):
+            self._apply_total(worker_id)
 
     def expire(self, now_s: float) -> None:
         if len(self._peers):
@@ -77,19 +78,19 @@ class PeerBook:
         return self._peers.next_tick_s
 
     def worker_joined(self, worker_id: WorkerId) -> None:
-        self._tell(worker_id)
+        self._apply_total(worker_id)
 
-    def total(self, worker_id: WorkerId) -> WorkerShare:
-        """What all others have there together."""
-        shares = [theirs[worker_id] for theirs in self._shares.values() if worker_id in theirs]
-        return WorkerShare(
+    def total(self, worker_id: WorkerId) -> UnreportedLoad:
+        """Return the load that all other routers together have at the worker."""
+        loads = [peer_loads[worker_id] for peer_loads in self._loads.values() if worker_id in peer_loads]
+        return UnreportedLoad(
             worker_id,
-            sum(s.sequences for s in shares),
-            sum(s.tokens for s in shares),
-            sum(s.blocks for s in shares),
+            sum(s.sequences for s in loads),
+            sum(s.tokens for s in loads),
+            sum(s.blocks for s in loads),
         )
 
-    def _tell(self, worker_id: WorkerId) -> None:
+    def _apply_total(self, worker_id: WorkerId) -> None:
         if (worker := self._cluster.get(worker_id)) is not None:
             worker.set_elsewhere(self.total(worker_id))
 
@@ -98,37 +99,36 @@ class PeerBook:
         for worker in self._cluster:
             assert worker.load.elsewhere == self.total(worker.worker_id)
 
-    # --- what we tell -----------------------------------------------------------------------------
+    # --- own reports -----------------------------------------------------------------------------
 
     def snapshot(self, router_id: RouterId) -> RouterUpdate:
-        """The first update for one that follows from now on, together with those who do already: `changes` is
-        told to all."""
-        return RouterUpdate(router_id, is_snapshot=True, shares=tuple(self._told.values()))
+        """Return the first update for a new follower. Later `changes` go to all followers alike."""
+        return RouterUpdate(router_id, is_snapshot=True, loads=tuple(self._reported.values()))
 
     def changes(self, router_id: RouterId) -> RouterUpdate | None:
-        """Since it was asked last; None: nothing."""
+        """Return the changes since the last call; None if there are none."""
         self._index.note_placed()
-        ours = {w.worker_id: w.load.own_share for w in self._cluster}
-        shares = [s for w, s in ours.items() if s != self._told.get(w, WorkerShare(w))]
-        shares += [WorkerShare(w) for w in self._told.keys() - ours.keys()]
-        for share in shares:
-            if share == WorkerShare(share.worker_id):
-                del self._told[share.worker_id]
+        ours = {w.worker_id: w.load.own_unreported for w in self._cluster}
+        loads = [s for w, s in ours.items() if s != self._reported.get(w, UnreportedLoad(w))]
+        loads += [UnreportedLoad(w) for w in self._reported.keys() - ours.keys()]
+        for load in loads:
+            if load == UnreportedLoad(load.worker_id):
+                del self._reported[load.worker_id]
             else:
-                self._told[share.worker_id] = share
+                self._reported[load.worker_id] = load
         expected = tuple(ExpectedBlocks(w, tuple(hashes)) for w, hashes in self._expected.items())
         self._expected, self._expected_count = {}, 0
-        if not shares and not expected:
+        if not loads and not expected:
             return None
-        return RouterUpdate(router_id, shares=tuple(shares), expected=expected)
+        return RouterUpdate(router_id, loads=tuple(loads), expected=expected)
 
     def listen(self, *, is_followed: bool) -> None:
-        """Note which blocks are expected where, as long as somebody wants to know."""
+        """Collect expected blocks as long as another router follows this one."""
         self._expected, self._expected_count = {}, 0
         self._index.on_placed = self._note if is_followed else None
 
     def _note(self, worker_id: WorkerId, hashes: Sequence[BlockHash]) -> None:
-        room = TOLD_HASHES_MAX - self._expected_count
+        room = REPORTED_HASHES_MAX - self._expected_count
         if room > 0 and hashes:
             self._expected.setdefault(worker_id, []).extend(hashes[:room])
             self._expected_count += min(room, len(hashes))

@@ -13,7 +13,7 @@ from baton.core.policies import PLACEMENT_POLICIES
 from router.decisions.affinity import Affinity
 from router.decisions.cluster.load_account import SequenceProfile
 from router.decisions.cluster.view import ClusterView
-from router.decisions.cluster.worker import Worker
+from router.decisions.cluster.worker import WorkerView
 from router.decisions.flow import Flow
 from router.decisions.peer_loads import PeerBook
 from router.decisions.placement.interface import (
@@ -112,7 +112,7 @@ class Placing:
         return self._predicts and self.predictor.is_trusted
 
     @property
-    def is_blind(self) -> bool:
+    def distrusts_predictions(self) -> bool:
         """Whether the policy would predict, if its predictions were trusted."""
         return self._predicts and not self.predictor.is_trusted
 
@@ -133,17 +133,17 @@ class Placing:
             self._affinity.adapter_at(flow.submit),
             kept_for_others(snapshot.pools.decode, flow.token_count) if leaves_room else NOBODY,
         )
-        policy = self._untrusted if self.is_blind else self._policy
+        policy = self._untrusted if self.distrusts_predictions else self._policy
         placement = policy.place(request, snapshot)
         if isinstance(placement, NoPlace):
             return placement
         facts = placement.prefill.facts
         blocks, held = found.get((facts.fingerprint, facts.block_tokens), (NO_BLOCKS, NO_BLOCKS))
-        if self.is_blind:
+        if self.distrusts_predictions:
             # Compared all the same, so that it shows when predictions are good again.
             source, target = placement.prefill, placement.decode
             placement = placement._replace(
-                predicted=self.predictor.of_pair(source, target, request.needs, held, now_s=now_s),
+                predicted=self.predictor.predict(source, target, request.needs, held, now_s=now_s),
                 reason=f"predictions are off, so by cached prefix: {placement.reason}",
             )
         return placement._replace(cached_blocks=blocks)
@@ -198,7 +198,7 @@ class Placing:
         if output.timings is not None and (known := self._open.get(output.seq_id)) is not None:
             known.timings = output.timings
 
-    def on_joined(self, worker: Worker, joined: SequenceJoined) -> None:
+    def on_joined(self, worker: WorkerView, joined: SequenceJoined) -> None:
         if (known := self._open.get(joined.seq_id)) is not None:
             source = self.cluster.get(known.prefill_id)
             if source is not None:

@@ -1,4 +1,4 @@
-"""The phases of a sequence at the router, and which may follow which."""
+"""The states of a sequence at the router, and the legal transitions between them."""
 
 from enum import StrEnum, auto
 
@@ -6,11 +6,11 @@ from enum import StrEnum, auto
 class RequestState(StrEnum):
     QUEUED = auto()
     PREFILLING = auto()
-    """All phases were told to start."""
+    """All its workers were asked to start."""
     HANDING_OVER = auto()
-    """The prefill worker has sampled its token; the decode worker has not joined."""
+    """The prefill worker has sampled the first token, and the decode worker has not joined its batch yet."""
     DECODING = auto()
-    """One worker has all it needs. Others taking part no longer matter."""
+    """One worker has all that it needs to go on. The other workers of the attempt no longer matter."""
     DONE = auto()
     FAILED = auto()
     CANCELLED = auto()
@@ -19,8 +19,9 @@ class RequestState(StrEnum):
 _ENDS = frozenset({RequestState.DONE, RequestState.FAILED, RequestState.CANCELLED})
 LEGAL: dict[RequestState, frozenset[RequestState]] = {
     RequestState.QUEUED: frozenset({RequestState.PREFILLING, RequestState.FAILED, RequestState.CANCELLED}),
-    # QUEUED, here and below: the attempt was lost or refused.
-    # DECODING: the decode worker was heard before the prefill worker, or there is only one worker.
+    # A sequence goes back to QUEUED, here and below, when its attempt was lost or refused.
+    # DECODING follows at once if the decode worker's message overtakes the prefill worker's, or if one worker
+    # runs both phases.
     RequestState.PREFILLING: frozenset(
         {RequestState.HANDING_OVER, RequestState.DECODING, RequestState.QUEUED}
     )

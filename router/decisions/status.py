@@ -9,7 +9,7 @@ from baton.core.costs import StepCosts
 from baton.core.ids import WorkerId
 from baton.core.messages import Role
 from router.decisions.cluster.snapshot import pairable_fingerprints
-from router.decisions.cluster.worker import Worker
+from router.decisions.cluster.worker import WorkerView
 from router.decisions.failure_handling import FailureHandling, FailureStatus
 from router.decisions.placing import Placing
 from router.decisions.prediction.status import PredictionErrors, PredictorStatus
@@ -102,7 +102,7 @@ def router_status(
 
 
 def _worker(
-    worker: Worker,
+    worker: WorkerView,
     placing: Placing,
     failure_handling: FailureHandling,
     suspended: Container[WorkerId],

@@ -1,8 +1,8 @@
-"""Sequences without a place: the line, those that rest between two attempts, and what becomes of them. Pure.
+"""Sequences that wait for placement: in the admission queue, or in back-off between two attempts. Pure.
 
-`router.decisions.admission` decides about values; this applies it to flows. Sequences are held here as long
-as that is better than placing them: while the worker that suits one best has enough to do already, its order
-can still change here, and there it could not (late binding). Policies that predict nothing hold nothing.
+`router.decisions.admission` decides about plain values, and this module applies it to flows. A sequence is
+held in the queue while its best worker has enough to do already, because its order can still change here and
+not at the worker (late binding). Policies that predict nothing hold nothing.
 """
 
 import math
@@ -12,50 +12,49 @@ from enum import Enum, auto
 from baton.config.router import RouterConfig, SloConfig
 from baton.core.ids import SequenceId
 from router.decisions.admission.attainment import Attainment, attainment
-from router.decisions.admission.drain_rate import RETRY_AFTER_S_MAX, DrainRate, Ends, retry_after_s
 from router.decisions.admission.fair_shares import GENERATED_TOKEN_COST
-from router.decisions.admission.queue import LOOK_AHEAD, AdmissionQueue, Full, Waiter
-from router.decisions.admission.retry_reservations import RetryReservations
+from router.decisions.admission.queue import SCAN_MISSES_MAX, AdmissionQueue, Full, Waiter
 from router.decisions.admission.tenant_usage import TenantUsage
 from router.decisions.events import FailureKind, RouterAction
 from router.decisions.flow import Flow, RequestState
 from router.decisions.placement.interface import NoPlace, Placement
 from router.decisions.placing import Placing
 from router.decisions.prediction.forecast import Forecast
+from router.decisions.retry_hints import RetryHints
 
 HELD_MAX = 4
-"""Sequences that are held though there is room, passed by one look at most: those behind them would be,
-too."""
+"""A scan stops after it has held this many sequences, since those behind them would be held, too."""
 TIMELY_MIN = 0.5
-"""A sequence that meets its objectives with less than this probability goes behind the others. The earliest
-deadline first is a bad order under overload: everybody would be served when it is just too late."""
+"""A sequence that meets its objectives with less than this probability is late and goes behind the others.
+Earliest deadline first is a bad order under overload, since every sequence would be served just too late."""
 LATE_LEAVES_SHARE = 0.25
-"""Share of a worker's blocks: late sequences are placed only while so much stays free."""
+"""Late sequences are placed only while this part of a worker's blocks stays free."""
 WAIT_FOR_SPEED_SHARE = 0.5
-"""Share of the time until its first token is due, for decode to become fast enough; then it is late."""
+"""Part of the time until its first token is due that a sequence may wait for decode to become fast enough.
+After that it is late."""
 BURST_S = 2.0
-"""Seconds of all service: what a tenant that had less than its share lately may have before the others."""
-BLIND_STEPS = 2
-"""Steps of prompts that a worker is given ahead while predictions are not trusted."""
+"""Credit of a tenant that had less than its share lately, in seconds of the cluster's whole service."""
+UNTRUSTED_STEPS = 2
+"""While predictions are not trusted, a worker gets prompts for at most this many steps ahead."""
 HOLD_S_MIN = 0.01
-"""Between two looks for no other reason than that time has passed."""
-LOOK_S = 0.004
-"""Between two looks of which the first held somebody. Hundreds of things happen per second that might make
-room, and trying the same sequences anew after each would take a router's whole time."""
+"""Least time between two scans whose only reason is that time has passed."""
+SCAN_INTERVAL_S = 0.004
+"""Least time after a scan that held a sequence. Hundreds of events per second may free room, and trying the
+same sequences after each of them would take all of a router's time."""
 
 Start = Callable[[Flow, Placement], list[RouterAction]]
 Settle = Callable[[Flow], None]
 
 
-class Outcome(Enum):
+class AdmissionOutcome(Enum):
     PLACED = auto()
     ENDED = auto()
     NO_ROOM = auto()
     HELD = auto()
     LATE = auto()
-    """It will hardly meet its objectives: those that will go before it."""
+    """The sequence is unlikely to meet its objectives, so those that can meet theirs go first."""
     HOPELESS = auto()
-    """It will not, and its class says that it is of no use then."""
+    """The sequence will miss its objectives, and its class asks for a refusal in that case."""
 
 
 class Waiting:
@@ -69,7 +68,7 @@ class Waiting:
         start: Start,
         settle: Settle,
     ) -> None:
-        """`start` begins an attempt of a flow; `settle` makes all accounts follow what a flow became."""
+        """`start` begins an attempt of a flow. `settle` updates all accounts after a flow changed."""
         self._config, self._placing, self._flows = config, placing, flows
         self._start, self._settle = start, settle
         self._queue = AdmissionQueue(
@@ -78,25 +77,23 @@ class Waiting:
             tenant_max=config.queue_tenant_max,
         )
         self._resting: set[SequenceId] = set()
-        self._drain_rate, self._ends = DrainRate(), Ends()
-        self._retries = RetryReservations()
+        self._hints = RetryHints(self._queue, queue_wait_s=config.queue_wait_s)
+        self._drain_rate = self._hints.drain_rate
         self._usage = TenantUsage()
-        self._expected_back: set[SequenceId] = set()
-        """Came back when they were told to: let in, whatever the line looks like."""
-        self._join_late: set[SequenceId] = set()
-        self._had_a_turn: SequenceId | None = None
-        """It was tried as it came, found no room, and joins next."""
+        self._joins_late: set[SequenceId] = set()
+        self._tried_on_arrival: SequenceId | None = None
+        """The sequence that was tried on arrival, found no room, and joins the queue next."""
         self._held_until_s: float | None = None
-        """Somebody is held, and time alone may end that by then."""
+        """When to scan again because a sequence is held that the passing of time may release."""
         self._is_short_of_room = False
-        """The last look passed sequences for want of room."""
-        self._look_after_s = 0.0
-        self.wants_look = False
-        """Something changed since the last look along the line."""
+        """True if the last scan passed sequences for lack of room."""
+        self._scan_after_s = 0.0
+        self.wants_scan = False
+        """True if something changed since the last scan of the queue."""
         self.waits_for = "no worker takes new sequences"
 
     def __len__(self) -> int:
-        """Sequences without a place."""
+        """Number of sequences that wait for placement."""
         return len(self._queue) + len(self._resting)
 
     def __contains__(self, seq_id: SequenceId) -> bool:
@@ -105,45 +102,47 @@ class Waiting:
     @property
     def next_tick_s(self) -> float | None:
         due_s, held_s = self._queue.next_due_s, self._held_until_s
-        if self.wants_look and len(self._queue):
-            held_s = self._look_after_s
+        if self.wants_scan and len(self._queue):
+            held_s = self._scan_after_s
         if due_s is None or held_s is None:
             return held_s if due_s is None else due_s
         return min(due_s, held_s)
 
     def is_due(self, now_s: float) -> bool:
-        """Whether to look along the line now."""
-        if self.wants_look and not len(self._queue):
+        """Whether the queue is to be scanned now."""
+        if self.wants_scan and not len(self._queue):
             return True
         return (next_s := self.next_tick_s) is not None and next_s <= now_s
 
     def counts(self) -> Mapping[tuple[str, str], int]:
-        """(class, tenant) -> sequences in the line that were never placed."""
+        """Return (class, tenant) -> number of queued sequences that were never placed."""
         return self._queue.counts()
 
     # --- coming and going -------------------------------------------------------------------------
 
     def arrive(self, flow: Flow, *, now_s: float) -> list[RouterAction]:
-        """A new sequence: placed, refused, or left queued for `settle` to put it into the line."""
+        """Place or refuse a new sequence, or leave it queued, so that `settle` puts it into the queue."""
         waiter = self._waiter(flow)
-        self._usage.asked(waiter.tenant, waiter.weight, now_s)
-        if self._retries.take(waiter.tenant, self._reservation_key(flow), now_s):
-            self._expected_back.add(waiter.seq_id)
+        self._usage.on_request(waiter.tenant, waiter.weight, now_s)
+        self._hints.arrived(waiter.seq_id, flow.submit, now_s)
         outcome, forecast = None, None
-        if self._may_be_tried(now_s):
+        if self._may_try_on_arrival(now_s):
             outcome, actions, forecast = self._try(flow, now_s=now_s)
             if flow.state is not RequestState.QUEUED:
                 return actions
-        self._had_a_turn = waiter.seq_id if outcome is Outcome.NO_ROOM else None
-        if outcome is Outcome.LATE:
-            self._join_late.add(waiter.seq_id)
-        elif (refusal := self._refuse_at_the_door(flow, waiter, forecast, now_s)) is not None:
+        self._tried_on_arrival = waiter.seq_id if outcome is AdmissionOutcome.NO_ROOM else None
+        if outcome is AdmissionOutcome.LATE:
+            self._joins_late.add(waiter.seq_id)
+        elif (refusal := self._refuse_on_arrival(flow, waiter, forecast, now_s)) is not None:
             return refusal
         return self._make_room(flow, waiter, now_s)
 
-    def _may_be_tried(self, now_s: float) -> bool:
-        """Though others wait: they were held for other workers than those it may find free, or found no room
-        where there may be some for it. Whoever is due to be looked at goes first."""
+    def _may_try_on_arrival(self, now_s: float) -> bool:
+        """Whether a new sequence may be tried though others wait.
+
+        The others may be held for other workers, or be too large for the room that there is. A due scan of
+        the queue comes first.
+        """
         if not len(self._queue):
             return True
         return self._queue.may_be_passed(is_short_of_room=self._is_short_of_room) and not self.is_due(now_s)
@@ -153,9 +152,12 @@ class Waiting:
         if room is None:
             return []
         leaves = flow if isinstance(room, Full) else self._flows[room]
-        reason = room.reason if isinstance(room, Full) else "the line is full, and others have less in it"
+        if isinstance(room, Full):
+            reason = room.reason
+        else:
+            reason = "the admission queue is full, and other tenants have fewer requests in it"
         if leaves is flow:
-            self._join_late.discard(waiter.seq_id)
+            self._joins_late.discard(waiter.seq_id)
         hint_s = self._hint_s(leaves, None, now_s=now_s)
         actions = leaves.refuse(FailureKind.QUEUE_FULL, reason, now_s=now_s, retry_after_s=hint_s)
         if leaves is not flow:
@@ -163,7 +165,7 @@ class Waiting:
         return actions
 
     def settle(self, flow: Flow, *, now_s: float) -> None:
-        """Line and rest follow what the flow became."""
+        """Update the queue and the set of resting sequences after the flow changed."""
         seq_id = flow.name
         if flow.phases:
             self._usage.placed(seq_id, flow.submit.tenant, flow.token_count)
@@ -173,26 +175,24 @@ class Waiting:
             self._leave(seq_id, now_s)
             self._resting.discard(seq_id)
             if flow.is_over:
-                self._expected_back.discard(seq_id)
-                if flow.was_placed:
-                    self._ends.ended(now_s)
+                self._hints.ended(seq_id, was_placed=flow.was_placed, now_s=now_s)
         elif flow.rest_until_s > now_s:
             self._resting.add(seq_id)
         elif seq_id not in self._queue:
             self._resting.discard(seq_id)
             if not len(self._queue):
                 self._drain_rate.began(now_s)
-            is_late = seq_id in self._join_late
-            self._join_late.discard(seq_id)
+            is_late = seq_id in self._joins_late
+            self._joins_late.discard(seq_id)
             credit_tokens = BURST_S * (self._drain_rate.tokens_per_s(now_s) or 0.0)
             self._queue.add(self._waiter(flow), is_late=is_late, credit_tokens=credit_tokens)
-            if self._had_a_turn == seq_id:
+            if self._tried_on_arrival == seq_id:
                 self._queue.missed(seq_id)
-            # A late one was not placed yet only because others may come before it.
-            self.wants_look = self.wants_look or flow.was_placed or is_late
+            # A late sequence is not placed yet only because others may go before it.
+            self.wants_scan = self.wants_scan or flow.was_placed or is_late
 
     def generated(self, flow: Flow, count: int) -> None:
-        """So many of its tokens were delivered."""
+        """Charge the tenant for `count` generated tokens."""
         submit = flow.submit
         self._queue.shares.charge(submit.tenant, GENERATED_TOKEN_COST * count, submit.weight)
 
@@ -219,43 +219,43 @@ class Waiting:
             is_new=not flow.was_placed,
         )
 
-    # --- looking ----------------------------------------------------------------------------------
+    # --- scanning ----------------------------------------------------------------------------------
 
-    def look(self, *, now_s: float) -> list[RouterAction]:
-        """Place those that can be, in order."""
+    def scan(self, *, now_s: float) -> list[RouterAction]:
+        """Place the queued sequences that can be placed, in order."""
         if not len(self._queue):
-            self.wants_look, self._held_until_s, self._is_short_of_room = False, None, False
+            self.wants_scan, self._held_until_s, self._is_short_of_room = False, None, False
             return []
-        self.wants_look, self._held_until_s, self._is_short_of_room = False, None, False
+        self.wants_scan, self._held_until_s, self._is_short_of_room = False, None, False
         actions = self._end_overdue(now_s)
         misses = held = 0
         smallest_miss: dict[bool, int] = {}
         for seq_id in self._queue.candidates():
             flow = self._flows[seq_id]
-            # Room only shrinks during one look: what is no shorter than a miss is a miss.
+            # Room only shrinks during one scan, so a sequence no shorter than one that found none finds none.
             missed_tokens = smallest_miss.get(flow.is_last_token)
-            outcome = Outcome.NO_ROOM
+            outcome = AdmissionOutcome.NO_ROOM
             if missed_tokens is None or flow.token_count < missed_tokens:
                 outcome, more, _ = self._try(flow, now_s=now_s)
                 actions += more
                 self._settle(flow)
                 if flow.state is not RequestState.QUEUED:
                     continue
-                if outcome is Outcome.NO_ROOM:
+                if outcome is AdmissionOutcome.NO_ROOM:
                     smallest_miss[flow.is_last_token] = flow.token_count
-            if outcome is Outcome.LATE:
+            if outcome is AdmissionOutcome.LATE:
                 self._queue.make_late(seq_id)
                 continue
             misses += 1
-            if outcome is Outcome.HELD:
+            if outcome is AdmissionOutcome.HELD:
                 held += 1
             else:
                 self._queue.missed(seq_id)
                 self._is_short_of_room = True
-            if misses >= LOOK_AHEAD or held >= HELD_MAX or self._queue.is_starving(seq_id):
+            if misses >= SCAN_MISSES_MAX or held >= HELD_MAX or self._queue.is_starving(seq_id):
                 break
         if held:
-            self._look_after_s = now_s + LOOK_S
+            self._scan_after_s = now_s + SCAN_INTERVAL_S
         return actions
 
     def _end_overdue(self, now_s: float) -> list[RouterAction]:
@@ -263,40 +263,50 @@ class Waiting:
         for seq_id in self._queue.take_overdue(now_s):
             flow = self._flows[seq_id]
             if flow.submit.refuse_late and flow.submit.ttft_slo_s > 0:
-                reason = f"no first token is possible any more within {flow.submit.ttft_slo_s:g} s"
+                reason = f"a first token within {flow.submit.ttft_slo_s:g} s is no longer possible"
                 actions += self._refuse_late(flow, None, reason, now_s=now_s)
                 self._settle(flow)
         return actions
 
-    def _try(self, flow: Flow, *, now_s: float) -> tuple[Outcome, list[RouterAction], Forecast | None]:
-        is_beyond = self._is_beyond(flow, now_s)
-        found = self._placing.find(flow, leaves_room=is_beyond, now_s=now_s)
+    def _try(
+        self, flow: Flow, *, now_s: float
+    ) -> tuple[AdmissionOutcome, list[RouterAction], Forecast | None]:
+        is_over_share = self._is_over_share(flow, now_s)
+        found = self._placing.find(flow, leaves_room=is_over_share, now_s=now_s)
         if isinstance(found, NoPlace):
             self.waits_for = found.reason
             if not found.is_final:
-                # Passed by tenants that have less than their share, it does not begin to starve.
-                return Outcome.HELD if is_beyond else Outcome.NO_ROOM, [], None
+                # A sequence that leaves room to tenants below their share does not count as starving.
+                return AdmissionOutcome.HELD if is_over_share else AdmissionOutcome.NO_ROOM, [], None
             actions = flow.refuse(FailureKind.TOO_LONG, self._too_long(flow), now_s=now_s)
-            return Outcome.ENDED, actions, None
+            return AdmissionOutcome.ENDED, actions, None
         forecast = found.forecast
         if forecast is not None and not flow.was_placed:
             outcome, reason = self._judge(flow, found, forecast, now_s=now_s)
-            if outcome is Outcome.HOPELESS:
-                return Outcome.ENDED, self._refuse_late(flow, forecast, reason, now_s=now_s), forecast
-            if outcome is not Outcome.PLACED:
+            if outcome is AdmissionOutcome.HOPELESS:
+                return (
+                    AdmissionOutcome.ENDED,
+                    self._refuse_late(flow, forecast, reason, now_s=now_s),
+                    forecast,
+                )
+            if outcome is not AdmissionOutcome.PLACED:
                 self.waits_for = reason
                 return outcome, [], forecast
-        elif self._placing.is_blind and not flow.was_placed and self._has_steps_enough(flow, found):
-            self.waits_for = "the worker that suits it has enough to do"
-            return Outcome.HELD, [], None
+        elif (
+            self._placing.distrusts_predictions and not flow.was_placed and self._has_enough_work(flow, found)
+        ):
+            self.waits_for = "its best worker has enough prompts for the next steps"
+            return AdmissionOutcome.HELD, [], None
         self._count_placed(flow, found, now_s)
-        return Outcome.PLACED, self._start(flow, found), forecast
+        return AdmissionOutcome.PLACED, self._start(flow, found), forecast
 
-    def _has_steps_enough(self, flow: Flow, placement: Placement) -> bool:
-        """Without trusted predictions, tokens say that a worker will not idle soon. Once placed there,
-        a sequence would stay there when they are trusted again."""
+    def _has_enough_work(self, flow: Flow, placement: Placement) -> bool:
+        """Whether the worker will not idle soon, judged by tokens because predictions are not trusted.
+
+        A sequence that was placed there would stay there once predictions are trusted again.
+        """
         worker = placement.prefill
-        is_busy = worker.prediction.backlog.tokens >= BLIND_STEPS * worker.facts.step_tokens_max
+        is_busy = worker.prediction.backlog.tokens >= UNTRUSTED_STEPS * worker.facts.step_tokens_max
         return is_busy and not self._queue.is_starving(flow.name)
 
     def _count_placed(self, flow: Flow, placement: Placement, now_s: float) -> None:
@@ -311,51 +321,58 @@ class Waiting:
 
     def _too_long(self, flow: Flow) -> str:
         return (
-            f"No worker here can hold a sequence of more than {self._placing.longest_tokens} tokens, and "
-            f"this one has {flow.token_count}; at least one must be left for the answer."
+            f"The request has {flow.token_count} tokens, and no worker here can hold a sequence of more than "
+            f"{self._placing.longest_tokens}; at least one must be left for the answer."
         )
 
     # --- judging ----------------------------------------------------------------------------------
 
     def _judge(
         self, flow: Flow, placement: Placement, forecast: Forecast, *, now_s: float
-    ) -> tuple[Outcome, str]:
-        """The outcome for a sequence that could be placed now: PLACED, HELD or LATE."""
+    ) -> tuple[AdmissionOutcome, str]:
+        """Return the outcome for a sequence that could be placed now, with the reason if it is not placed."""
         seq_id = flow.name
-        if seq_id not in self._expected_back and self._has_objectives(flow):
+        if not self._hints.is_returning(seq_id) and self._has_objectives(flow):
             found = self._attainment(flow, forecast, now_s=now_s)
             is_hopeless = self._is_hopeless(flow, found)
             is_late = found.both < TIMELY_MIN and not self._queue.is_late(seq_id)
             waits = is_late and found.ttft >= 0.5 and self._may_get_faster(flow, placement, now_s)
-            if waits and (not is_hopeless or self._is_owed(flow, now_s)):
-                return Outcome.HELD, f"decode would take {forecast.tpot_s:.3f} s per token"
+            if waits and (not is_hopeless or self._is_under_share(flow, now_s)):
+                reason = f"decode would take {forecast.tpot_s:.3f} s per token, and may get faster"
+                return AdmissionOutcome.HELD, reason
             if is_hopeless:
-                return Outcome.HOPELESS, _unmet(flow, forecast, found)
+                return AdmissionOutcome.HOPELESS, _unmet(flow, forecast, found)
             if is_late:
-                return Outcome.LATE, _unmet(flow, forecast, found)
+                return AdmissionOutcome.LATE, _unmet(flow, forecast, found)
         if self._queue.is_late(seq_id) and self._takes_the_last_room(flow, placement):
-            return Outcome.HELD, "the room that is left is kept for requests in time"
+            reason = "the remaining room is kept for requests that can meet their objectives"
+            return AdmissionOutcome.HELD, reason
         hold_above_s = self._config.hold_above_s
         if 0 < hold_above_s < forecast.wait_s and not self._queue.is_starving(seq_id):
             self._hold(forecast.wait_s - hold_above_s, now_s)
-            return Outcome.HELD, f"the worker that suits it is busy for {forecast.wait_s:.2f} s"
-        return Outcome.PLACED, ""
+            return AdmissionOutcome.HELD, f"its best worker is busy for another {forecast.wait_s:.2f} s"
+        return AdmissionOutcome.PLACED, ""
 
-    def _is_owed(self, flow: Flow, now_s: float) -> bool:
-        """Others are active, and its tenant has less than its share."""
+    def _is_under_share(self, flow: Flow, now_s: float) -> bool:
+        """Whether other tenants are active and the sequence's tenant holds less than its share."""
         is_contended = self._placing.keeps_room and self._usage.is_contended(now_s)
-        return is_contended and not self._is_beyond(flow, now_s)
+        return is_contended and not self._is_over_share(flow, now_s)
 
-    def _is_beyond(self, flow: Flow, now_s: float) -> bool:
-        """Its tenant holds more than its share. Whose turn it is because nobody may starve takes what there
-        is, and who was served before goes on."""
+    def _is_over_share(self, flow: Flow, now_s: float) -> bool:
+        """Whether the sequence's tenant holds more than its share.
+
+        A sequence whose turn came because nobody may starve, and one that was placed before, are exempt.
+        """
         if not self._placing.keeps_room or flow.was_placed or self._queue.has_right(flow.name):
             return False
-        return self._usage.is_beyond(flow.submit.tenant, now_s)
+        return self._usage.is_over_share(flow.submit.tenant, now_s)
 
     def _takes_the_last_room(self, flow: Flow, placement: Placement) -> bool:
-        """Blocks are held until a sequence ends: what comes in time later would wait for those that were
-        late. A worker that has nothing else to do takes anything."""
+        """Whether a late sequence would use room that is kept for timely ones.
+
+        Blocks are held until a sequence ends, so timely sequences would wait for late ones. An idle worker
+        takes any sequence.
+        """
         worker = placement.decode or placement.prefill
         left = worker.load.free_blocks - worker.blocks_for(flow.token_count)
         return worker.load.sequences > 0 and left < LATE_LEAVES_SHARE * worker.facts.block_count
@@ -367,7 +384,7 @@ class Waiting:
         return flow.submit.ttft_slo_s > 0 or flow.submit.tpot_slo_s > 0
 
     def _may_get_faster(self, flow: Flow, placement: Placement, now_s: float) -> bool:
-        """Others decode where the sequence would, and may end while there is time."""
+        """Whether other sequences decode at that worker and may end while there is time."""
         waiter = self._waiter(flow)
         has_time = now_s < flow.arrived_s + WAIT_FOR_SPEED_SHARE * (waiter.due_s - flow.arrived_s)
         worker = placement.decode or placement.prefill
@@ -377,48 +394,52 @@ class Waiting:
         until_s = now_s + max(HOLD_S_MIN, seconds)
         self._held_until_s = min(until_s, self._held_until_s or math.inf)
 
-    def _attainment(self, flow: Flow, forecast: Forecast, *, now_s: float, line_s: float = 0.0) -> Attainment:
+    def _attainment(
+        self, flow: Flow, forecast: Forecast, *, now_s: float, queue_s: float = 0.0
+    ) -> Attainment:
         submit = flow.submit
         left_s = flow.arrived_s + submit.ttft_slo_s - now_s if submit.ttft_slo_s > 0 else math.inf
-        return attainment(forecast, left_s=left_s, tpot_slo_s=submit.tpot_slo_s, line_s=line_s)
+        return attainment(forecast, left_s=left_s, tpot_slo_s=submit.tpot_slo_s, queue_s=queue_s)
 
-    def _refuse_at_the_door(
+    def _refuse_on_arrival(
         self, flow: Flow, waiter: Waiter, forecast: Forecast | None, now_s: float
     ) -> list[RouterAction] | None:
-        """The refusal of one that has to wait, or None after noting whether it is late already. `forecast`:
-        if it was tried, and one was made."""
-        if not self._has_objectives(flow) or waiter.seq_id in self._expected_back:
+        """Return the refusal of a sequence that has to wait and is hopeless; None if it may wait.
+
+        It is noted whether the sequence joins the queue as a late one. `forecast` is None if it was not
+        tried.
+        """
+        if not self._has_objectives(flow) or self._hints.is_returning(waiter.seq_id):
             return None
-        line_s = self._queue_s(waiter, now_s)
-        if line_s is None:
+        queue_s = self._queue_s(waiter, now_s)
+        if queue_s is None:
             return None
         if forecast is None:
             found = self._placing.find(flow, now_s=now_s)
             if not isinstance(found, Placement) or found.forecast is None:
                 return None
             forecast = found.forecast
-        chance = self._attainment(flow, self._as_when_placed(forecast), now_s=now_s, line_s=line_s)
-        if chance.ttft >= 0.5 and self._is_owed(flow, now_s):
-            return None  # room is made for it, see `_judge`
-        if not self._is_hopeless(flow, chance):
-            if chance.both < TIMELY_MIN:
-                self._join_late.add(waiter.seq_id)
+        likely = self._attainment(flow, self._as_when_placed(forecast), now_s=now_s, queue_s=queue_s)
+        if likely.ttft >= 0.5 and self._is_under_share(flow, now_s):
+            return None  # tenants below their share are given room, see `_judge`
+        if not self._is_hopeless(flow, likely):
+            if likely.both < TIMELY_MIN:
+                self._joins_late.add(waiter.seq_id)
             return None
-        reason = f"about {line_s:.1f} s in the line; then " + _unmet(flow, forecast, chance)
+        reason = f"about {queue_s:.1f} s in the admission queue, then " + _unmet(flow, forecast, likely)
         return self._refuse_late(flow, forecast, reason, now_s=now_s)
 
     def _as_when_placed(self, forecast: Forecast) -> Forecast:
-        """The worker's own line is short by then: sequences are held here instead."""
+        """Return the forecast with a short wait at the worker, since sequences are held in the queue
+        instead."""
         hold_above_s = self._config.hold_above_s
         if hold_above_s <= 0:
             return forecast
         return forecast._replace(wait_s=min(forecast.wait_s, hold_above_s))
 
     def _queue_s(self, waiter: Waiter, now_s: float) -> float | None:
-        """Until the sequence would be placed if it joined the line now; None: not known."""
-        is_owed = self._is_owed(self._flows[waiter.seq_id], now_s)
-        line_s = self._drain_rate.takes_s(self._queue.tokens_before(waiter, goes_first=is_owed), now_s)
-        return None if line_s is None else line_s + self._retries.expected_s(waiter.tenant, now_s + line_s)
+        goes_first = self._is_under_share(self._flows[waiter.seq_id], now_s)
+        return self._hints.queue_s(waiter, goes_first=goes_first, now_s=now_s)
 
     # --- refusing ---------------------------------------------------------------------------------
 
@@ -429,52 +450,28 @@ class Waiting:
         return flow.refuse(FailureKind.UNMET, reason, now_s=now_s, retry_after_s=wait_s)
 
     def hint_s(self, flow: Flow, *, now_s: float) -> float:
-        """What to tell the client of one whose wait is over, should it be refused now."""
+        """Return the Retry-After for the client of a sequence that waited too long."""
         return self._hint_s(flow, None, now_s=now_s)
 
     def _hint_s(self, flow: Flow, forecast: Forecast | None, *, now_s: float) -> float:
-        """Seconds after which a request like this will be let in, see `retry_reservations`."""
-        submit = flow.submit
-        waiter = self._waiter(flow)
-        line_s = self._queue_s(waiter, now_s)
-        work_s = self._drain_rate.takes_s(waiter.tokens, now_s)
-        if line_s is None or work_s is None:  # nothing was placed from the line lately
-            line_s, work_s = self._ends.interval_s * (len(self._queue) + 1), self._ends.interval_s
-        ttft_s = 0.0 if forecast is None else forecast.ttft_s
-        least_s = 0.0 if forecast is None else forecast.ttft_s - forecast.wait_s
-        may_wait_s = self._config.queue_wait_s
-        if submit.ttft_slo_s > 0:
-            may_wait_s = min(may_wait_s, submit.ttft_slo_s)
-            if least_s >= submit.ttft_slo_s:  # not even alone: no time is better than another
-                return RETRY_AFTER_S_MAX
-        wait_s = max(line_s + ttft_s - may_wait_s, work_s)
-        if 0 < submit.tpot_slo_s < (0.0 if forecast is None else forecast.tpot_s):
-            wait_s, work_s = max(wait_s, self._ends.interval_s), max(work_s, self._ends.interval_s)
-        booked_s = self._retries.book(
-            waiter.tenant,
-            self._reservation_key(flow),
-            wait_s=wait_s,
-            work_s=work_s,
+        return self._hints.retry_after_s(
+            flow.submit,
+            self._waiter(flow),
+            forecast,
+            goes_first=self._is_under_share(flow, now_s),
             now_s=now_s,
-            most_s=RETRY_AFTER_S_MAX,
         )
-        return retry_after_s(booked_s)
-
-    def _reservation_key(self, flow: Flow) -> str:
-        submit = flow.submit
-        return f"{submit.slo_class}\n{submit.request_digest}" if submit.request_digest else ""
 
     # --- audit ------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raises AssertionError if the accounts disagree."""
+        """Raise AssertionError if the accounts disagree."""
         self._queue.check()
-        self._retries.check()
         placed = {seq_id for seq_id, flow in self._flows.items() if flow.phases}
         self._usage.check(placed)
         assert self._resting <= self._flows.keys()
-        assert self._expected_back <= self._flows.keys()
-        assert not self._join_late
+        self._hints.check(set(self._flows))
+        assert not self._joins_late
         for seq_id, flow in self._flows.items():
             places = (seq_id in self._queue, seq_id in self._resting, bool(flow.phases))
             assert sum(places) == 1, f"{seq_id} is in {places}"
@@ -489,8 +486,8 @@ def _unmet(flow: Flow, forecast: Forecast, found: Attainment) -> str:
     parts: list[str] = []
     if submit.ttft_slo_s > 0:
         parts.append(
-            f"first token {forecast.ttft_s:.2f} s after being placed, objective {submit.ttft_slo_s:g} s"
+            f"first token {forecast.ttft_s:.2f} s after placement, objective {submit.ttft_slo_s:g} s"
         )
     if submit.tpot_slo_s > 0:
         parts.append(f"{forecast.tpot_s:.3f} s per token, objective {submit.tpot_slo_s:g} s")
-    return f"predicted: {'; '.join(parts)}: met with a probability of {found.both:.0%}"
+    return f"predicted {'; '.join(parts)}; both hold with a probability of {found.both:.0%}"

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from baton.core.ids import RouterId
-from baton.core.sharing import ExpectedBlocks, RouterUpdate, WorkerShare
+from baton.core.sharing import ExpectedBlocks, RouterUpdate, UnreportedLoad
 from router.decisions.events import RouterEvent
 from router.decisions.peer_loads import PeerBook
 from router.live.driver import Driver
@@ -73,9 +73,9 @@ class PeerBooks:
 
 
 def _merged(router_id: RouterId, updates: Iterable[RouterUpdate], *, is_snapshot: bool) -> RouterUpdate:
-    shares: list[WorkerShare] = []
+    loads: list[UnreportedLoad] = []
     expected: list[ExpectedBlocks] = []
     for update in updates:
-        shares += update.shares
+        loads += update.loads
         expected += update.expected
-    return RouterUpdate(router_id, is_snapshot=is_snapshot, shares=tuple(shares), expected=tuple(expected))
+    return RouterUpdate(router_id, is_snapshot=is_snapshot, loads=tuple(loads), expected=tuple(expected))

@@ -45,13 +45,13 @@ from worker.events import (
     RouterLost,
     RunStep,
     StepDone,
-    Tick,
     ToOwner,
     ToReader,
     ToRouter,
     ToStore,
     WorkerAction,
     WorkerEvent,
+    WorkerTick,
 )
 
 MODEL_NAME = "sim"
@@ -216,7 +216,7 @@ class SimWorker(SimProcess):
         self.post(lambda: self.feed(event))
 
     def feed(self, event: WorkerEvent) -> None:
-        if not isinstance(event, Tick):
+        if not isinstance(event, WorkerTick):
             self.run.note(self.name, event)
             if isinstance(event, FromReader):
                 self._checkers.observe_reader_message(self, event.message)
@@ -232,7 +232,7 @@ class SimWorker(SimProcess):
         self._timer.arm(self.core.next_tick_s, self._tick)
 
     def _tick(self) -> None:
-        self.feed(Tick())
+        self.feed(WorkerTick())
 
     # --- actions out --------------------------------------------------------------------------------
 

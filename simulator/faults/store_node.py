@@ -9,24 +9,24 @@ from baton.core.ids import NodeId, WorkerId
 from baton.core.store import NodeRef, NodeToNode, StoreHello, WorkerToStore
 from kv_store.node.core import NodeCore
 from kv_store.node.events import (
-    DropWorker,
+    DropStoreClient,
     ForgetHost,
     ForgetSsd,
     FromPeer,
-    FromWorker,
+    FromStoreClient,
     LookUp,
     NodeAction,
     NodeEvent,
     OpenSizeClass,
-    PeerLost,
     Publish,
     ReadSsd,
     SizeClassOpened,
-    Tick,
+    StoreClientJoined,
+    StoreClientLost,
+    StorePeerLost,
+    StoreTick,
     ToPeer,
-    ToWorker,
-    WorkerJoined,
-    WorkerLost,
+    ToStoreClient,
     WriteSsd,
 )
 from kv_transfer.read import BlockRead, ReadEvent, ReadSettled
@@ -128,7 +128,7 @@ class SimStoreNode(SimProcess):
     # --- events in, actions out ---------------------------------------------------------------------
 
     def feed(self, event: NodeEvent) -> None:
-        if not isinstance(event, Tick):
+        if not isinstance(event, StoreTick):
             self.run.note(self.name, event)
         for action in self.core.handle(event, now_s=self.local_clock.now_s()):
             self._perform(action)
@@ -159,16 +159,16 @@ class SimStoreNode(SimProcess):
         return self.generations
 
     def _arm(self) -> None:
-        self._timer.arm(self.core.next_tick_s, lambda: self.feed(Tick()))
+        self._timer.arm(self.core.next_tick_s, lambda: self.feed(StoreTick()))
 
     def _perform(self, action: NodeAction) -> None:
         run = self.run
         match action:
             case OpenSizeClass():
                 self._open(action)
-            case DropWorker():
+            case DropStoreClient():
                 raise Violation(0, f"{self.name}: {action}")
-            case ToWorker(worker_id, message):
+            case ToStoreClient(worker_id, message):
                 session = self._session_of(worker_id)
                 if session is not None:
                     session.to_worker(message)
@@ -199,13 +199,13 @@ class SimStoreNode(SimProcess):
 
     def on_worker_message(self, session: LocalSession, message: WorkerToStore) -> None:
         if isinstance(message, StoreHello):
-            self.feed(WorkerJoined(message))
+            self.feed(StoreClientJoined(message))
         else:
-            self.feed(FromWorker(session.worker.worker_id, message))
+            self.feed(FromStoreClient(session.worker.worker_id, message))
 
     def on_worker_closed(self, session: LocalSession) -> None:
         self.sessions.remove(session)
-        self.feed(WorkerLost(session.worker.worker_id))
+        self.feed(StoreClientLost(session.worker.worker_id))
 
     # --- the disk -----------------------------------------------------------------------------------
 
@@ -232,7 +232,7 @@ class SimStoreNode(SimProcess):
         if session is not None and session.is_open:
             session.send(0 if session.ends[0].process is not self else 1, message)
         elif not isinstance(other, SimStoreNode) or not other.is_alive or other.is_frozen or is_cut_off:
-            lost = PeerLost(SPACE, peer.node_id, "cannot connect")
+            lost = StorePeerLost(SPACE, peer.node_id, "cannot connect")
             self.run.clock.after(
                 self._scenario.connect_timeout_s / 4, lambda: self.post(lambda: self.feed(lost))
             )
@@ -249,7 +249,7 @@ class SimStoreNode(SimProcess):
             del self._peer_sessions[peer.node_id]
             if self._rng.random() < 0.5:
                 self._reads.give_up(self, peer.worker_id)
-            self.feed(PeerLost(SPACE, peer.node_id, reason))
+            self.feed(StorePeerLost(SPACE, peer.node_id, reason))
 
     def _read_peer(self, read: BlockRead) -> None:
         self._wanted[read.read_id] = read

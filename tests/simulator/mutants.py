@@ -22,7 +22,7 @@ from kv_transfer.read import ReadDone
 from prefill_worker.handovers import Handovers
 from router.decisions import breaker
 from router.decisions import core as router_core
-from router.decisions.breaker import Circuit, State
+from router.decisions.breaker import BreakerState, Circuit
 from router.decisions.cluster.snapshot import WorkerFacts
 from router.decisions.core import RouterCore
 from router.decisions.flow import Flow
@@ -357,7 +357,7 @@ def _losers_of_hedges_are_heard(patch: Patch) -> None:
 
     def decide(self: RouterCore, winner: Flow) -> list[object]:
         self._hedging.decided(winner.name, winner.submit.seq_id, wasted_tokens=0)
-        winner.serve()
+        winner.become_primary()
         return []
 
     patch.setattr(RouterCore, "_decide", decide)
@@ -367,15 +367,17 @@ def _load_of_hedges_is_kept(patch: Patch) -> None:
     """A second attempt that is over counts at its workers for ever."""
     settle = Placing.settle
 
-    def keeps(self: Placing, flow: Flow) -> bool:
-        return False if "~" in flow.name and flow.is_over else settle(self, flow)
+    def keeps(self: Placing, flow: Flow, *, now_s: float) -> bool:
+        return False if "~" in flow.name and flow.is_over else settle(self, flow, now_s=now_s)
 
     patch.setattr(Placing, "settle", keeps)
 
 
 def _breakers_never_close(patch: Patch) -> None:
     """A worker that was kept out once stays out."""
-    patch.setattr(Circuit, "state", lambda self, now_s: State.OPEN if self.is_open else State.CLOSED)
+    patch.setattr(
+        Circuit, "state", lambda self, now_s: BreakerState.OPEN if self.is_open else BreakerState.CLOSED
+    )
 
 
 def _breakers_take_whole_pools(patch: Patch) -> None:

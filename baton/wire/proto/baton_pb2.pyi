@@ -717,18 +717,18 @@ class FollowRequest(_message.Message):
     def __init__(self, router_id: _Optional[str] = ..., wire_version: _Optional[int] = ...) -> None: ...
 
 class RouterUpdate(_message.Message):
-    __slots__ = ("router_id", "is_snapshot", "shares", "expected")
+    __slots__ = ("router_id", "is_snapshot", "loads", "expected")
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     IS_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
-    SHARES_FIELD_NUMBER: _ClassVar[int]
+    LOADS_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_FIELD_NUMBER: _ClassVar[int]
     router_id: str
     is_snapshot: bool
-    shares: _containers.RepeatedCompositeFieldContainer[WorkerShare]
+    loads: _containers.RepeatedCompositeFieldContainer[UnreportedLoad]
     expected: _containers.RepeatedCompositeFieldContainer[ExpectedBlocks]
-    def __init__(self, router_id: _Optional[str] = ..., is_snapshot: _Optional[bool] = ..., shares: _Optional[_Iterable[_Union[WorkerShare, _Mapping]]] = ..., expected: _Optional[_Iterable[_Union[ExpectedBlocks, _Mapping]]] = ...) -> None: ...
+    def __init__(self, router_id: _Optional[str] = ..., is_snapshot: _Optional[bool] = ..., loads: _Optional[_Iterable[_Union[UnreportedLoad, _Mapping]]] = ..., expected: _Optional[_Iterable[_Union[ExpectedBlocks, _Mapping]]] = ...) -> None: ...
 
-class WorkerShare(_message.Message):
+class UnreportedLoad(_message.Message):
     __slots__ = ("worker_id", "sequences", "tokens", "blocks")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]

@@ -15,7 +15,7 @@ from baton.core.messages import AdapterRef, BlockEvents, CancelSequence, Failure
 from baton.core.operate import AutoscaleState, ClusterState, Decision, Drain, DrainNode, NodeState, Order, Outcome, Pool, ReplicaState, ReplicaStatus, Resize, RoleOutlook, RollOut, RouterState, Scale, SwitchRole, Version
 from baton.core.recent_requests import Moment, RecentRequest, RecentRequestsQuery, RecentRequestsReply
 from baton.core.sampling import FinishReason, Grammar, GrammarKind, SamplingParams
-from baton.core.sharing import ExpectedBlocks, RouterMember, RouterUpdate, WorkerShare
+from baton.core.sharing import ExpectedBlocks, RouterMember, RouterUpdate, UnreportedLoad
 from baton.core.steps import TokenLogprobs
 from baton.core.store import NodeRef, StoreChanges, StoreMember, Tier
 from baton.wire.decoding import WireError, block_hash, block_hashes, enum_member, enum_named, pairs
@@ -1077,7 +1077,7 @@ def router_update_fields(x: RouterUpdate) -> dict[str, Any]:
     return {
         "router_id": x.router_id,
         "is_snapshot": x.is_snapshot,
-        "shares": [worker_share_fields(v) for v in x.shares],
+        "loads": [unreported_load_fields(v) for v in x.loads],
         "expected": [expected_blocks_fields(v) for v in x.expected],
     }
 
@@ -1090,12 +1090,12 @@ def router_update_from_pb(x: pb.RouterUpdate) -> RouterUpdate:
     return RouterUpdate(
         router_id=x.router_id,
         is_snapshot=x.is_snapshot,
-        shares=tuple([worker_share_from_pb(v) for v in x.shares[:]]),
+        loads=tuple([unreported_load_from_pb(v) for v in x.loads[:]]),
         expected=tuple([expected_blocks_from_pb(v) for v in x.expected[:]]),
     )
 
 
-def worker_share_fields(x: WorkerShare) -> dict[str, Any]:
+def unreported_load_fields(x: UnreportedLoad) -> dict[str, Any]:
     return {
         "worker_id": x.worker_id,
         "sequences": x.sequences,
@@ -1104,12 +1104,12 @@ def worker_share_fields(x: WorkerShare) -> dict[str, Any]:
     }
 
 
-def worker_share_to_pb(x: WorkerShare) -> pb.WorkerShare:
-    return pb.WorkerShare(**worker_share_fields(x))
+def unreported_load_to_pb(x: UnreportedLoad) -> pb.UnreportedLoad:
+    return pb.UnreportedLoad(**unreported_load_fields(x))
 
 
-def worker_share_from_pb(x: pb.WorkerShare) -> WorkerShare:
-    return WorkerShare(
+def unreported_load_from_pb(x: pb.UnreportedLoad) -> UnreportedLoad:
+    return UnreportedLoad(
         worker_id=x.worker_id,
         sequences=x.sequences,
         tokens=x.tokens,

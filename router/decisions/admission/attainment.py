@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from router.decisions.prediction.forecast import Forecast
 
-LINE_SIGMA = 0.3
+QUEUE_SIGMA = 0.3
 """Standard deviation of ln(actual / predicted) of a wait in the line."""
 
 
@@ -28,17 +28,17 @@ def below(limit_s: float, predicted_s: float, sigma: float) -> float:
     return 0.5 * math.erfc(-math.log(limit_s / predicted_s) / (max(sigma, 1e-3) * math.sqrt(2)))
 
 
-def attainment(forecast: Forecast, *, left_s: float, tpot_slo_s: float, line_s: float = 0.0) -> Attainment:
-    """`left_s`: until the first token is due, infinite without objective; `line_s`: to be waited before
+def attainment(forecast: Forecast, *, left_s: float, tpot_slo_s: float, queue_s: float = 0.0) -> Attainment:
+    """`left_s`: until the first token is due, infinite without objective; `queue_s`: to be waited before
     the sequence is placed as forecast. `tpot_slo_s` 0: no objective.
 
     The decode worker's load is that of the time when the sequence will decode, prefills on their way
     included: refusing by what it is now lets both pools swing in turn (Mooncake, FAST 2025, section 7).
     """
-    ttft_s = line_s + forecast.ttft_s
+    ttft_s = queue_s + forecast.ttft_s
     sigma = forecast.ttft_sigma
-    if line_s > 0:
-        sigma = math.hypot(forecast.ttft_s * sigma, line_s * LINE_SIGMA) / ttft_s
+    if queue_s > 0:
+        sigma = math.hypot(forecast.ttft_s * sigma, queue_s * QUEUE_SIGMA) / ttft_s
     return Attainment(
         1.0 if left_s == math.inf else below(left_s, ttft_s, sigma),
         below(tpot_slo_s, forecast.tpot_s, forecast.tpot_sigma) if tpot_slo_s > 0 else 1.0,

@@ -64,7 +64,7 @@ class DrainRate:
         return None if rate is None or rate <= 0 else tokens / rate
 
 
-class Ends:
+class CompletionInterval:
     """How fast sequences end: what the line goes by while nothing was placed from it."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ ABSENT_MAX = 4096
 """Tenants remembered that neither wait nor are behind the others."""
 
 
-class Shares:
+class FairShares:
     def __init__(self) -> None:
         self._waiting: dict[str, float] = {}
         """Weights of tenants that wait."""

@@ -24,9 +24,9 @@ from dataclasses import dataclass, field
 import msgspec
 
 from baton.core.ids import SequenceId
-from router.decisions.admission.fair_shares import Shares
+from router.decisions.admission.fair_shares import FairShares
 
-LOOK_AHEAD = 16
+SCAN_MISSES_MAX = 16
 """Sequences without a place that one look along the line passes, at most."""
 OLDEST_EVERY = 64
 OVERTAKEN_MAX = 64
@@ -77,7 +77,7 @@ class AdmissionQueue:
         """`new_max` bounds those that were never placed; `class_max` and `tenant_max` (0: none) those of each
         class and tenant among them."""
         self._new_max, self._class_max, self._tenant_max = new_max, class_max or {}, tenant_max
-        self.shares = Shares()
+        self.shares = FairShares()
         self._waiters: dict[SequenceId, Waiter] = {}
         self._served: list[tuple[int, SequenceId]] = []
         self._queues: dict[str, _Queue] = {}
@@ -137,7 +137,7 @@ class AdmissionQueue:
         return Full(f"{self.new_count} sequences wait already")
 
     def add(self, waiter: Waiter, *, is_late: bool = False, credit_tokens: float = 0.0) -> None:
-        """A new one needs `room_for`. `credit_tokens`: see `Shares.came`."""
+        """A new one needs `room_for`. `credit_tokens`: see `FairShares.came`."""
         seq_id = waiter.seq_id
         assert seq_id not in self._waiters
         self._waiters[seq_id] = waiter
@@ -303,7 +303,7 @@ class AdmissionQueue:
 
     def may_be_passed(self, *, is_short_of_room: bool) -> bool:
         """Whether one that arrives now may be tried though others wait."""
-        if is_short_of_room and len(self._waiters) >= LOOK_AHEAD:
+        if is_short_of_room and len(self._waiters) >= SCAN_MISSES_MAX:
             return False
         return not any(map(self.is_starving, self._overtaken))
 

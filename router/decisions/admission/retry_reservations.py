@@ -10,7 +10,7 @@ lately.
 from collections import deque
 from typing import NamedTuple
 
-PROMISES_MAX = 4096
+RESERVATIONS_MAX = 4096
 GRACE_S = 5.0
 """Coming back so much later still counts: Retry-After is in whole seconds, and clients add some of their
 own."""
@@ -18,17 +18,17 @@ EARLY_S = 0.5
 RETURN_FIRST, RETURN_WEIGHT = 0.3, 0.05
 
 
-class Promise(NamedTuple):
+class RetryReservation(NamedTuple):
     due_s: float
     work_s: float
     """What the request takes of the line."""
 
 
-class _Book:
+class _TenantReservations:
     """The reservations of one tenant."""
 
     def __init__(self) -> None:
-        self.by_key: dict[str, Promise] = {}
+        self.by_key: dict[str, RetryReservation] = {}
         self.in_order: deque[tuple[float, str]] = deque()
         """(due, key), as booked: the due times never fall."""
         self.until_s = 0.0
@@ -38,7 +38,7 @@ class RetryReservations:
     """One tenant's do not hold up another's: between them their shares decide."""
 
     def __init__(self) -> None:
-        self._books: dict[str, _Book] = {}
+        self._books: dict[str, _TenantReservations] = {}
         self._count = 0
         self.returned_share = RETURN_FIRST
         """The share of those due lately that came."""
@@ -56,9 +56,9 @@ class RetryReservations:
         for due_s, key in book.in_order:
             if due_s > until_s:
                 break
-            promise = book.by_key.get(key)
-            if promise is not None and promise.due_s == due_s:
-                work_s += promise.work_s
+            reservation = book.by_key.get(key)
+            if reservation is not None and reservation.due_s == due_s:
+                work_s += reservation.work_s
         return self.returned_share * work_s
 
     def book(
@@ -67,16 +67,16 @@ class RetryReservations:
         """Seconds until the client should come back: not before `wait_s`, and after those booked before.
         Beyond `most_s` nothing is promised. Key "": it cannot be recognised, so nothing is booked."""
         self._expire(tenant, now_s)
-        book = self._books.get(tenant) or _Book()
+        book = self._books.get(tenant) or _TenantReservations()
         held = book.by_key.get(key)
         if held is not None and held.due_s > now_s:  # it came too early
             return held.due_s - now_s
         due_s = max(now_s + wait_s, book.until_s)
         if due_s - now_s > most_s:
             return most_s
-        if key and held is None and self._count < PROMISES_MAX:
+        if key and held is None and self._count < RESERVATIONS_MAX:
             self._books[tenant] = book
-            book.by_key[key] = Promise(due_s, work_s)
+            book.by_key[key] = RetryReservation(due_s, work_s)
             book.in_order.append((due_s, key))
             book.until_s = due_s + self.returned_share * work_s
             self._count += 1
@@ -86,8 +86,8 @@ class RetryReservations:
         """Whether the request comes back when it was told to."""
         self._expire(tenant, now_s)
         book = self._books.get(tenant)
-        promise = None if book is None else book.by_key.get(key)
-        if book is None or promise is None or promise.due_s - EARLY_S > now_s:
+        reservation = None if book is None else book.by_key.get(key)
+        if book is None or reservation is None or reservation.due_s - EARLY_S > now_s:
             return False
         del book.by_key[key]
         self._count -= 1
@@ -104,8 +104,8 @@ class RetryReservations:
             return
         while book.in_order and book.in_order[0][0] + GRACE_S < now_s:
             due_s, key = book.in_order.popleft()
-            promise = book.by_key.get(key)
-            if promise is not None and promise.due_s == due_s:
+            reservation = book.by_key.get(key)
+            if reservation is not None and reservation.due_s == due_s:
                 del book.by_key[key]
                 self._count -= 1
                 self._learn(0.0)
@@ -120,5 +120,5 @@ class RetryReservations:
             due_s = [due for due, _ in book.in_order]
             assert due_s == sorted(due_s)
             assert book.by_key.keys() <= {key for _, key in book.in_order}
-        assert self._count == sum(len(book.by_key) for book in self._books.values()) <= PROMISES_MAX
+        assert self._count == sum(len(book.by_key) for book in self._books.values()) <= RESERVATIONS_MAX
         assert 0.0 <= self.returned_share <= 1.0

@@ -29,7 +29,7 @@ class TenantUsage:
         """Tenant -> weight, and when it last asked; in the order of the latter."""
         self._weights = 0.0
 
-    def asked(self, tenant: str, weight: float, now_s: float) -> None:
+    def on_request(self, tenant: str, weight: float, now_s: float) -> None:
         """`now_s` never falls."""
         self._forget(tenant)
         self._active[tenant] = weight, now_s
@@ -58,7 +58,7 @@ class TenantUsage:
         self._expire(now_s)
         return len(self._active) > 1
 
-    def is_beyond(self, tenant: str, now_s: float) -> bool:
+    def is_over_share(self, tenant: str, now_s: float) -> bool:
         """Whether the tenant has more than its share, while others are active. Who has nothing is not."""
         self._expire(now_s)
         weight = self._active[tenant][0] if tenant in self._active else 0.0

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from baton.core.costs import prompt_pairs
 from baton.core.ids import SequenceId, WorkerId
 from baton.core.messages import LoadReport, Phase
-from baton.core.sharing import WorkerShare
+from baton.core.sharing import UnreportedLoad
 
 REPORTS_UNTIL_SEEN = 2
 SEQUENCE_TOKENS = 64
@@ -104,7 +104,7 @@ class LoadAccount:
         self._report_number = 0
         self._unseen = [LoadTotal() for _ in range(REPORTS_UNTIL_SEEN)]
         """Reservations made since the last report, since the one before it, …"""
-        self.elsewhere = WorkerShare(worker_id)
+        self.elsewhere = UnreportedLoad(worker_id)
         """What other routers have here and reports need not show yet."""
         self.last_placed_s = float("-inf")
 
@@ -129,10 +129,10 @@ class LoadAccount:
         return max(own.tokens, tokens) + SEQUENCE_TOKENS * max(own.sequences, sequences)
 
     @property
-    def own_share(self) -> WorkerShare:
+    def own_unreported(self) -> UnreportedLoad:
         """What this router has here and reports need not show yet."""
         sums = [sum(values) for values in zip(*(total.values for total in self._unseen), strict=True)]
-        return WorkerShare(self._worker_id, *sums)
+        return UnreportedLoad(self._worker_id, *sums)
 
     def figures(self) -> LoadFigures:
         return LoadFigures(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from baton.core.costs import StepCosts
 from baton.core.messages import LoadReport, Phase, Role, WorkerHello
-from baton.core.sharing import WorkerShare
+from baton.core.sharing import UnreportedLoad
 from router.decisions.cluster.backlog import Backlog
 from router.decisions.cluster.load_account import Reservation
 
@@ -80,13 +80,13 @@ class PredictionAccount:
         self._busy = self._busy_at_s = 0.0
         self._frozen: PredictionInputs | None = None
 
-    def inputs(self, role: Role, elsewhere: WorkerShare) -> PredictionInputs:
+    def inputs(self, role: Role, elsewhere: UnreportedLoad) -> PredictionInputs:
         """The inputs as they are now: the same object until something changes."""
         if self._frozen is None:
             self._frozen = self.freeze(role, elsewhere)
         return self._frozen
 
-    def freeze(self, role: Role, elsewhere: WorkerShare) -> PredictionInputs:
+    def freeze(self, role: Role, elsewhere: UnreportedLoad) -> PredictionInputs:
         others_decodes = self._reported_decodes + (elsewhere.sequences if role.decodes else 0)
         return PredictionInputs(
             self.costs,

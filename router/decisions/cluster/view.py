@@ -12,7 +12,7 @@ from router.decisions.cluster.snapshot import (
     WorkerSnapshot,
     pairable_fingerprints,
 )
-from router.decisions.cluster.worker import Worker
+from router.decisions.cluster.worker import WorkerView
 
 NOBODY: frozenset[WorkerId] = frozenset()
 
@@ -46,7 +46,7 @@ class ClusterView:
 
     def __init__(self, *, silence_s: float) -> None:
         self._silence_s = silence_s
-        self._workers: dict[WorkerId, Worker] = {}
+        self._workers: dict[WorkerId, WorkerView] = {}
         self._holders: dict[SequenceId, tuple[WorkerId, ...]] = {}
         """Where each sequence has a reservation."""
         self._frozen: dict[WorkerId, WorkerSnapshot] = {}
@@ -55,7 +55,7 @@ class ClusterView:
         self._layout: _Layout | None = None
         self._snapshot: ClusterSnapshot | None = None
 
-    def __iter__(self) -> Iterator[Worker]:
+    def __iter__(self) -> Iterator[WorkerView]:
         return iter(self._workers.values())
 
     def __len__(self) -> int:
@@ -64,10 +64,10 @@ class ClusterView:
     def __contains__(self, worker_id: WorkerId) -> bool:
         return worker_id in self._workers
 
-    def __getitem__(self, worker_id: WorkerId) -> Worker:
+    def __getitem__(self, worker_id: WorkerId) -> WorkerView:
         return self._workers[worker_id]
 
-    def get(self, worker_id: WorkerId) -> Worker | None:
+    def get(self, worker_id: WorkerId) -> WorkerView | None:
         return self._workers.get(worker_id)
 
     def join(self, hello: WorkerHello, address: str) -> None:
@@ -77,7 +77,7 @@ class ClusterView:
             for w in self._workers.values()
             if w.hello.fingerprint == hello.fingerprint and w.prediction.are_costs_measured
         ]
-        self._workers[hello.worker_id] = Worker(hello, address, fleet_costs, self._on_change)
+        self._workers[hello.worker_id] = WorkerView(hello, address, fleet_costs, self._on_change)
         self._on_change(hello.worker_id, True)
 
     def lose(self, worker_id: WorkerId) -> None:
@@ -160,7 +160,7 @@ class ClusterView:
             del self._holders[seq_id]
         return True
 
-    def is_stale(self, worker: Worker, now_s: float) -> bool:
+    def is_stale(self, worker: WorkerView, now_s: float) -> bool:
         return now_s - worker.load.report_at_s > self._silence_s
 
     def check(self) -> None:

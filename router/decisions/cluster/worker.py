@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterable
 from baton.core.costs import StepCosts
 from baton.core.ids import SequenceId, WorkerId
 from baton.core.messages import LoadReport, PeerRef, Phase, Role, WorkerHello
-from baton.core.sharing import WorkerShare
+from baton.core.sharing import UnreportedLoad
 from router.decisions.cluster.load_account import NO_PROFILE, LoadAccount, SequenceProfile
 from router.decisions.cluster.prediction_inputs import PredictionAccount
 from router.decisions.cluster.snapshot import WorkerFacts, WorkerSnapshot
 
 
-class Worker:
+class WorkerView:
     """One session's worth of knowledge. Everything that happens to a worker comes through here, so that its
     parts agree and its snapshot is made anew exactly when something changed."""
 
@@ -80,9 +80,9 @@ class Worker:
         self._says_draining = self._says_draining or is_draining
         self._change_facts()
 
-    def set_elsewhere(self, share: WorkerShare) -> None:
+    def set_elsewhere(self, load: UnreportedLoad) -> None:
         """Other routers say what they have here."""
-        self.load.elsewhere = share
+        self.load.elsewhere = load
         self.prediction.changed()
         self._changed()
 

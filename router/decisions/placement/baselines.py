@@ -7,7 +7,7 @@ from baton.core.ids import WorkerId
 from baton.core.messages import Phase
 from router.decisions.cluster.snapshot import ClusterSnapshot
 from router.decisions.placement.interface import PlacementPolicy, PlacementRequest, PolicyTools
-from router.decisions.placement.ranked import Candidate, Choice, RankedPolicy
+from router.decisions.placement.ranked import Candidate, RankedChoice, RankedPolicy
 
 
 class RandomChoice:
@@ -22,8 +22,8 @@ class RandomChoice:
         candidates: Sequence[Candidate],
         request: PlacementRequest,
         snapshot: ClusterSnapshot,
-    ) -> Choice:
-        return Choice(self._rng.choice(candidates), "random")
+    ) -> RankedChoice:
+        return RankedChoice(self._rng.choice(candidates), "random")
 
 
 class RoundRobin:
@@ -40,12 +40,12 @@ class RoundRobin:
         candidates: Sequence[Candidate],
         request: PlacementRequest,
         snapshot: ClusterSnapshot,
-    ) -> Choice:
+    ) -> RankedChoice:
         ordered = sorted(candidates, key=lambda c: c.worker_id)
         last = self._last.get(phase, WorkerId(""))
         chosen = next((c for c in ordered if c.worker_id > last), ordered[0])
         self._last[phase] = chosen.worker_id
-        return Choice(chosen, "round robin")
+        return RankedChoice(chosen, "round robin")
 
 
 class LeastLoaded:
@@ -59,9 +59,9 @@ class LeastLoaded:
         candidates: Sequence[Candidate],
         request: PlacementRequest,
         snapshot: ClusterSnapshot,
-    ) -> Choice:
+    ) -> RankedChoice:
         chosen = min(candidates, key=lambda c: (c.load_tokens, c.worker_id))
-        return Choice(chosen, f"least load {chosen.load_tokens:.0f}")
+        return RankedChoice(chosen, f"least load {chosen.load_tokens:.0f}")
 
 
 def random_choice(tools: PolicyTools) -> PlacementPolicy:

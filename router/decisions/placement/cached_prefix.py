@@ -10,7 +10,7 @@ from baton.core.messages import Phase
 from router.decisions.cluster.load_account import SEQUENCE_TOKENS
 from router.decisions.cluster.snapshot import ClusterSnapshot
 from router.decisions.placement.interface import PlacementPolicy, PlacementRequest, PolicyTools
-from router.decisions.placement.ranked import Candidate, Choice, RankedPolicy
+from router.decisions.placement.ranked import Candidate, RankedChoice, RankedPolicy
 
 IDLE_SLACK_TOKENS = 4 * SEQUENCE_TOKENS
 """Excess load that never counts: the mean of an idle cluster is near 0, and says nothing."""
@@ -28,7 +28,7 @@ class CachedPrefix:
         candidates: Sequence[Candidate],
         request: PlacementRequest,
         snapshot: ClusterSnapshot,
-    ) -> Choice:
+    ) -> RankedChoice:
         """Most cached tokens among the workers under the bound; then least load, then lower id.
 
         A worker may exceed the bound by the tokens it saves, since waiting for that much work costs no
@@ -42,7 +42,9 @@ class CachedPrefix:
         chosen = min(under, key=lambda c: (-c.cached_tokens, c.load_tokens, c.worker_id))
         tokens, passed_over = chosen.cached_tokens, len(candidates) - len(under)
         reason = f"{tokens} tokens cached" if tokens else f"least load {chosen.load_tokens:.0f}"
-        return Choice(chosen, reason + (f", {passed_over} passed over as overloaded" if passed_over else ""))
+        return RankedChoice(
+            chosen, reason + (f", {passed_over} passed over as overloaded" if passed_over else "")
+        )
 
 
 def cached_prefix(tools: PolicyTools) -> PlacementPolicy:

@@ -36,7 +36,7 @@ class Candidate(NamedTuple):
         return self.worker.load.load_tokens
 
 
-class Choice(NamedTuple):
+class RankedChoice(NamedTuple):
     candidate: Candidate
     reason: str
 
@@ -53,7 +53,7 @@ class Ranking(Protocol):
         candidates: Sequence[Candidate],
         request: PlacementRequest,
         snapshot: ClusterSnapshot,
-    ) -> Choice:
+    ) -> RankedChoice:
         """One of `candidates`, which is never empty."""
         ...
 
@@ -79,7 +79,7 @@ class RankedPolicy:
             return found
         facts, needs = found.prefill.facts, request.needs
         held = request.matched(facts.fingerprint, facts.block_tokens) if self.uses_prefix else {}
-        predicted = self._predictor.of_pair(found.prefill, found.decode, needs, held, now_s=snapshot.now_s)
+        predicted = self._predictor.predict(found.prefill, found.decode, needs, held, now_s=snapshot.now_s)
         forecast = self._predictor.forecast(found.prefill, found.decode, needs, predicted)
         return found._replace(predicted=predicted, forecast=forecast)
 
@@ -146,7 +146,7 @@ class RankedPolicy:
         return found._replace(is_fallback=True) if isinstance(found, Placement) else found
 
     def _chooser(self, request: PlacementRequest, snapshot: ClusterSnapshot) -> "_Choose":
-        def choose(phase: Phase, candidates: Sequence[Candidate]) -> Choice:
+        def choose(phase: Phase, candidates: Sequence[Candidate]) -> RankedChoice:
             rank = min(c.rank for c in candidates)
             best = [c for c in candidates if c.rank == rank]
             if self.uses_prefix:
@@ -156,7 +156,7 @@ class RankedPolicy:
         return choose
 
 
-_Choose = Callable[[Phase, Sequence[Candidate]], Choice]
+_Choose = Callable[[Phase, Sequence[Candidate]], RankedChoice]
 
 
 def _healthy(fitting: Sequence[WorkerSnapshot], suspended: frozenset[WorkerId]) -> Sequence[WorkerSnapshot]:

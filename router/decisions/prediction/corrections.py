@@ -4,12 +4,12 @@ from router.decisions.prediction.correction import Correction, ErrorWindow
 
 
 class WorkerCorrections:
-    __slots__ = ("bring", "compute", "hop_s", "total", "tpot", "tpot_errors", "ttft_errors", "wait")
+    __slots__ = ("compute", "hop_s", "store_load", "total", "tpot", "tpot_errors", "ttft_errors", "wait")
 
     def __init__(self) -> None:
         self.wait = Correction()
         self.compute = Correction()
-        self.bring = Correction()
+        self.store_load = Correction()
         """Bringing blocks of the store."""
         self.tpot = Correction()
         self.total = Correction()
@@ -28,5 +28,5 @@ class FleetCorrections:
     """What the workers of one fingerprint have in common: where one that has seen nothing starts."""
 
     def __init__(self) -> None:
-        self.wait, self.compute, self.bring, self.tpot, self.total = (Correction() for _ in range(5))
+        self.wait, self.compute, self.store_load, self.tpot, self.total = (Correction() for _ in range(5))
         self.hop_s = 0.0

@@ -63,14 +63,14 @@ class PrefillForecast(NamedTuple):
     raw_compute_s: float
     load_s: float = 0.0
     """Loading an adapter that is not there."""
-    bring_s: float = 0.0
+    store_load_s: float = 0.0
     """Bringing blocks of the store, as far as the wait does not hide it."""
-    raw_bring_s: float = 0.0
+    raw_store_load_s: float = 0.0
     """Bringing blocks of the store, the whole of it; 0: nothing is brought."""
 
     @property
     def ttft_s(self) -> float:
-        return self.wait_s + self.load_s + self.bring_s + self.compute_s + self.hop_s
+        return self.wait_s + self.load_s + self.store_load_s + self.compute_s + self.hop_s
 
 
 class Prediction(NamedTuple):

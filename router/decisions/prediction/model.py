@@ -14,7 +14,7 @@ from router.decisions.prediction.outlook import Outlook
 
 OTHERS_SHARE = 1 / 3
 """How much of what is longer runs before a prompt: one turn in four is the oldest's."""
-BRING_S, HOST_BYTES_S, SSD_BYTES_S, PEER_BYTES_S = 0.002, 10e9, 2e9, 2e9
+STORE_LOAD_FIRST_S, HOST_BYTES_S, SSD_BYTES_S, PEER_BYTES_S = 0.002, 10e9, 2e9, 2e9
 """Bringing blocks of the store, before anything was seen of it."""
 SQRT2 = sqrt(2.0)
 
@@ -29,7 +29,7 @@ def stored_s(worker: WorkerSnapshot, needs: SequenceNeeds, cached_tokens: int) -
     if tokens <= 0:
         return 0, 0.0
     of_bytes = run.host / HOST_BYTES_S + run.ssd / SSD_BYTES_S + run.peer / PEER_BYTES_S
-    return tokens, BRING_S + facts.block_bytes * of_bytes
+    return tokens, STORE_LOAD_FIRST_S + facts.block_bytes * of_bytes
 
 
 def mean_left(lives: float) -> float:

@@ -24,7 +24,7 @@ class Outlook(NamedTuple):
     hop_s: float
     wait_factor: float
     compute_factor: float
-    bring_factor: float
+    store_load_factor: float
     tpot_factor: float
     ttft_sigma: float
     tpot_sigma: float

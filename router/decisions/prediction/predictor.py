@@ -26,7 +26,7 @@ WAIT_FLOOR_S = 0.005
 TPOT_TOKENS_MIN = 8
 """A shorter answer says little of the time per token."""
 FLEETS_MAX = 64
-BRING_GAIN = 0.97
+STORE_LOAD_GAIN = 0.97
 """Workers bring blocks only where that saves more than it costs, by this margin; predictions do as they
 do."""
 ADAPTER_FIRST_S, ADAPTER_WEIGHT = 0.5, 0.2
@@ -102,7 +102,7 @@ class Predictor:
             hop_s=learnt.hop_s if learnt.compute.count else fleet.hop_s,
             wait_factor=learnt.wait.factor(fleet.wait),
             compute_factor=learnt.compute.factor(fleet.compute),
-            bring_factor=learnt.bring.factor(fleet.bring),
+            store_load_factor=learnt.store_load.factor(fleet.store_load),
             tpot_factor=tpot.factor(fleet.tpot),
             ttft_sigma=total.sigma if total.count >= 4 else max(total.sigma, fleet.total.sigma),
             tpot_sigma=tpot.sigma if tpot.count >= 4 else max(tpot.sigma, fleet.tpot.sigma),
@@ -115,13 +115,13 @@ class Predictor:
         inputs, ahead = worker.prediction, self.outlook(worker)
         chunk, beside_s = ahead.chunk_tokens, ahead.beside_s
         raw_compute_s = model.compute_s(inputs, cached_tokens, needs.tokens, chunk, beside_s)
-        loaded_tokens, raw_bring_s = model.stored_s(worker, needs, cached_tokens)
+        loaded_tokens, raw_store_load_s = model.stored_s(worker, needs, cached_tokens)
         if loaded_tokens:
             rest_s = model.compute_s(inputs, cached_tokens + loaded_tokens, needs.tokens, chunk, beside_s)
-            if rest_s + raw_bring_s < BRING_GAIN * raw_compute_s:
+            if rest_s + raw_store_load_s < STORE_LOAD_GAIN * raw_compute_s:
                 raw_compute_s = rest_s
             else:
-                raw_bring_s = 0.0
+                raw_store_load_s = 0.0
         raw_wait_s = model.wait_s(inputs, needs, raw_compute_s, ahead, now_s)
         wait_s = raw_wait_s * ahead.wait_factor
         return PrefillForecast(
@@ -130,8 +130,8 @@ class Predictor:
             ahead.hop_s,
             raw_wait_s,
             raw_compute_s,
-            bring_s=max(0.0, raw_bring_s * ahead.bring_factor - wait_s),
-            raw_bring_s=raw_bring_s,
+            store_load_s=max(0.0, raw_store_load_s * ahead.store_load_factor - wait_s),
+            raw_store_load_s=raw_store_load_s,
         )
 
     def raw_tpot_s(
@@ -210,7 +210,7 @@ class Predictor:
             (facts.host, target.facts.host), total_bytes=total, last_bytes=last, hidden_s=prefill.compute_s
         )
 
-    def of_pair(
+    def predict(
         self,
         source: WorkerSnapshot,
         target: WorkerSnapshot | None,
@@ -263,7 +263,7 @@ class Predictor:
             cost_s = prefill.ttft_s + predicted.exposed_s + output * predicted.tpot_s
         return Forecast(
             wait_s=prefill.wait_s,
-            load_s=prefill.load_s + prefill.bring_s,
+            load_s=prefill.load_s + prefill.store_load_s,
             compute_s=prefill.compute_s,
             hop_s=prefill.hop_s,
             exposed_transfer_s=predicted.exposed_s,
@@ -284,34 +284,36 @@ class Predictor:
         prediction says."""
         self._outlooks.pop(worker.worker_id, None)
         learnt, fleet = self.corrections_of(worker.worker_id), self._fleet(worker.facts)
-        said = predicted.prefill
-        if said.load_s:
+        expected = predicted.prefill
+        if expected.load_s:
             # Before the worker's own clock starts; says nothing of its speed.
-            took_s = max(0.0, elapsed_s - (said.ttft_s - said.load_s))
+            took_s = max(0.0, elapsed_s - (expected.ttft_s - expected.load_s))
             self.adapter_s += ADAPTER_WEIGHT * (took_s - self.adapter_s)
             return
         if timings is None:
-            hop_s = min(elapsed_s, said.hop_s)
-            is_waiting = said.raw_wait_s > max(WAIT_FLOOR_S, 0.1 * said.raw_compute_s)
-            compute_s = min(elapsed_s - hop_s, said.compute_s) if is_waiting else elapsed_s - hop_s
+            hop_s = min(elapsed_s, expected.hop_s)
+            is_waiting = expected.raw_wait_s > max(WAIT_FLOOR_S, 0.1 * expected.raw_compute_s)
+            compute_s = min(elapsed_s - hop_s, expected.compute_s) if is_waiting else elapsed_s - hop_s
             wait_s = max(0.0, elapsed_s - hop_s - compute_s)
         else:
             wait_s, compute_s = timings.wait_s, timings.compute_s
-            if said.raw_bring_s:
+            if expected.raw_store_load_s:
                 for one in (learnt, fleet):
-                    one.bring.observe(said.raw_bring_s, timings.load_s)
+                    one.store_load.observe(expected.raw_store_load_s, timings.load_s)
             else:
                 compute_s += timings.load_s
-            hop_s = max(0.0, elapsed_s - wait_s - compute_s - (timings.load_s if said.raw_bring_s else 0.0))
-            is_waiting = max(wait_s, said.raw_wait_s) > WAIT_FLOOR_S
+            hop_s = max(
+                0.0, elapsed_s - wait_s - compute_s - (timings.load_s if expected.raw_store_load_s else 0.0)
+            )
+            is_waiting = max(wait_s, expected.raw_wait_s) > WAIT_FLOOR_S
             learnt.hop_s += HOP_WEIGHT * (min(hop_s, 4 * learnt.hop_s + 0.01) - learnt.hop_s)
             fleet.hop_s += HOP_WEIGHT * (min(hop_s, 4 * fleet.hop_s + 0.01) - fleet.hop_s)
         for one in (learnt, fleet):
-            one.compute.observe(said.raw_compute_s, compute_s)
+            one.compute.observe(expected.raw_compute_s, compute_s)
             if is_waiting:
-                one.wait.observe(said.raw_wait_s + WAIT_FLOOR_S, wait_s + WAIT_FLOOR_S)
-            one.total.observe(said.ttft_s, elapsed_s)
-        learnt.ttft_errors.observe(said.ttft_s, elapsed_s, tolerance_s=TTFT_TOLERANCE_S)
+                one.wait.observe(expected.raw_wait_s + WAIT_FLOOR_S, wait_s + WAIT_FLOOR_S)
+            one.total.observe(expected.ttft_s, elapsed_s)
+        learnt.ttft_errors.observe(expected.ttft_s, elapsed_s, tolerance_s=TTFT_TOLERANCE_S)
         self._judge(learnt)
 
     def observe_end(
@@ -335,8 +337,8 @@ class Predictor:
         learnt = self.corrections_of(worker.worker_id)
         for one in (learnt, self._fleet(worker.facts)):
             one.tpot.observe(predicted.raw_tpot_s, actual_s)
-        said_s = predicted.tpot_s + predicted.exposed_s / steps
-        learnt.tpot_errors.observe(said_s, decode_s / steps, tolerance_s=TPOT_TOLERANCE_S)
+        expected_s = predicted.tpot_s + predicted.exposed_s / steps
+        learnt.tpot_errors.observe(expected_s, decode_s / steps, tolerance_s=TPOT_TOLERANCE_S)
         self._judge(learnt)
 
     def observe_joined(self, source_host: str, target_host: str, joined: SequenceJoined) -> None:

@@ -10,7 +10,7 @@ from baton.core.messages import MembershipView
 from baton.core.sharing import RouterUpdate
 from baton.wire.link import LinkBroken
 from baton.wire.routers import followed
-from router.decisions.events import PeerLost, PeerTold
+from router.decisions.events import PeerLost, PeerUpdated
 from router.decisions.peer_loads import PEER_SILENCE_S
 from router.live.drivers import Drivers
 from router.live.sessions import Backoff
@@ -98,7 +98,7 @@ class Following:
                             raise LinkBroken(f"{update.router_id} was given up meanwhile")
                         silence.heard()
                         backoff.succeeded()
-                        self._drivers.feed(PeerTold(update))
+                        self._drivers.feed(PeerUpdated(update))
         finally:
             if heard is not None:
                 self._drivers.feed(PeerLost(heard))

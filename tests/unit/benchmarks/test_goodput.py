@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from baton.core.errors import SetupError
 from benchmarks import goodput_variants
-from benchmarks.goodput import Bench, TraceUse, found, make_offered
+from benchmarks.goodput import GoodputBench, TraceUse, found, make_offered
 from benchmarks.goodput_result import (
     ANY_OBJECTIVES,
     GoodputRun,
@@ -174,7 +174,7 @@ def test_a_small_part_of_a_trace_keeps_the_share_of_prefixes_that_the_whole_has(
 
 def test_runs_on_disk_are_read_back_and_those_missing_left_out(tmp_path):
     variant = baton_variants()[0]
-    bench = Bench(
+    bench = GoodputBench(
         model=tmp_path,
         results=tmp_path,
         cores=(0,),

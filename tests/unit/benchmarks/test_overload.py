@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.overload import BURST_REQUESTS, FLOOD, QUIET, VARIANTS, floods, run_fairness, run_overload
-from benchmarks.placement import Case, Stage, stage
+from benchmarks.placement import PlacementCase, Stage, stage
 from simulator.fleet.pools import pool_charts
 from simulator.fleet.setup import PoolSizes
 
@@ -18,7 +18,7 @@ def ready(tmp_path: Path) -> Stage:
     trace = tmp_path / "azure.csv"
     rows = [f"2023-11-16 18:15:{i / 10:010.7f},{6000 + 40 * (i % 7)},{20 + i % 5}" for i in range(200)]
     trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]) + "\n")
-    return stage(Case(trace, "llama-3-70b", "h100", 4, PoolSizes(1, 1), 2.0, 0.1, 0))
+    return stage(PlacementCase(trace, "llama-3-70b", "h100", 4, PoolSizes(1, 1), 2.0, 0.1, 0))
 
 
 def test_a_burst_comes_in_the_middle_and_a_sustained_flood_all_the_time(ready: Stage) -> None:

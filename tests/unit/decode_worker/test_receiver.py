@@ -4,7 +4,7 @@ from baton.config import TransferConfig
 from baton.core.hashing import block_hashes, root_hash
 from baton.core.ids import ReadId, SeqKey, SequenceId, WorkerId
 from baton.core.messages import FailureReason, KVGrant, KVRefused, KVReleased, KVRequest, PeerRef
-from decode_worker.receiver import GaveUp, KVReceiver, NoRoom, Ready, Send
+from decode_worker.receiver import GaveUp, KVReceiver, NoFreeBlocks, Ready, Send
 from engine.scheduling.block_pool import BlockPool
 from engine.scheduling.prefix_cache import PrefixCache
 from kv_transfer.read import BlockRead, ReadDone
@@ -263,7 +263,7 @@ def test_no_room_waits_in_order_and_is_refused_in_time():
     first, second = SeqKey(SequenceId("a"), 0), SeqKey(SequenceId("b"), 0)
     assert desk.start(first, now_s=1.0) == []
     assert desk.start(second, tokens=(1,), now_s=1.5) == []  # would fit, but is not first
-    [refused] = of(desk.tick(3.0), NoRoom)
+    [refused] = of(desk.tick(3.0), NoFreeBlocks)
     assert refused.key == first
     [ask] = desk.did(desk.receiver.admit(now_s=3.0))
     assert ask.message.seq_id == "b"
@@ -273,7 +273,7 @@ def test_the_waiting_line_is_bounded():
     desk = Desk(blocks=1, waiting_max=1)
     desk.start(SeqKey(SequenceId("a"), 0))
     [refused] = desk.start(SeqKey(SequenceId("b"), 0))
-    assert isinstance(refused, NoRoom)
+    assert isinstance(refused, NoFreeBlocks)
 
 
 def test_blocks_are_kept_free_for_others():

@@ -14,7 +14,7 @@ from baton.core.errors import IncompatiblePeer, SetupError, TransferFailed
 from kv_transfer.backend import KVMemory
 from kv_transfer.backends import cma_memory
 from kv_transfer.backends.cma import CmaBackend, CmaOffer
-from kv_transfer.backends.cma_memory import CopyPlan, Forbidden, MemoryLost, ProcessMemory, vector
+from kv_transfer.backends.cma_memory import CopyPlan, MemoryLost, ProcessMemory, ReadNotPermitted, vector
 from kv_transfer.backends.copy_threads import CopyJob, CopyThreads, StepFailed
 from kv_transfer.layout import RangeCopy
 from kv_transfer.manager import TransferManager
@@ -79,7 +79,7 @@ async def test_a_closed_source_is_not_read_though_its_process_lives_on():
 
 async def test_a_process_that_may_not_be_read_says_what_would_help(monkeypatch):
     def refuse(*_):
-        raise Forbidden("Operation not permitted")
+        raise ReadNotPermitted("Operation not permitted")
 
     async with Side("p.1") as source, Side("d.1") as reader:
         monkeypatch.setattr(ProcessMemory, "read", refuse)

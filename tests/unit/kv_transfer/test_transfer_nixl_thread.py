@@ -75,7 +75,7 @@ def test_closing_does_not_wait_for_a_call_that_hangs():
 async def test_removing_a_peer_never_fails_and_what_cannot_be_let_go_of_now_is_not_forgotten():
     backend = NixlBackend("w.1", memory=None)
     backend._thread = TransferThread(Agent(), name="never started, takes no work")
-    peer = nixl._Peer("p.1", NixlOffer(1, "a", b"", 4096, 32, 4, 8192, "cpu"), 1, 2)
+    peer = nixl._NixlPeer("p.1", NixlOffer(1, "a", b"", 4096, 32, 4, 8192, "cpu"), 1, 2)
     backend._peers["p.1"] = backend._by_agent["a"] = peer
     await backend.remove_peer("p.1")
     assert "p.1" not in backend._peers

@@ -16,7 +16,7 @@ from router.decisions.admission.drain_rate import (
     DrainRate,
     retry_after_s,
 )
-from router.decisions.admission.fair_shares import Shares
+from router.decisions.admission.fair_shares import FairShares
 from router.decisions.admission.queue import OLDEST_EVERY, OVERTAKEN_MAX, AdmissionQueue, Full, Waiter
 from router.decisions.admission.retry_reservations import GRACE_S, RetryReservations
 from router.decisions.prediction.forecast import Forecast
@@ -114,7 +114,7 @@ def test_while_tenants_wait_their_service_differs_by_two_requests_at_most(costs,
 
 
 def test_a_tenant_that_was_away_has_saved_up_nothing_and_lost_nothing():
-    shares = Shares()
+    shares = FairShares()
     shares.came("busy", 1.0)
     shares.came("away", 1.0)
     shares.charge("away", 10, 1.0)
@@ -130,7 +130,7 @@ def test_a_tenant_that_was_away_has_saved_up_nothing_and_lost_nothing():
 
 
 def test_where_nobody_waits_the_last_one_sets_the_level():
-    shares = Shares()
+    shares = FairShares()
     shares.came("a", 1.0)
     shares.charge("a", 700, 1.0)
     shares.left("a")
@@ -139,7 +139,7 @@ def test_where_nobody_waits_the_last_one_sets_the_level():
 
 
 def test_a_burst_may_use_what_was_not_used_before_and_no_more():
-    shares = Shares()
+    shares = FairShares()
     shares.came("busy", 1.0)
     shares.charge("busy", 1000, 1.0)
     shares.came("away", 1.0, credit_tokens=100)
@@ -336,7 +336,9 @@ def test_attainment_falls_with_the_queue_and_is_even_at_the_objective():
     assert attainment(FORECAST, left_s=0.5, tpot_slo_s=0.0).both == pytest.approx(0.5)
     assert attainment(FORECAST, left_s=float("inf"), tpot_slo_s=0.0).both == 1.0
     assert attainment(FORECAST, left_s=-1.0, tpot_slo_s=0.0).ttft == 0.0
-    found = [attainment(FORECAST, left_s=1.0, tpot_slo_s=0.0, line_s=s).ttft for s in (0, 0.2, 0.5, 1.0, 3.0)]
+    found = [
+        attainment(FORECAST, left_s=1.0, tpot_slo_s=0.0, queue_s=s).ttft for s in (0, 0.2, 0.5, 1.0, 3.0)
+    ]
     assert found == sorted(found, reverse=True)
     assert found[0] > 0.99
     assert found[-1] < 0.01

@@ -8,7 +8,7 @@ from baton.config.router import RouterConfig
 from baton.core.costs import StepCosts
 from baton.core.ids import SequenceId, WorkerId
 from baton.core.messages import Role
-from router.decisions.breaker import Breakers, State, slowness
+from router.decisions.breaker import Breakers, BreakerState, slowness
 
 A, B, C = WorkerId("a.1"), WorkerId("b.1"), WorkerId("c.1")
 POOL = {A: Role.AGGREGATED, B: Role.AGGREGATED, C: Role.AGGREGATED}
@@ -33,9 +33,9 @@ def test_failures_in_a_row_open_it_and_a_success_between_does_not():
     fail(book, times=2)
     book.worked(A, SEQ, now_s=0.0)
     fail(book, times=2)
-    assert state(book, 0.0) is State.CLOSED
+    assert state(book, 0.0) is BreakerState.CLOSED
     fail(book, times=1)
-    assert state(book, 0.0) is State.OPEN
+    assert state(book, 0.0) is BreakerState.OPEN
     assert book.state(A, now_s=0.0).reason == "3 times in a row: broken"
     assert book.suspended(POOL, now_s=1.9) == {A}
 
@@ -43,14 +43,14 @@ def test_failures_in_a_row_open_it_and_a_success_between_does_not():
 def test_one_probe_at_a_time_and_its_success_closes_it():
     book = breakers()
     fail(book)
-    assert state(book, 2.0) is State.HALF_OPEN
+    assert state(book, 2.0) is BreakerState.HALF_OPEN
     assert book.suspended(POOL, now_s=2.0) == frozenset()
     book.placed(A, SEQ, now_s=2.0)
     assert book.suspended(POOL, now_s=2.1) == {A}
     book.worked(A, OTHER, now_s=2.2)  # was placed before: says nothing
-    assert state(book, 2.2) is State.HALF_OPEN
+    assert state(book, 2.2) is BreakerState.HALF_OPEN
     book.worked(A, SEQ, now_s=2.3)
-    assert state(book, 2.3) is State.CLOSED
+    assert state(book, 2.3) is BreakerState.CLOSED
     assert book.is_idle
 
 
@@ -62,7 +62,7 @@ def test_a_probe_that_ends_without_a_verdict_makes_room_for_the_next():
     assert book.suspended(POOL, now_s=2.1) == frozenset()
     book.placed(A, OTHER, now_s=2.1)
     book.worked(A, OTHER, now_s=2.2)
-    assert state(book, 2.2) is State.CLOSED
+    assert state(book, 2.2) is BreakerState.CLOSED
 
 
 def test_a_probe_that_fails_opens_it_for_twice_as_long_up_to_a_bound():
@@ -70,12 +70,12 @@ def test_a_probe_that_fails_opens_it_for_twice_as_long_up_to_a_bound():
     fail(book)
     for _ in range(4):
         began_s = now_s
-        while state(book, now_s) is State.OPEN:
+        while state(book, now_s) is BreakerState.OPEN:
             now_s += 0.5
         spans.append(now_s - began_s)
         book.placed(A, SEQ, now_s=now_s)
         book.failed(A, "placed before", now_s=now_s, seq_id=OTHER)
-        assert state(book, now_s) is State.HALF_OPEN
+        assert state(book, now_s) is BreakerState.HALF_OPEN
         book.failed(A, "broken", now_s=now_s, seq_id=SEQ)
     assert spans == [2.0, 4.0, 8.0, 10.0]
 
@@ -86,11 +86,11 @@ def test_after_long_good_times_it_begins_with_the_shortest_time_again():
     book.placed(A, SEQ, now_s=2.0)
     book.worked(A, SEQ, now_s=2.0)
     fail(book, now_s=3.0)
-    assert state(book, 6.9) is State.OPEN  # so soon again: 4 s
+    assert state(book, 6.9) is BreakerState.OPEN  # so soon again: 4 s
     book.placed(A, SEQ, now_s=7.0)
     book.worked(A, SEQ, now_s=7.0)
     fail(book, now_s=1000.0)
-    assert state(book, 1002.0) is State.HALF_OPEN
+    assert state(book, 1002.0) is BreakerState.HALF_OPEN
 
 
 def test_half_of_many_attempts_failing_opens_it():
@@ -99,27 +99,27 @@ def test_half_of_many_attempts_failing_opens_it():
         book.worked(A, SEQ, now_s=0.0)
         book.failed(A, "broken", now_s=0.0)
         book.worked(A, SEQ, now_s=0.0)
-    assert state(book, 0.0) is State.CLOSED  # a third: too few
+    assert state(book, 0.0) is BreakerState.CLOSED  # a third: too few
     for _ in range(10):
         book.worked(A, SEQ, now_s=0.0)
         book.failed(A, "broken", now_s=0.0)
-    assert state(book, 0.0) is State.OPEN
+    assert state(book, 0.0) is BreakerState.OPEN
 
 
 def test_being_full_is_no_failure_unless_it_never_works():
     book = breakers()
     for _ in range(11):
         book.failed(A, "no room", now_s=0.0, is_refusal=True)
-    assert state(book, 0.0) is State.CLOSED
+    assert state(book, 0.0) is BreakerState.CLOSED
     book.failed(A, "no room", now_s=0.0, is_refusal=True)
-    assert state(book, 0.0) is State.OPEN
+    assert state(book, 0.0) is BreakerState.OPEN
 
 
 def test_a_new_life_of_the_same_replica_is_the_same_replica():
     book = breakers()
     for life in range(3):
         book.failed(WorkerId(f"a.{life}"), "lost", now_s=0.0)
-    assert state(book, 0.0, WorkerId("a.9")) is State.OPEN
+    assert state(book, 0.0, WorkerId("a.9")) is BreakerState.OPEN
 
 
 def costs(factor):
@@ -134,7 +134,7 @@ def test_steps_that_became_much_slower_than_those_of_peers_open_it():
         book.reported(B, usual, POOL, now_s=0.0)
         book.reported(C, usual, POOL, now_s=0.0)
         book.reported(A, slow, POOL, now_s=0.0)
-    assert state(book, 0.0) is State.OPEN
+    assert state(book, 0.0) is BreakerState.OPEN
     assert "9.0 times as long" in book.state(A, now_s=0.0).reason
 
 

@@ -5,7 +5,7 @@ import asyncio
 from baton.core.ids import RouterId
 from baton.core.sharing import RouterUpdate
 from router.decisions.cluster.view import ClusterView
-from router.decisions.events import PeerLost, PeerTold
+from router.decisions.events import PeerLost, PeerUpdated
 from router.decisions.peer_loads import PEER_SILENCE_S, PeerBook
 from router.decisions.prefix_index import PrefixIndex
 from router.live.peers.following import Following
@@ -23,8 +23,8 @@ class StoppedClock:
     def feed(self, event):
         self.peers.expire(self.now_s)
         match event:
-            case PeerTold(update):
-                self.peers.heard(update, now_s=self.now_s)
+            case PeerUpdated(update):
+                self.peers.on_update(update, now_s=self.now_s)
             case PeerLost(router_id):
                 self.peers.lost(router_id)
 

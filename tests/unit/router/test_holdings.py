@@ -21,7 +21,7 @@ class HoldingsMachine(RuleBasedStateMachine):
     @rule(tenant=TENANTS, weight=st.sampled_from([0.5, 1.0, 3.0]), passed_s=st.floats(0, ACTIVE_S))
     def ask(self, tenant, weight, passed_s):
         self.now_s += passed_s
-        self.holdings.asked(tenant, weight, self.now_s)
+        self.holdings.on_request(tenant, weight, self.now_s)
         self.asked[tenant] = weight, self.now_s
 
     @rule(name=NAMES, tenant=TENANTS, tokens=TOKENS)
@@ -43,7 +43,7 @@ class HoldingsMachine(RuleBasedStateMachine):
         others = {t for t in active if t != tenant}
         share = active.get(tenant, 0.0) / weights if weights else 1.0
         expected = bool(others) and mine > share * total
-        assert self.holdings.is_beyond(tenant, self.now_s) == expected
+        assert self.holdings.is_over_share(tenant, self.now_s) == expected
 
     @invariant()
     def sums_agree(self):
@@ -56,18 +56,18 @@ TestHoldings = HoldingsMachine.TestCase
 @given(st.lists(st.tuples(NAMES, TOKENS)))
 def test_who_is_alone_is_never_beyond(placed):
     holdings = TenantUsage()
-    holdings.asked("a", 1.0, 0.0)
+    holdings.on_request("a", 1.0, 0.0)
     for name, one in placed:
         holdings.placed(name, "a", one)
-    assert not holdings.is_beyond("a", 1.0)
+    assert not holdings.is_over_share("a", 1.0)
 
 
 def test_others_count_while_they_ask_for_something():
     holdings = TenantUsage()
-    holdings.asked("flood", 1.0, 0.0)
+    holdings.on_request("flood", 1.0, 0.0)
     holdings.placed(SequenceId("f"), "flood", 100)
-    holdings.asked("quiet", 1.0, 1.0)
-    holdings.asked("flood", 1.0, 2.0)
-    assert holdings.is_beyond("flood", 2.0)
-    assert not holdings.is_beyond("quiet", 2.0)
-    assert not holdings.is_beyond("flood", 1.0 + ACTIVE_S)
+    holdings.on_request("quiet", 1.0, 1.0)
+    holdings.on_request("flood", 1.0, 2.0)
+    assert holdings.is_over_share("flood", 2.0)
+    assert not holdings.is_over_share("quiet", 2.0)
+    assert not holdings.is_over_share("flood", 1.0 + ACTIVE_S)

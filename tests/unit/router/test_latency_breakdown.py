@@ -112,7 +112,7 @@ def test_the_parts_are_never_negative_and_sum_up_to_the_time_to_first_token(even
             clock.lost(now_s)
             is_placed = False
         elif what == "told":
-            clock.told(PhaseTimings(*parts))
+            clock.on_timings(PhaseTimings(*parts))
         elif what == "token":
             tokens += 1
             clock.delivered(tokens, now_s)

@@ -6,9 +6,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from baton.core.ids import BlockHash, RouterId, SequenceId, WorkerId
 from baton.core.messages import BlockEvents, LoadReport, Phase, Role, WorkerHello
-from baton.core.sharing import ExpectedBlocks, RouterUpdate, WorkerShare
+from baton.core.sharing import ExpectedBlocks, RouterUpdate, UnreportedLoad
 from router.decisions.cluster.view import ClusterView
-from router.decisions.peer_loads import PEER_SILENCE_S, TOLD_HASHES_MAX, PeerBook
+from router.decisions.peer_loads import PEER_SILENCE_S, REPORTED_HASHES_MAX, PeerBook
 from router.decisions.prefix_index import PrefixIndex
 
 WORKERS = [WorkerId(f"w{i}") for i in range(3)]
@@ -93,7 +93,7 @@ class Fleet(RuleBasedStateMachine):
         update = self.streams[pair].pop(0)
         if update.is_snapshot or pair in self.fresh_s:
             self.fresh_s[pair] = self.now_s
-        self.routers[pair[0]].book.heard(update, now_s=self.now_s)
+        self.routers[pair[0]].book.on_update(update, now_s=self.now_s)
 
     @rule(router=st.sampled_from(ROUTERS), worker=st.sampled_from(WORKERS))
     def place(self, router, worker):
@@ -146,11 +146,11 @@ class Fleet(RuleBasedStateMachine):
                 self.follow(follower, followed)
         for (follower, _), queue in self.streams.items():
             for update in queue:
-                self.routers[follower].book.heard(update, now_s=self.now_s)
+                self.routers[follower].book.on_update(update, now_s=self.now_s)
         for router_id, router in self.routers.items():
             for worker in router.cluster:
                 theirs = [
-                    other.cluster[worker.worker_id].load.own_share
+                    other.cluster[worker.worker_id].load.own_unreported
                     for other_id, other in self.routers.items()
                     if other_id != router_id and worker.worker_id in other.cluster
                 ]
@@ -161,7 +161,7 @@ class Fleet(RuleBasedStateMachine):
             for router in self.routers.values():
                 router.book.lost(router_id)
         for router in self.routers.values():
-            assert all(worker.load.elsewhere == WorkerShare(worker.worker_id) for worker in router.cluster)
+            assert all(worker.load.elsewhere == UnreportedLoad(worker.worker_id) for worker in router.cluster)
 
 
 class TestFleet(Fleet.TestCase):
@@ -175,28 +175,28 @@ def test_others_work_counts_until_the_second_report_has_seen_it():
         router.cluster[WORKERS[0]].on_report(report(), now_s=0.0)
     theirs.issue(WORKERS[0], "s", tokens=500, blocks=40)
     theirs.book.changes(ROUTERS[1])
-    mine.book.heard(theirs.book.snapshot(ROUTERS[1]), now_s=0.0)
+    mine.book.on_update(theirs.book.snapshot(ROUTERS[1]), now_s=0.0)
     worker = mine.cluster[WORKERS[0]]
     assert (worker.load.free_blocks, worker.load.load_tokens > before + 500) == (960, True)
     for _ in range(2):  # the reports have it now
         theirs.cluster[WORKERS[0]].on_report(report(960), now_s=1.0)
         worker.on_report(report(960), now_s=1.0)
-    mine.book.heard(theirs.book.changes(ROUTERS[1]), now_s=1.0)
-    assert (worker.load.free_blocks, worker.load.elsewhere) == (960, WorkerShare(WORKERS[0]))
+    mine.book.on_update(theirs.book.changes(ROUTERS[1]), now_s=1.0)
+    assert (worker.load.free_blocks, worker.load.elsewhere) == (960, UnreportedLoad(WORKERS[0]))
 
 
 def test_what_a_silent_router_said_ends_by_itself_and_its_stream_begins_with_a_snapshot():
     router = Router()
-    share = WorkerShare(WORKERS[0], 1, 100, 7)
-    router.book.heard(RouterUpdate(ROUTERS[1], shares=(share,)), now_s=0.0)
+    load = UnreportedLoad(WORKERS[0], 1, 100, 7)
+    router.book.on_update(RouterUpdate(ROUTERS[1], loads=(load,)), now_s=0.0)
     assert router.book.count == 0  # no snapshot yet
-    router.book.heard(RouterUpdate(ROUTERS[1], is_snapshot=True, shares=(share,)), now_s=0.0)
-    router.book.heard(RouterUpdate(ROUTERS[1]), now_s=1.0)
+    router.book.on_update(RouterUpdate(ROUTERS[1], is_snapshot=True, loads=(load,)), now_s=0.0)
+    router.book.on_update(RouterUpdate(ROUTERS[1]), now_s=1.0)
     assert router.book.next_tick_s == 1.0 + PEER_SILENCE_S
     router.book.expire(1.0 + PEER_SILENCE_S)
-    assert router.cluster[WORKERS[0]].load.elsewhere == WorkerShare(WORKERS[0])
-    router.book.heard(RouterUpdate(ROUTERS[1], shares=(share,)), now_s=4.0)
-    assert router.cluster[WORKERS[0]].load.elsewhere == WorkerShare(WORKERS[0])
+    assert router.cluster[WORKERS[0]].load.elsewhere == UnreportedLoad(WORKERS[0])
+    router.book.on_update(RouterUpdate(ROUTERS[1], loads=(load,)), now_s=4.0)
+    assert router.cluster[WORKERS[0]].load.elsewhere == UnreportedLoad(WORKERS[0])
     assert router.book.next_tick_s is None
 
 
@@ -209,8 +209,8 @@ def test_expected_blocks_are_told_once_and_not_passed_on():
     first.index.placed(WORKERS[0], HASHES, now_s=0.0)
     update = first.book.changes(ROUTERS[0])
     assert update.expected == (ExpectedBlocks(WORKERS[0], tuple(HASHES)),)
-    second.book.heard(RouterUpdate(ROUTERS[0], is_snapshot=True), now_s=0.0)
-    second.book.heard(update, now_s=0.0)
+    second.book.on_update(RouterUpdate(ROUTERS[0], is_snapshot=True), now_s=0.0)
+    second.book.on_update(update, now_s=0.0)
     assert second.index.match(HASHES) == {WORKERS[0]: len(HASHES)}
     assert second.book.changes(ROUTERS[1]) is None
     assert first.book.changes(ROUTERS[0]) is None
@@ -220,6 +220,6 @@ def test_what_is_told_at_once_is_bounded():
     router = Router()
     router.book.listen(is_followed=True)
     for _ in range(4):
-        router.index.placed(WORKERS[1], HASHES * (TOLD_HASHES_MAX // 16), now_s=0.0)
+        router.index.placed(WORKERS[1], HASHES * (REPORTED_HASHES_MAX // 16), now_s=0.0)
     update = router.book.changes(ROUTERS[0])
-    assert sum(len(e.hashes) for e in update.expected) == TOLD_HASHES_MAX
+    assert sum(len(e.hashes) for e in update.expected) == REPORTED_HASHES_MAX

@@ -56,19 +56,19 @@ def test_memory_of_the_own_host_beats_a_peers_and_that_beats_computing(cluster):
     stored = held(Tier.HOST)
     near, far, none = (predict(cluster, w, stored) for w in ("near", "far", "none"))
     assert near.ttft_s < far.ttft_s < none.ttft_s / 4
-    assert none.bring_s == 0.0
-    assert near.bring_s > 0.0
+    assert none.store_load_s == 0.0
+    assert near.store_load_s > 0.0
 
 
 def test_what_the_pool_has_is_not_brought(cluster):
     whole, half = (
         predict(cluster, "near", held(Tier.SSD), cached) for cached in (0, BLOCKS * BLOCK_TOKENS // 2)
     )
-    assert 0 < half.raw_bring_s < whole.raw_bring_s
+    assert 0 < half.raw_store_load_s < whole.raw_store_load_s
 
 
 def test_blocks_after_a_gap_are_of_no_use(cluster):
-    assert predict(cluster, "near", held(Tier.HOST, 0) or None).raw_bring_s == 0.0
+    assert predict(cluster, "near", held(Tier.HOST, 0) or None).raw_store_load_s == 0.0
 
 
 def test_a_store_that_is_slow_is_believed_to_be(cluster):
@@ -77,8 +77,8 @@ def test_a_store_that_is_slow_is_believed_to_be(cluster):
     first = predictor.prefill(worker, wanted, 0, now_s=0.0)
     for _ in range(30):
         said = predictor.prefill(worker, wanted, 0, now_s=0.0)
-        slow = PhaseTimings(wait_s=0.0, load_s=4 * first.raw_bring_s, compute_s=said.raw_compute_s)
+        slow = PhaseTimings(wait_s=0.0, load_s=4 * first.raw_store_load_s, compute_s=said.raw_compute_s)
         elapsed_s = slow.load_s + slow.compute_s + 0.001
         predictor.observe_first_token(worker, Prediction(said, 0.0, 0.0, 0.0), elapsed_s, slow)
     learnt = predictor.prefill(worker, wanted, 0, now_s=0.0)
-    assert learnt.bring_s > 2 * first.bring_s
+    assert learnt.store_load_s > 2 * first.store_load_s

@@ -171,7 +171,7 @@ class World:
                 self.now_s = max(self.now_s, at_s)
                 self.take_in(what, payload)
             if self.waiting.is_due(self.now_s):
-                self.perform(self.waiting.look(now_s=self.now_s))
+                self.perform(self.waiting.scan(now_s=self.now_s))
             if next(self.count) % self.checks_every == 0:
                 self.waiting.check()
             if self.now_s > until_s:
@@ -193,7 +193,7 @@ class World:
             for worker_id in flow.phases:
                 self.count_at(worker_id, flow, -1)
             self.perform(flow.on_client_gone(now_s=self.now_s))
-            self.waiting.wants_look = True
+            self.waiting.wants_scan = True
         elif flow.state is RequestState.QUEUED:
             hint_s = self.waiting.hint_s(flow, now_s=self.now_s) if flow.is_wait_over(self.now_s) else 1.0
             self.perform(flow.on_tick(now_s=self.now_s, retry_after_s=hint_s, waits_for=""))

@@ -27,12 +27,12 @@ from worker.events import (
     RouterJoined,
     RunStep,
     StepDone,
-    Tick,
     ToOwner,
     ToReader,
     ToRouter,
     WorkerAction,
     WorkerEvent,
+    WorkerTick,
 )
 
 ROUTER = RouterId("router")
@@ -129,7 +129,7 @@ class FullWorker:
     def _tick(self, version: int) -> None:
         if version == self._version:
             self._armed_s = None
-            self._feed(Tick())
+            self._feed(WorkerTick())
 
     def _perform(self, action: WorkerAction) -> None:
         match action:

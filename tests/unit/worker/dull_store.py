@@ -18,7 +18,7 @@ from baton.core.store import (
     TakeBlocks,
     Tier,
 )
-from worker.events import CopyDone, CopyFromStore, CopyToStore, FromStore, StoreJoined, StoreLost, Tick
+from worker.events import CopyDone, CopyFromStore, CopyToStore, FromStore, StoreJoined, StoreLost, WorkerTick
 
 
 def checksum(content):
@@ -92,7 +92,7 @@ class DullStore:
 
     def wait(self, seconds):
         self.now_s += seconds
-        self._tell(Tick())
+        self._tell(WorkerTick())
 
     # --- messages ---------------------------------------------------------------------------------
 

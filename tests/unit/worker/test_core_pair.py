@@ -18,7 +18,7 @@ from tests.unit.worker.worker_pair import (
     known_hashes,
     start,
 )
-from worker.events import FromRouter, RouterJoined, RouterLost, Tick
+from worker.events import FromRouter, RouterJoined, RouterLost, WorkerTick
 
 ROOM_TOKENS = 56  # of the smallest pool below
 
@@ -124,7 +124,7 @@ def one_random_thing(rng, cluster, router):
     elif kind == "wait":
         cluster.now_s += rng.choice([0.01, 0.5, 2.0, 6.0])
         for machine in cluster.machines.values():
-            machine.handle(Tick(), cluster.now_s)
+            machine.handle(WorkerTick(), cluster.now_s)
         cluster.post()
     elif kind == "rejoin":
         router.rejoin(rng.choice(names))

@@ -46,10 +46,10 @@ from worker.events import (
     RouterLost,
     RunStep,
     SetRole,
-    Tick,
     ToOwner,
     ToReader,
     ToRouter,
+    WorkerTick,
 )
 
 D = WorkerId("d")
@@ -85,7 +85,7 @@ def of(actions, kind):
 def tick_until(machine, end_s):
     actions = []
     while (next_s := machine.core.next_tick_s) is not None and next_s <= end_s:
-        actions += machine.handle(Tick(), next_s)
+        actions += machine.handle(WorkerTick(), next_s)
     return actions
 
 
@@ -129,7 +129,7 @@ def test_reports_come_every_heartbeat_and_only_to_routers_that_are_there():
     assert worker.core.next_tick_s is None
     worker.handle(RouterJoined(ROUTER), 5.0)
     assert worker.core.next_tick_s == 1005.0
-    assert of(worker.handle(Tick(), 1005.0), LoadReport)
+    assert of(worker.handle(WorkerTick(), 1005.0), LoadReport)
     worker.handle(RouterLost(ROUTER), 1006.0)
     assert not of(tick_until(worker, 1e6), LoadReport)
     assert worker.core.next_tick_s is None
@@ -140,7 +140,7 @@ def test_a_lost_routers_sequences_are_kept_for_the_grace_and_then_freed(worker):
     worker.handle(RouterLost(ROUTER), 1.0)
     worker.finish_step(2.9)
     assert worker.plan is not None
-    worker.handle(Tick(), 3.0)
+    worker.handle(WorkerTick(), 3.0)
     run(worker, 3.0)
     assert worker.core.is_idle
 
@@ -305,7 +305,7 @@ def test_cancel_is_answered_by_nothing_and_frees_everything(worker, phase):
 def test_the_deadline_fails_the_sequence_once(worker):
     tell(worker, start("s", PROMPT, phase=Phase.AGGREGATED, max_tokens=40, time_left_s=3.0))
     assert worker.core.next_tick_s == 3.0
-    [failed] = of(worker.handle(Tick(), 3.0), SequenceFailed)
+    [failed] = of(worker.handle(WorkerTick(), 3.0), SequenceFailed)
     assert failed.reason is FailureReason.DEADLINE
     run(worker, 3.0)
     assert len(failures(worker)) == 1

@@ -3,7 +3,7 @@ import pytest
 from baton.wire.link import LinkBroken
 from baton.wire.services import WorkerStatusReply
 from worker import leave as module
-from worker.core_status import WorkerStatus
+from worker.core_status import WorkerCounts
 from worker.leave import arguments, leave, still_held
 
 
@@ -57,6 +57,6 @@ async def test_nobody_there():
 
 
 def test_what_counts_as_held_are_accounts_that_workers_have():
-    assert set(module.HELD) <= set(WorkerStatus.__struct_fields__)
+    assert set(module.HELD) <= set(WorkerCounts.__struct_fields__)
     assert still_held({"running_count": 0.0, "waiting_count": 1.0, "pid": 7.0}) == {"waiting_count": 1.0}
     assert arguments().parse_args(["h:1"]).timeout_s == 30

@@ -37,11 +37,11 @@ from worker.events import (
     RouterJoined,
     RunStep,
     StepDone,
-    Tick,
     ToOwner,
     ToReader,
     ToRouter,
     ToStore,
+    WorkerTick,
 )
 
 BLOCK_TOKENS = 4
@@ -270,7 +270,7 @@ class Cluster:
                 break
             self.now_s = next_s
             for m in self.machines.values():
-                m.handle(Tick(), self.now_s)
+                m.handle(WorkerTick(), self.now_s)
             self.post()
             self.run()
         self.now_s = end_s

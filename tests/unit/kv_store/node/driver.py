@@ -20,16 +20,16 @@ from baton.core.store import (
 )
 from kv_store.node.core import NodeCore
 from kv_store.node.events import (
-    FromWorker,
+    FromStoreClient,
     IoDone,
     NodeAction,
     NodeEvent,
     Publish,
     ReadSsd,
     SizeClassOpened,
-    Tick,
-    ToWorker,
-    WorkerJoined,
+    StoreClientJoined,
+    StoreTick,
+    ToStoreClient,
     WriteSsd,
 )
 
@@ -90,7 +90,7 @@ class Driver:
         actions: list[NodeAction] = []
         while (tick_s := self.core.next_tick_s) is not None and tick_s <= end_s:
             self.now_s = max(self.now_s, tick_s)
-            actions += self.handle(Tick())
+            actions += self.handle(StoreTick())
         self.now_s = end_s
         return actions
 
@@ -101,14 +101,14 @@ class Driver:
     # --- a worker's side ------------------------------------------------------------------------
 
     def join(self, worker: WorkerId = W0, block_bytes: int = BLOCK_BYTES) -> list[NodeAction]:
-        actions = self.handle(WorkerJoined(StoreHello(worker, "fingerprint", block_bytes)))
+        actions = self.handle(StoreClientJoined(StoreHello(worker, "fingerprint", block_bytes)))
         for action in actions:
             if type(action).__name__ == "OpenSizeClass" and self.config.ssd_dir:
                 actions = actions + self.handle(SizeClassOpened(block_bytes))
         return actions
 
     def say(self, message: Any, worker: WorkerId = W0) -> list[NodeAction]:
-        return self.handle(FromWorker(worker, message))
+        return self.handle(FromStoreClient(worker, message))
 
     def offer(self, *blocks: BlockFacts, worker: WorkerId = W0) -> tuple[int, TakeBlocks]:
         offer_id = self.new_id()
@@ -152,7 +152,7 @@ class Driver:
 
 
 def messages(actions: list[NodeAction], kind: type[Any]) -> list[Any]:
-    said = [a.message for a in actions if isinstance(a, ToWorker)]
+    said = [a.message for a in actions if isinstance(a, ToStoreClient)]
     return [m for m in said if isinstance(m, kind)]
 
 

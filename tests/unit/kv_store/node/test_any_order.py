@@ -22,13 +22,13 @@ from baton.core.store import (
 from kv_store.node.events import (
     Clear,
     DirectoryForgot,
-    Drain,
+    DrainStore,
     FromPeer,
-    FromWorker,
+    FromStoreClient,
     IoDone,
     LookedUp,
-    PeerLost,
     PeersChanged,
+    StorePeerLost,
 )
 from kv_transfer.read import ReadDone, ReadSettled
 from tests.unit.kv_store.node.world import World
@@ -162,7 +162,7 @@ class NodeMachine(RuleBasedStateMachine):
             "written": BlocksWritten(9999, (1, 2)),
             "facts": OfferBlocks(10_001, (BlockFacts(BlockHash(b"x"), BlockHash(b"y"), -1, float("nan")),)),
         }[what]
-        self.world.handle(FromWorker(worker_id, said))
+        self.world.handle(FromStoreClient(worker_id, said))
         assert worker.is_dropped
 
     @rule(worker_id=workers)
@@ -283,7 +283,7 @@ class NodeMachine(RuleBasedStateMachine):
         lost = [k for k, (of, _) in self.world.asked.items() if k[0] == peer.node_id and of == size_class]
         for key in lost:
             del self.world.asked[key]
-        self.world.handle(PeerLost(size_class, peer.node_id, "vanished"))
+        self.world.handle(StorePeerLost(size_class, peer.node_id, "vanished"))
 
     @rule(peer=peers, size_class=size_classes, name=chains, count=lengths, time_left_s=seconds)
     def peer_pins(self, peer, size_class, name, count, time_left_s):
@@ -335,7 +335,7 @@ class NodeMachine(RuleBasedStateMachine):
     def drain(self, is_due, is_really_due):
         if is_due and is_really_due:
             self.has_drained = True
-            self.world.handle(Drain(40_000))
+            self.world.handle(DrainStore(40_000))
 
     def teardown(self):
         """When all that was begun has ended, nothing is held."""

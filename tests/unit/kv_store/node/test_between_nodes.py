@@ -17,15 +17,15 @@ from baton.core.store import (
     Tier,
 )
 from kv_store.node.events import (
-    Drain,
+    DrainStore,
     FromPeer,
     LookedUp,
     LookUp,
     NodeAction,
-    PeerLost,
     PeersChanged,
     Recovered,
     SizeClassOpened,
+    StorePeerLost,
     ToPeer,
 )
 from kv_transfer.read import BlockRead, ReadDone, ReadSettled
@@ -179,7 +179,7 @@ def test_a_holder_that_fails_is_left_for_another_and_avoided():
     _, actions = pair.here.load(chain_of(3))
     actions = pair.look_up(actions, OTHER, THIRD)
     assert [a.peer for a in actions if isinstance(a, ToPeer)] == [OTHER]
-    actions = pair.here.handle(PeerLost(BLOCK_BYTES, OTHER.node_id, "vanished"))
+    actions = pair.here.handle(StorePeerLost(BLOCK_BYTES, OTHER.node_id, "vanished"))
     assert [(a.peer, type(a.message)) for a in actions if isinstance(a, ToPeer)] == [(THIRD, BlocksRequest)]
     pair.here.store(facts(0, "b"))
     _, actions = pair.here.load(chain_of(2, "c"))
@@ -271,7 +271,7 @@ def test_pins_for_a_reader_that_vanished_end_with_the_lease():
         node.handle(FromPeer(BLOCK_BYTES, OTHER, BlocksRequest(1, chain_of(1), 1.0))), BlocksGrant
     )
     assert answer.generations == (node.generations[BLOCK_BYTES][answer.source_blocks[0]],)
-    node.handle(PeerLost(BLOCK_BYTES, OTHER.node_id, "gone"))
+    node.handle(StorePeerLost(BLOCK_BYTES, OTHER.node_id, "gone"))
     node.wait(1.9)
     assert node.core.status().tiers[Tier.HOST].pinned_count == 1
     node.wait(0.2)
@@ -303,7 +303,7 @@ def test_a_draining_node_hands_its_most_used_blocks_to_its_peers_and_is_drained_
     pair.there.found(chain_of(3), worker=FAR)
     pair.there.found(chain_of(3), worker=FAR)
     pair.there.handle(PeersChanged((SELF,)))
-    actions = pair.there.handle(Drain(budget_bytes=3 * BLOCK_BYTES))
+    actions = pair.there.handle(DrainStore(budget_bytes=3 * BLOCK_BYTES))
     (offer,) = said(actions, TakeOver)
     assert offer.hashes == chain_of(3)
     assert not pair.there.core.is_drained
@@ -319,6 +319,6 @@ def test_a_draining_node_without_peers_is_drained_at_once():
     node = Driver()
     node.join()
     node.store(facts(0))
-    node.handle(Drain(10**9))
+    node.handle(DrainStore(10**9))
     assert node.core.is_drained
     assert node.found(chain_of(1)) == [("host", 1)]

@@ -8,7 +8,7 @@ from baton.core.store import (
     StoreWelcome,
     Tier,
 )
-from kv_store.node.events import Clear, DropWorker, ForgetHost, OpenSizeClass, WorkerLost
+from kv_store.node.events import Clear, DropStoreClient, ForgetHost, OpenSizeClass, StoreClientLost
 from tests.unit.kv_store.node.driver import (
     BLOCK_BYTES,
     SLOT_BYTES,
@@ -102,7 +102,7 @@ def test_a_lost_workers_half_written_blocks_are_void_and_its_pins_end():
     node.store(facts(0))
     node.offer(facts(1))
     node.load(chain_of(1))
-    node.handle(WorkerLost(W0))
+    node.handle(StoreClientLost(W0))
     assert node.core.is_idle
     node.join(W1)
     assert node.found(chain_of(2), worker=W1) == [("host", 1)]
@@ -246,10 +246,10 @@ def test_a_worker_that_breaks_the_protocol_is_dropped_and_its_slots_kept_until_i
     node.join(W1)
     offer_id, _ = node.offer(facts(0), worker=W0)
     actions = node.say(BlocksWritten(offer_id, (1, 2, 3)), W0)
-    assert [type(a) for a in actions] == [DropWorker]
+    assert [type(a) for a in actions] == [DropStoreClient]
     assert node.say(OfferBlocks(99, (facts(1),)), W0) == []
     assert node.core.status().writes_open == 1
-    node.handle(WorkerLost(W0))
+    node.handle(StoreClientLost(W0))
     assert node.core.status().writes_open == 0
     assert node.store(facts(0), worker=W1) == [0]
 

@@ -7,7 +7,7 @@ from kv_store.node.events import (
     ReadSsd,
     Recovered,
     SizeClassOpened,
-    WorkerLost,
+    StoreClientLost,
     WriteSsd,
 )
 from tests.unit.kv_store.node.driver import (
@@ -142,7 +142,7 @@ def test_a_lost_worker_leaves_the_devices_slot_alone_until_the_read_ended():
     node = recovered(0, slots=4)
     _, actions = node.load(chain_of(1))
     (read,) = reads(actions)
-    node.handle(WorkerLost(W0))
+    node.handle(StoreClientLost(W0))
     node.join(W1)
     for i in range(6):
         _, taken = node.offer(facts(i, "b"), worker=W1)

@@ -13,7 +13,7 @@ from baton.core.store import (
     OfferBlocks,
     Tier,
 )
-from kv_store.node.events import Clear, DropWorker, FromPeer, PeersChanged, ToPeer, WorkerLost
+from kv_store.node.events import Clear, DropStoreClient, FromPeer, PeersChanged, StoreClientLost, ToPeer
 from tests.unit.kv_store.node.driver import BLOCK_BYTES, W0, W1, Driver, chain_of, facts, failed, ready
 from tests.unit.kv_store.node.test_between_nodes import OTHER, Pair, peer_reads, said
 
@@ -29,13 +29,13 @@ def test_a_worker_that_breaks_the_protocol_keeps_what_it_reads_until_its_end():
     load_id, actions = node.load(chain_of(1), worker=W0)
     [(_, (slot,))] = ready(actions)
     again = node.say(LoadBlocks(load_id, chain_of(1), 1.0), W0)
-    assert [type(action) for action in again] == [DropWorker]
+    assert [type(action) for action in again] == [DropStoreClient]
     for i in range(8):
         offer_id, taken = node.offer(facts(i, "b"), worker=W1)
         assert slot not in [place.slot for place in taken.places]
         node.say(BlocksWritten(offer_id, (7,) * len(taken.places)), W1)
-    node.handle(WorkerLost(W0))
-    node.handle(WorkerLost(W1))
+    node.handle(StoreClientLost(W0))
+    node.handle(StoreClientLost(W1))
     assert node.core.is_idle
     assert node.core.status().tiers[Tier.HOST].pinned_count == 0
 
@@ -48,7 +48,7 @@ def test_a_worker_may_have_any_name():
     node.handle(FromPeer(BLOCK_BYTES, FAR, BlocksRequest(1, chain_of(1), 1.0)))
     node.wait(60.0)
     assert node.core.is_idle
-    node.handle(WorkerLost(worker))
+    node.handle(StoreClientLost(worker))
     node.join(worker)
 
 
@@ -69,7 +69,7 @@ def test_a_checksum_that_no_label_has_room_for_is_not_taken(checksum):
     node.join()
     offer_id, _ = node.offer(facts(0))
     actions = node.say(BlocksWritten(offer_id, (checksum,)))
-    assert [type(action) for action in actions] == [DropWorker]
+    assert [type(action) for action in actions] == [DropStoreClient]
     pair = Pair(1)
     _, actions = pair.here.load(chain_of(1))
     (pin,) = said(pair.look_up(actions), BlocksRequest)

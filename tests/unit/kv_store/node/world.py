@@ -28,11 +28,11 @@ from baton.core.store import (
 )
 from kv_store.node.core import NodeCore
 from kv_store.node.events import (
-    DropWorker,
+    DropStoreClient,
     ForgetHost,
     ForgetSsd,
     FromPeer,
-    FromWorker,
+    FromStoreClient,
     IoDone,
     LookUp,
     NodeAction,
@@ -42,11 +42,11 @@ from kv_store.node.events import (
     ReadSsd,
     Recovered,
     SizeClassOpened,
-    Tick,
+    StoreClientJoined,
+    StoreClientLost,
+    StoreTick,
     ToPeer,
-    ToWorker,
-    WorkerJoined,
-    WorkerLost,
+    ToStoreClient,
     WriteSsd,
 )
 from kv_transfer.read import BlockRead
@@ -135,10 +135,10 @@ class World:
         while (tick_s := self.core.next_tick_s) is not None and tick_s <= end_s:
             self.now_s = max(self.now_s, tick_s)
             self._lapse()
-            self.handle(Tick())
+            self.handle(StoreTick())
         self.now_s = end_s
         self._lapse()
-        self.handle(Tick())
+        self.handle(StoreTick())
 
     def _lapse(self) -> None:
         self.leases = {key: lease for key, lease in self.leases.items() if lease.ends_s > self.now_s}
@@ -147,7 +147,7 @@ class World:
         if worker_id in self.workers:
             self.lose(worker_id)
         self.workers[worker_id] = WorkerModel(worker_id, size_class)
-        self.handle(WorkerJoined(StoreHello(worker_id, "fingerprint", size_class)))
+        self.handle(StoreClientJoined(StoreHello(worker_id, "fingerprint", size_class)))
 
     def open(self, size_class: int) -> None:
         """The SSD file is there, with whatever was written whole."""
@@ -158,13 +158,13 @@ class World:
     def lose(self, worker_id: WorkerId) -> None:
         """What it was writing stays torn."""
         del self.workers[worker_id]
-        self.handle(WorkerLost(worker_id))
+        self.handle(StoreClientLost(worker_id))
 
     def offer(self, worker: WorkerModel, blocks: tuple[BlockFacts, ...]) -> None:
         self.facts.update({block.block_hash: block for block in blocks})
         offer = OfferBlocks(self.new_id(), blocks)
         worker.offers[offer.offer_id] = (offer, TakeBlocks(offer.offer_id, ()))
-        self.handle(FromWorker(worker.worker_id, offer))
+        self.handle(FromStoreClient(worker.worker_id, offer))
 
     def write(self, worker: WorkerModel, offer_id: int, is_written: list[bool]) -> None:
         offer, taken = worker.offers.pop(offer_id)
@@ -174,21 +174,21 @@ class World:
             checksums.append(1 if is_good else None)
             if is_good:
                 self.arena[worker.size_class, place.slot] = offer.blocks[place.index].block_hash
-        self.handle(FromWorker(worker.worker_id, BlocksWritten(offer_id, tuple(checksums))))
+        self.handle(FromStoreClient(worker.worker_id, BlocksWritten(offer_id, tuple(checksums))))
 
     def load(self, worker: WorkerModel, hashes: tuple[BlockHash, ...], time_left_s: float) -> None:
         load_id = self.new_id()
         worker.loads[load_id] = Load(hashes)
-        self.handle(FromWorker(worker.worker_id, LoadBlocks(load_id, hashes, time_left_s)))
+        self.handle(FromStoreClient(worker.worker_id, LoadBlocks(load_id, hashes, time_left_s)))
 
     def end_load(self, worker: WorkerModel, load_id: int, corrupt: tuple[BlockHash, ...] = ()) -> None:
         del worker.loads[load_id]
-        self.handle(FromWorker(worker.worker_id, EndLoad(load_id, corrupt)))
+        self.handle(FromStoreClient(worker.worker_id, EndLoad(load_id, corrupt)))
 
     def find(self, worker: WorkerModel, hashes: tuple[BlockHash, ...], held: int) -> None:
         find = FindBlocks(self.new_id(), hashes, held)
         worker.finds[find.find_id] = find
-        self.handle(FromWorker(worker.worker_id, find))
+        self.handle(FromStoreClient(worker.worker_id, find))
 
     def io_ends(self, op_id: int, how: str) -> None:
         operation = self.io.pop(op_id)
@@ -238,9 +238,9 @@ class World:
             case OpenSizeClass():
                 self.ssd_slots[action.size_class] = action.ssd_slot_count
                 self.slot_bytes[action.size_class] = action.slot_bytes
-            case ToWorker():
+            case ToStoreClient():
                 self._to_worker(action)
-            case DropWorker(worker_id):
+            case DropStoreClient(worker_id):
                 self.workers[worker_id].is_dropped = True  # and may go on to read what it was given
             case ToPeer():
                 self._to_peer(action)
@@ -274,7 +274,7 @@ class World:
         assert 0 <= slot < len(self.generations[size_class])
         self.arena[size_class, slot] = TORN
 
-    def _to_worker(self, action: ToWorker) -> None:
+    def _to_worker(self, action: ToStoreClient) -> None:
         worker = self.workers[action.worker_id]
         match action.message:
             case TakeBlocks() as taken:
