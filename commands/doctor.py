@@ -13,7 +13,7 @@ from rich.text import Text
 
 from baton.core.errors import SetupError
 from baton.core.messages import INFO_NOTE, Role
-from baton.core.transfer_backends import BACKENDS
+from baton.core.transfer_backends import BACKENDS, LAST_RESORTS
 from baton.files.terminal import new_console
 from baton.telemetry.machine import scheduling_note
 from baton.wire.client import worker_status
@@ -22,7 +22,6 @@ from baton.wire.services import WorkerStatusReply
 from baton.wire.transport import secure
 from commands.settings import load_config
 
-LAST_RESORTS = {name for name, facts in BACKENDS.items() if facts.is_last_resort}
 BACKENDS_OF_CHOICE = {
     name for name, facts in BACKENDS.items() if not (facts.is_last_resort or facts.is_same_host_only)
 }

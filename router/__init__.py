@@ -1,1 +1,1 @@
-"""The public API, admission, placement, and the life of every request."""
+"""The router: the public API, admission, placement, and the life of every request."""

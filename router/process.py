@@ -31,18 +31,18 @@ from kv_store.directory.connect import connect
 from router.decisions.core import RouterCore
 from router.decisions.membership import FollowedMembership
 from router.http.app import make_app
-from router.http.authentication import Gate
-from router.http.observe import Observer
+from router.http.authentication import AccessControl
+from router.http.observe import RequestObserver
 from router.http.protocol import protocol_for
 from router.http.served_models import Models
 from router.http.service import Service
 from router.http.tls import PublicTls
+from router.live.demand_reporter import DemandReporter
 from router.live.driver import Driver
 from router.live.drivers import Drivers
-from router.live.peers.following import Following
-from router.live.peers.sharer import Sharer
+from router.live.peers.follower import PeerFollower
+from router.live.peers.publisher import PeerPublisher
 from router.live.recent_requests import RecentRequests
-from router.live.reporting import Reporting
 from router.live.request_log import RequestLog
 from router.live.sessions import Dial, DirectoryWatch, WorkerSessions
 from router.live.store_lookup import StoreLookup
@@ -56,19 +56,20 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 2048
 SEND_BUFFER_BYTES = 256 * 1024
-"""The kernel's, per connection. Its own choice of up to 4 MiB would hide ten thousand tokens that a slow
-client has not read from the bound that we keep."""
+"""Size of the kernel's send buffer per connection. The kernel's default of up to 4 MiB would hide ten
+thousand unread tokens of a slow client from our own bound."""
 KEEP_ALIVE_S = 65.0
-"""Longer than the usual idle time of clients and balancers, so that they close first."""
+"""Idle time after which a connection is closed. It exceeds the usual idle time of clients and balancers, so
+that they close first."""
 CLOSE_S = 2.0
-"""For connections to close after the drain; a client that reads nothing is not waited for."""
+"""Time for connections to close after the drain. A client that reads nothing is not waited for."""
 
 
 OnReady = Callable[[Sequence[str]], None]
 
 
-class Server(uvicorn.Server):
-    """Without uvicorn's own signal handling: stopping means draining first."""
+class PublicServer(uvicorn.Server):
+    """uvicorn's server without its signal handling, since stopping means draining first."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
@@ -76,9 +77,10 @@ class Server(uvicorn.Server):
 
 
 def listening_socket(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
-    """`is_shared`: other routers listen on the same port. Raises SetupError if the address can't be had."""
+    """Return a listening socket. `is_shared` lets other routers listen on the same port. Raises SetupError if
+    the address is not available."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # The protocol by name: asyncio turns Nagle's algorithm off only for sockets that say TCP, and with
+    # The protocol is given because asyncio turns Nagle's algorithm off only for sockets that say TCP. With
     # it on, every small answer waits 40 ms for the client's delayed acknowledgement.
     sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
@@ -114,10 +116,10 @@ async def run_router(
 ) -> None:
     """Serve until SIGTERM, SIGINT or `stop`, then drain for at most `cluster.drain_timeout_s`.
 
-    Workers are found through the directory at `control_address`, or given as host:port. `on_ready`
-    gets the API's URLs once they are open, whether there are workers yet or not: the public one, and, where
-    that is shared, one that leads to this process only. Raises SetupError if the model's tokenizer or the
-    port can't be had. A second signal ends at once.
+    Workers are found through the directory at `control_address`, or given as host:port. `on_ready` gets the
+    API's URLs once they are open, whether there are workers yet or not: the public one and, where its port is
+    shared, one that leads to this process only. A second signal ends the process at once. Raises SetupError
+    if the model's tokenizer or the port is not available.
     """
     tls = PublicTls.of(config.router)
     tokenizers: dict[str, Tokenizer] = {}
@@ -137,7 +139,7 @@ async def run_router(
 
 
 async def _tokenizer(config: Config) -> Tokenizer:
-    """Of one model. Raises SetupError."""
+    """Load the tokenizer of one model. Raises SetupError."""
     model, may_be_quick = config.model, config.router.quick_tokenizer
     tokenizer = await asyncio.to_thread(Tokenizer.load, model.path, model.revision, may_be_quick=may_be_quick)
     why_not = tokenizer.why_not_quick
@@ -148,7 +150,7 @@ async def _tokenizer(config: Config) -> Tokenizer:
 
 
 async def _store_lookup(config: Config, control_address: str | None) -> StoreLookup | None:
-    """None: the cluster has no store."""
+    """Connect to the directory of the store; None: the cluster has no store."""
     if not config.store.host_bytes or not (config.store.directory or control_address):
         return None
     directory = await connect(config.store, control_address=control_address or "")
@@ -156,11 +158,11 @@ async def _store_lookup(config: Config, control_address: str | None) -> StoreLoo
 
 
 class Sockets:
-    """Where a router serves. One whose port is shared has another, by which this very process is reached:
-    whether it lives and what it counts is asked there."""
+    """The sockets that a router serves on. A router with a shared port has a second one that leads to this
+    very process, for health and metrics."""
 
     def __init__(self, config: RouterConfig) -> None:
-        """Raises SetupError."""
+        """Open the sockets. Raises SetupError."""
         self._scheme = "https" if config.tls_cert else "http"
         self.all = [listening_socket(config.host, config.port, is_shared=config.share_port)]
         if config.share_port:
@@ -176,7 +178,7 @@ class Sockets:
 
     @property
     def own_port(self) -> int:
-        """Of this process only."""
+        """Port that leads to this process only."""
         return self.all[-1].getsockname()[1]
 
     def close(self) -> None:
@@ -199,8 +201,8 @@ class RouterProcess:
         keys: LiveKeys | None = None,
         tls: PublicTls | None = None,
     ) -> None:
-        """`tokenizers`: of `each_model`, by name. `keys` None: everybody may. `tls` None: plain HTTP.
-        Raises SetupError."""
+        """`tokenizers` has the tokenizer of each of `each_model`, by name. Without `keys` everybody has
+        access; without `tls` the router serves plain HTTP. Raises SetupError."""
         self._tls, self._store_lookup = tls, store_lookup
         self._config, self._sockets = config, sockets
         self._router_id = router_id = RouterId(f"router-{uuid.uuid4().hex[:8]}")
@@ -209,7 +211,9 @@ class RouterProcess:
             Meter(),
             RecentRequests(RequestLog(config.telemetry.log_requests)),
         )
-        self._gate = Gate(keys, budgets_of(config, control_address, router_id), router_id=router_id)
+        self._access = AccessControl(
+            keys, budgets_of(config, control_address, router_id), router_id=router_id
+        )
         self._configs = each_model(config)
         self.models = Models(
             [self._service(name, one, tokenizers[name]) for name, one in self._configs.items()]
@@ -225,12 +229,12 @@ class RouterProcess:
         self._directory = DirectoryClient(control_address) if control_address else None
         self._demand = DemandClient(control_address) if control_address else None
         self._watch: DirectoryWatch | None = None
-        self._sharer = Sharer(self.drivers, router_id, self._recent_requests)
-        self._following = Following(self.drivers, router_id, addresses=config.router.peers)
+        self._publisher = PeerPublisher(self.drivers, router_id, self._recent_requests)
+        self._follower = PeerFollower(self.drivers, router_id, addresses=config.router.peers)
 
     def _service(self, name: str, config: Config, tokenizer: Tokenizer) -> Service:
-        """One model's: nothing of its requests, its queue, its predictions and its index is another's."""
-        observer = Observer(self._meter, self._spans, self._recent_requests, model=name)
+        """Make the parts of one model. Models share no requests, queue, predictions or prefix index."""
+        observer = RequestObserver(self._meter, self._spans, self._recent_requests, model=name)
         now_s = asyncio.get_running_loop().time()
         core = RouterCore(config=config.router, slo=config.slo, rng=random.Random(), now_s=now_s)
         return Service(
@@ -253,7 +257,7 @@ class RouterProcess:
                 rank_max=config.engine.adapter_rank_max,
                 may_change=config.router.adapter_loading,
             ),
-            gate=self._gate,
+            access=self._access,
             store_lookup=self._store_lookup,
             may_sleep=config.autoscale.may_sleep,
         )
@@ -269,12 +273,12 @@ class RouterProcess:
         server = self._make_server()
         async with self._sessions, self._peers() as member, asyncio.TaskGroup() as group:
             background = [group.create_task(driver.run()) for driver in self.drivers.all]
-            background.append(group.create_task(self._sharer.run()))
+            background.append(group.create_task(self._publisher.run()))
             if self._directory is not None:
                 self._watch = DirectoryWatch(self._directory, member)
                 background.append(group.create_task(self._watch.run(self._on_view)))
             if self._demand is not None:
-                background += [group.create_task(r.run()) for r in self._reportings(self._demand)]
+                background += [group.create_task(r.run()) for r in self._reporters(self._demand)]
             if self._tls is not None:
                 background.append(group.create_task(self._tls.keep_looking()))
             serving = group.create_task(server.serve(sockets=self._sockets.all))
@@ -287,10 +291,10 @@ class RouterProcess:
             for task in background:
                 task.cancel()
 
-    def _reportings(self, client: DemandClient) -> list[Reporting]:
-        return [Reporting(s.driver, client, self._router_id, model=s.model) for s in self.models]
+    def _reporters(self, client: DemandClient) -> list[DemandReporter]:
+        return [DemandReporter(s.driver, client, self._router_id, model=s.model) for s in self.models]
 
-    def _make_server(self) -> Server:
+    def _make_server(self) -> PublicServer:
         config = uvicorn.Config(
             make_app(self.models, directory_state=self._directory_state),
             http=protocol_for(self._config.router),
@@ -302,20 +306,20 @@ class RouterProcess:
             timeout_keep_alive=int(KEEP_ALIVE_S),
             timeout_graceful_shutdown=int(CLOSE_S),
         )
-        config.load()  # which makes a context of its own, or none
+        config.load()  # uvicorn makes a TLS context of its own here, or none.
         config.ssl = self._tls.context if self._tls is not None else None
-        return Server(config)
+        return PublicServer(config)
 
     def _on_view(self, view: MembershipView) -> None:
         self._sessions.on_view(view)
-        self._following.on_view(view)
+        self._follower.on_view(view)
 
     @contextlib.asynccontextmanager
     async def _peers(self) -> AsyncGenerator[RouterMember]:
-        """Follow the other routers, and be followed."""
+        """Follow the other routers, and serve those that follow this one."""
         config = self._config.router
         host = reachable_host(config.host)
-        server, port = await start_server(config.host, config.peer_port, router=self._sharer)
+        server, port = await start_server(config.host, config.peer_port, router=self._publisher)
         member = RouterMember(
             self._router_id,
             address=host_port(host, port),
@@ -324,17 +328,19 @@ class RouterProcess:
             pid=os.getpid(),
         )
         try:
-            async with self._following:
+            async with self._follower:
                 yield member
         finally:
             await server.stop(0)
 
     async def _drain(self) -> None:
         timeout_s, drivers = self._config.cluster.drain_timeout_s, self.drivers
-        log.info("draining: %d sequences in flight", drivers.in_flight_count)
+        log.info("router drains: %d sequences in flight", drivers.in_flight_count)
         ended = await asyncio.gather(*(driver.drain(timeout_s) for driver in drivers.all))
         if not all(ended):
-            log.warning("%d sequences cut off after %g s", drivers.in_flight_count, timeout_s)
+            log.warning(
+                "%d sequences were cut off by the drain after %g s", drivers.in_flight_count, timeout_s
+            )
             drivers.fail_all("the router is shutting down")
 
     async def close(self) -> None:
@@ -344,7 +350,7 @@ class RouterProcess:
             await self._demand.close()
         if self._store_lookup is not None:
             await self._store_lookup.close()
-        await self._gate.close()
+        await self._access.close()
         for service in self.models:
             await service.tokenizer.close()
         await asyncio.to_thread(self._spans.shutdown)
@@ -352,7 +358,7 @@ class RouterProcess:
 
 @contextlib.contextmanager
 def _signals_set(stop: asyncio.Event) -> Generator[None]:
-    """The first SIGTERM or SIGINT sets `stop`, the second does what it does without us."""
+    """The first SIGTERM or SIGINT sets `stop`; the second has its default effect."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

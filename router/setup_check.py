@@ -1,4 +1,4 @@
-"""What can be known to be wrong with a router's settings before anything is started."""
+"""Checks of a router's settings before anything is started."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from router.text.parsers.select import choose_parsers
 
 
 def check_router_setup(config: Config) -> None:
-    """Raises SetupError: a router would say the same, once all else runs."""
+    """Raise SetupError for what the router would refuse later, once everything else runs."""
     PublicTls.of(config.router)
     if "://" in (keys := config.router.keys):
         parse_redis_url(keys)

@@ -36,7 +36,7 @@ class RecentRequest(msgspec.Struct, frozen=True):
     outcome: str = "running"
     """running, completed, refused, failed, cancelled or invalid."""
     verdict: str = ""
-    """The `Verdict` on its objectives. Empty while it runs, and if it was not counted."""
+    """The `RequestVerdict` on its objectives. Empty while it runs, and if it was not counted."""
     error: str = ""
     model: str = ""
     """Model of the request; "none" if it named one that does not exist."""

@@ -17,7 +17,7 @@ class BackendFacts(NamedTuple):
     reads_device_memory: bool
     """Blocks may be in a GPU's memory; host memory can always be read."""
     is_last_resort: bool = False
-    """`baton doctor` says so when all KV moves over it while something better works."""
+    """`baton doctor` and the dashboard say so when all KV moves over it while something better works."""
 
 
 BACKENDS: dict[BackendName, BackendFacts] = {
@@ -51,6 +51,10 @@ BACKENDS: dict[BackendName, BackendFacts] = {
 
 DEFAULT_BACKENDS: tuple[BackendName, ...] = tuple(
     name for name, facts in BACKENDS.items() if facts.is_default
+)
+
+LAST_RESORTS: frozenset[BackendName] = frozenset(
+    name for name, facts in BACKENDS.items() if facts.is_last_resort
 )
 
 

@@ -12,6 +12,7 @@ from baton.config import Config
 from baton.core.messages import Role
 from baton.core.operate import ClusterState, ReplicaState
 from baton.core.policies import PLACEMENT_POLICIES
+from baton.core.transfer_backends import LAST_RESORTS
 from baton.telemetry import catalogue as c
 from control_plane.dashboard.derive import gained, level, share_of
 from control_plane.dashboard.samples import MetricsFrame, by_label
@@ -84,10 +85,9 @@ def _transport(config: Config, past: MetricsFrame) -> Check:
     text = ", ".join(f"{size(value)} by {backend}" for backend, value in sorted(moved.items()))
     if lost > 0.05 * reads:
         return Check(name, "bad", f"{share(share_of(lost, reads))} of reads failed; {text}")
-    if set(moved) == {"tcp"} and config.transfer.backends[0] != "tcp":
-        return Check(
-            name, "bad", f"all KV moves over plain TCP, not by {config.transfer.backends[0]}: {text}"
-        )
+    preferred = config.transfer.backends[0]
+    if moved.keys() <= LAST_RESORTS and preferred not in LAST_RESORTS:
+        return Check(name, "bad", f"all KV moves by a last resort, not by {preferred}: {text}")
     return Check(name, "on", text)
 
 

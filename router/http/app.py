@@ -1,4 +1,4 @@
-"""The public HTTP API. Everything a client can get wrong is answered in OpenAI's error shape."""
+"""The public HTTP API. Every client error is answered in OpenAI's error shape."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -13,13 +13,13 @@ from starlette.routing import Route
 from baton.core.errors import BatonError, BodyTooLarge, ClientError
 from baton.telemetry.metrics import CONTENT_TYPE
 from router.http.asgi import App, Receive, RequestIds, Scope, Send
-from router.http.authentication import Gated
+from router.http.authentication import AuthenticationMiddleware
 from router.http.embeddings import EmbeddingRequest
 from router.http.error_middleware import ErrorMiddleware
 from router.http.generation import ChatRequest, CompletionRequest
 from router.http.health import ModelHealth, RouterFacts, StatusGauges, health, is_asleep
-from router.http.observe import Observer
-from router.http.request import Dispatch, Handler, RequestFrame, error_headers
+from router.http.observe import RequestObserver
+from router.http.request import EndpointApp, ModelDispatch, RequestHandler, error_headers
 from router.http.served_models import Models
 from router.http.service import Service
 from router.openai.bodies import decode_object, field_error
@@ -33,7 +33,7 @@ B = TypeVar("B")
 
 
 NO_MODEL = "none"
-"""In place of a model's name, for requests that name none that there is."""
+"""Model label of requests that name no model of this router."""
 
 
 def make_app(models: Models, *, directory_state: Callable[[], str]) -> App:
@@ -49,21 +49,24 @@ def make_app(models: Models, *, directory_state: Callable[[], str]) -> App:
     _add_adapters(app, models)
     _add_health(app, models, directory_state)
     _add_error_shape(app)
-    return RequestIds(ErrorMiddleware(Gated(_Directly(handlers, app), models.first.gate)))
+    return RequestIds(
+        ErrorMiddleware(AuthenticationMiddleware(_StreamingRoutes(handlers, app), models.first.access))
+    )
 
 
-def _handler(models: Models, kind: type[RequestFrame], id_prefix: str) -> App:
-    """With one model nothing has to be read before its handler: that also knows what is wrong with a name."""
+def _handler(models: Models, kind: type[RequestHandler], id_prefix: str) -> App:
+    """Return the application of one endpoint. A router of one model needs no dispatch: the handler of its
+    model also reports a wrong model name."""
     first = models.first
     if len(models) == 1:
-        return Handler(first, kind, id_prefix)
+        return EndpointApp(first, kind, id_prefix)
     shared = first.observer
-    observer = Observer(shared.meter, shared.spans, shared.recent_requests, model=NO_MODEL)
-    return Dispatch(models, kind, id_prefix, observer=observer)
+    observer = RequestObserver(shared.meter, shared.spans, shared.recent_requests, model=NO_MODEL)
+    return ModelDispatch(models, kind, id_prefix, observer=observer)
 
 
-class _Directly:
-    """Requests that stream go past FastAPI, whose seven layers each see every chunk."""
+class _StreamingRoutes:
+    """Requests that stream bypass FastAPI, whose seven layers each see every chunk."""
 
     def __init__(self, handlers: dict[str, App], others: App) -> None:
         self._handlers, self._others = handlers, others
@@ -80,7 +83,8 @@ def _json(body: object, status: int = 200) -> Response:
 
 
 def _model_card(service: Service, name: str) -> dict[str, object]:
-    """Of the service's model, or of an adapter of it. Raises ModelNotFound."""
+    """Return the entry of `/v1/models` for the model of the service, or for an adapter of it. Raises
+    ModelNotFound."""
     limits = service.limits.card
     base: dict[str, object] = {
         "id": service.model,
@@ -115,7 +119,7 @@ class LoadAdapter(msgspec.Struct):
     lora_path: str
     load_inplace: bool | None = None
     model: str | None = None
-    """Its base model: ours, where there are several."""
+    """Base model of the adapter. It may be left out where the router serves one model."""
 
 
 class UnloadAdapter(msgspec.Struct):
@@ -124,7 +128,7 @@ class UnloadAdapter(msgspec.Struct):
 
 
 def _add_adapters(app: FastAPI, models: Models) -> None:
-    """vLLM's endpoints: they answer in plain text."""
+    """Add vLLM's endpoints for adapters. They answer in plain text."""
 
     async def body_of(request: Request, kind: type[B]) -> B:
         if not models.first.adapters.may_change:
@@ -144,7 +148,9 @@ def _add_adapters(app: FastAPI, models: Models) -> None:
     def base_of(body: LoadAdapter) -> Service:
         if body.model is None and len(models) > 1:
             known = ", ".join(service.model for service in models)
-            raise ClientError(f"which model is it an adapter of? There is {known}", param="model")
+            raise ClientError(
+                f"model is required: it names the adapter's base model, one of {known}", param="model"
+            )
         return models.first if body.model is None else models.of(body.model)
 
     @app.post("/v1/load_lora_adapter")
@@ -171,7 +177,7 @@ def _add_health(app: FastAPI, models: Models, directory_state: Callable[[], str]
     def facts() -> RouterFacts:
         first = models.first
         is_draining = first.driver.is_draining
-        return RouterFacts(is_draining, directory_state(), first.gate.state())
+        return RouterFacts(is_draining, directory_state(), first.access.state())
 
     @app.api_route("/health/live", methods=READ)
     async def live() -> Response:

@@ -1,4 +1,4 @@
-"""What FastAPI's own requests and responses cost twice as much for: plain ASGI, for the hot path."""
+"""Plain ASGI for the hot path. FastAPI's own requests and responses cost twice as much."""
 
 import asyncio
 import re
@@ -19,8 +19,8 @@ ABORT = "baton.abort"
 """Key in the scope: a function that breaks the connection at once, whatever is still to be written."""
 
 HANG_UP = "baton.hang_up"
-"""Key in the scope: a function that ends a streamed body with the bytes given and closes the connection, for
-a client that does not read: what it does not take within seconds is lost."""
+"""Key in the scope: a function that ends a streamed body with the bytes given and closes the connection. It
+serves for clients that do not read. Bytes that the client does not take within seconds are lost."""
 
 IS_CLOSING = "baton.is_closing"
 """Key in the scope: a function that says whether the connection is closed or about to be."""
@@ -29,12 +29,13 @@ REQUEST_ID = "baton.request_id"
 """Key in the scope: x-request-id, as the answer will carry it."""
 
 WRITE_NOW = "baton.write_now"
-"""Key in the scope: a function that writes a piece of a streamed body without waiting. False: not now, or
-not any more; `send` knows."""
+"""Key in the scope: a function that writes a piece of a streamed body without waiting. It returns False if it
+cannot write now, or not any more; `send` tells which."""
 
 WATCH = "baton.watch"
-"""Key in the scope: a function that wants another one, to be called if the connection is lost before the
-answer is complete. For requests whose body was read; a task that waits for the word costs more."""
+"""Key in the scope: a function that registers a callback for a connection that is lost before the answer is
+complete. It serves for requests whose body was read. A task that waits for the disconnect message costs more.
+"""
 
 JSON: Headers = [(b"content-type", b"application/json")]
 EVENTS: Headers = [
@@ -44,7 +45,7 @@ EVENTS: Headers = [
 ]
 
 BODY_TIMEOUT_S = 30.0
-"""From a request's headers to the end of its body."""
+"""Time from a request's headers to the end of its body."""
 
 LINGER_S = 1.0
 LINGER_BYTES_MAX = 64 * 2**20
@@ -52,8 +53,8 @@ LINGER_BYTES_MAX = 64 * 2**20
 _SANE_ID = re.compile(rb"[\w.:/+=-]{1,128}")
 
 
-class ClientGone(Exception):
-    """Before its request was complete. Nobody is left to be answered."""
+class ClientDisconnected(Exception):
+    """The client disconnected before its request was complete, so nobody is left to be answered."""
 
 
 class BodyTimeout(ClientError):
@@ -65,7 +66,7 @@ class UnknownEncoding(ClientError):
 
 
 class RequestIds:
-    """Every response carries x-request-id: the client's own if it is sane, else a new one."""
+    """Every response carries x-request-id: the client's own id if it is well formed, else a new one."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -92,7 +93,8 @@ def header(scope: Scope, name: bytes) -> bytes | None:
 
 
 async def read_body(scope: Scope, receive: Receive, *, bytes_max: int) -> bytes:
-    """Raises UnknownEncoding, BodyTooLarge as soon as it is clear, BodyTimeout, ClientGone."""
+    """Return the whole body. Raises UnknownEncoding, BodyTimeout, ClientDisconnected, and BodyTooLarge as
+    soon as the size is known."""
     if (coding := (header(scope, b"content-encoding") or b"identity").strip().lower()) != b"identity":
         raise UnknownEncoding(
             f"content-encoding {coding.decode('latin-1')!r:.40} is not understood: send the body as it is"
@@ -107,7 +109,7 @@ async def read_body(scope: Scope, receive: Receive, *, bytes_max: int) -> bytes:
             while more:
                 message = await receive()
                 if message["type"] == "http.disconnect":
-                    raise ClientGone
+                    raise ClientDisconnected
                 parts.append(message.get("body", b""))
                 size += len(parts[-1])
                 if size > bytes_max:
@@ -127,11 +129,8 @@ async def respond(send: Send, status: int, body: bytes, headers: Headers) -> Non
 async def respond_and_linger(
     receive: Receive, send: Send, status: int, body: bytes, headers: Headers
 ) -> None:
-    """Answer a client that is still sending, and hang up.
-
-    Closing at once would reset the connection, and the client would never see the answer: so what it
-    sends is thrown away for a moment.
-    """
+    """Answer a client that is still sending, and hang up. Closing at once would reset the connection, and the
+    client would never see the answer; so its further bytes are read and dropped for a moment."""
     more = [(b"content-length", b"%d" % len(body)), (b"connection", b"close")]
     await send({"type": "http.response.start", "status": status, "headers": [*headers, *more]})
     await send({"type": "http.response.body", "body": body, "more_body": True})
@@ -154,7 +153,8 @@ async def until_disconnected(receive: Receive) -> None:
 
 
 def watch(scope: Scope, receive: Receive, on_gone: Callable[[], None]) -> Callable[[], None]:
-    """`on_gone` hears that the client hung up; the body must have been read. Returns what ends that."""
+    """Call `on_gone` when the client hangs up. The body must have been read. Returns a function that ends the
+    watch."""
     watched: Callable[[Callable[[], None]], Callable[[], None]] | None = scope.get(WATCH)
     if watched is not None:
         return watched(on_gone)

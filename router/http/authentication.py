@@ -1,28 +1,29 @@
-"""In front of the public API: whose key it is, and whether its tenant's budgets allow one more request."""
+"""Access to the public API: the tenant of an API key, and whether the tenant's budgets allow one more
+request."""
 
 import math
 
 from baton.core.budgets import Ask, Grant, Scarce, Settle, remaining
 from baton.core.errors import Forbidden, RateLimited, Unauthorized
 from router.http.asgi import JSON, App, Headers, Message, Receive, Scope, Send, header, respond
-from router.http.client import ANYBODY, CLIENT, Client
+from router.http.client import ANYBODY, CLIENT, AuthenticatedClient
 from router.openai.responses import error_of
 from router.tenants.budgets import Budgets
 from router.tenants.keyring import LiveKeys
 from router.tenants.keys import Tenant, salt_of
 
 RATE_HEADERS = "baton.rate_headers"
-"""Key in the scope: headers for whatever the answer is, once they are known."""
+"""Key in the scope: rate headers that any answer to the request carries, once they are known."""
 ADAPTER_PATHS = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
 
 
-class Gate:
+class AccessControl:
     def __init__(self, keys: LiveKeys | None, budgets: Budgets, *, router_id: str) -> None:
-        """`keys` None: everybody may, as one tenant without limits."""
+        """Everybody has access, as one tenant without limits, if there are no `keys`."""
         self.keys, self.budgets, self._router_id = keys, budgets, router_id
 
-    def admit(self, scope: Scope) -> Client:
-        """Raises Unauthorized, Forbidden."""
+    def admit(self, scope: Scope) -> AuthenticatedClient:
+        """Return the client that the key of the request belongs to. Raises Unauthorized, Forbidden."""
         if self.keys is None:
             return ANYBODY
         given = (header(scope, b"authorization") or b"").decode("latin-1")
@@ -33,14 +34,23 @@ class Gate:
             )
         found = self.keys.tenant_of(key.strip())
         if found is None:
-            raise Unauthorized("Incorrect API key provided: it is not, or no more, one of this server's.")
+            raise Unauthorized(
+                "Incorrect API key provided: this server does not have it, or it was revoked. Send a "
+                "current key."
+            )
         name, tenant = found
         if scope["path"] in ADAPTER_PATHS and not tenant.may_load_adapters:
-            raise Forbidden("this key's tenant may not load or unload adapters (may_load_adapters)")
-        return Client(name, tenant, salt_of(name, tenant))
+            raise Forbidden(
+                "this key's tenant may not load or unload adapters; an operator can allow it "
+                "(may_load_adapters)"
+            )
+        return AuthenticatedClient(name, tenant, salt_of(name, tenant))
 
-    async def take(self, client: Client, scope: Scope, *, lease: str, lease_s: float, tokens: int) -> Grant:
-        """Puts the rate headers into the scope. Raises RateLimited."""
+    async def take(
+        self, client: AuthenticatedClient, scope: Scope, *, lease: str, lease_s: float, tokens: int
+    ) -> Grant:
+        """Take a request and its tokens from the tenant's budgets, and put the rate headers into the scope.
+        Raises RateLimited."""
         tenant = client.tenant
         grant = await self.budgets.take(
             Ask(
@@ -59,7 +69,7 @@ class Gate:
             raise _rate_limited(client, grant, tokens)
         return grant
 
-    async def settle(self, client: Client, *, lease: str, refund_tokens: int) -> None:
+    async def settle(self, client: AuthenticatedClient, *, lease: str, refund_tokens: int) -> None:
         settle = Settle(client.name, lease, refund_tokens, client.tenant.tokens_per_minute)
         await self.budgets.settle(settle)
 
@@ -69,7 +79,7 @@ class Gate:
         await self.budgets.close()
 
     def state(self) -> dict[str, str]:
-        """For /health."""
+        """Return the state of keys and budgets for /health."""
         if self.keys is None:
             return {"keys": "none"}
         trouble = self.keys.trouble
@@ -79,7 +89,7 @@ class Gate:
         return {"keys": keys, "budgets": budgets}
 
 
-def _rate_limited(client: Client, grant: Grant, tokens: int) -> RateLimited:
+def _rate_limited(client: AuthenticatedClient, grant: Grant, tokens: int) -> RateLimited:
     tenant = client.tenant
     match grant.scarce:
         case Scarce.REQUESTS:
@@ -99,7 +109,7 @@ def _rate_limited(client: Client, grant: Grant, tokens: int) -> RateLimited:
 
 
 def rate_headers(tenant: Tenant, grant: Grant) -> Headers:
-    """OpenAI's, of the budgets that the tenant has."""
+    """Return OpenAI's rate limit headers for the budgets that the tenant has."""
     headers: Headers = []
     budgets = (
         (b"requests", tenant.requests_per_minute, grant.requests_left_s),
@@ -116,7 +126,7 @@ def rate_headers(tenant: Tenant, grant: Grant) -> Headers:
 
 
 def duration(seconds: float) -> str:
-    """As OpenAI writes them: 12ms, 1.5s, 6m0s."""
+    """Return a duration as OpenAI writes it: 12ms, 1.5s, 6m0s."""
     if seconds < 1:
         return f"{math.ceil(max(0.0, seconds) * 1000)}ms"
     if seconds < 60:
@@ -125,18 +135,19 @@ def duration(seconds: float) -> str:
     return f"{minutes}m{rest}s"
 
 
-class Gated:
-    """ASGI: everything under /v1 wants a key, where there are any. What says how the server is stays open."""
+class AuthenticationMiddleware:
+    """ASGI middleware that demands a key for everything under /v1, where keys are configured. Health and
+    metrics stay open."""
 
-    def __init__(self, app: App, gate: Gate) -> None:
-        self._app, self._gate = app, gate
+    def __init__(self, app: App, access: AccessControl) -> None:
+        self._app, self._access = app, access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or self._gate.keys is None or not scope["path"].startswith("/v1"):
+        if scope["type"] != "http" or self._access.keys is None or not scope["path"].startswith("/v1"):
             await self._app(scope, receive, send)
             return
         try:
-            scope[CLIENT] = self._gate.admit(scope)
+            scope[CLIENT] = self._access.admit(scope)
         except (Unauthorized, Forbidden) as error:
             challenge = [(b"www-authenticate", b"Bearer")] if isinstance(error, Unauthorized) else []
             await respond(send, error.http_status, error_of(error), [*JSON, *challenge])

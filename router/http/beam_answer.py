@@ -1,38 +1,40 @@
-"""Beam search as a request: every step asks for one more token of every beam, on prefixes that are cached."""
+"""Beam search as a request. Every step asks for one more token of every beam, on prefixes that are cached."""
 
 from typing import Any
 
 from baton.core.sampling import SamplingParams
-from router.http.gather import Gather
-from router.http.prepare import Preparation, Prompt
+from router.http.prepare import RequestPreparation, TokenizedPrompt
+from router.http.sequence_group import SequenceGroup
 from router.http.service import Service
-from router.openai import requests as openai_api
 from router.openai.beam import BeamSearch, Hypothesis
 from router.openai.call import Beam, Call
-from router.openai.choice_stream import Wants, call_id, message_body
+from router.openai.choice_stream import ChoiceOptions, call_id, message_body
 from router.openai.responses import AnswerFormat, Usage
+from router.openai.sampling import sampling_params
 
 
 class BeamAnswer:
-    def __init__(self, service: Service, call: Call, beam: Beam, preparation: Preparation) -> None:
+    def __init__(self, service: Service, call: Call, beam: Beam, preparation: RequestPreparation) -> None:
         self._service, self._call, self._beam, self._preparation = service, call, beam, preparation
         self._cached_tokens: int | None = None
         self.usage = Usage()
 
-    async def whole(self, prompts: list[Prompt], answer: AnswerFormat, gather: Gather) -> bytes:
-        """Raises BatonError."""
-        found: list[tuple[Prompt, Hypothesis]] = []
+    async def whole(
+        self, prompts: list[TokenizedPrompt], answer: AnswerFormat, group: SequenceGroup
+    ) -> bytes:
+        """Return the complete answer. Raises BatonError."""
+        found: list[tuple[TokenizedPrompt, Hypothesis]] = []
         for at, prompt in enumerate(prompts):
-            found += [(prompt, one) for one in await self._search(at, prompt, gather)]
+            found += [(prompt, one) for one in await self._search(at, prompt, group)]
         bodies = [self._choice(answer, i, prompt, one) for i, (prompt, one) in enumerate(found)]
         extra: dict[str, Any] = {}
         if answer.is_chat and self._call.with_token_ids:
             extra = {"prompt_token_ids": prompts[0].tokens}
         return answer.whole(bodies, self.usage, extra)
 
-    async def _search(self, at: int, prompt: Prompt, gather: Gather) -> list[Hypothesis]:
+    async def _search(self, at: int, prompt: TokenizedPrompt, group: SequenceGroup) -> list[Hypothesis]:
         call, service = self._call, self._service
-        wanted = openai_api.sampling_params(
+        wanted = sampling_params(
             call, choice_index=0, prompt_tokens=len(prompt.tokens), limits=service.limits
         )
         vocab = service.limits.card.vocab_size
@@ -51,7 +53,7 @@ class BeamAnswer:
                 self._preparation.submit(f"{at}.{step}.{i}", (*prompt.tokens, *beam.tokens), sampling)
                 for i, beam in enumerate(search.running)
             ]
-            ended = await gather.all(submits, in_flight_max=len(submits))
+            ended = await group.all(submits, in_flight_max=len(submits))
             if cached is None:
                 cached = ended[0][0].cached_token_count
                 self.usage.cached_tokens += cached
@@ -59,7 +61,9 @@ class BeamAnswer:
         self.usage.completion_tokens += sum(len(one.tokens) for one in search.ended)
         return search.ended
 
-    def _choice(self, answer: AnswerFormat, index: int, prompt: Prompt, one: Hypothesis) -> dict[str, Any]:
+    def _choice(
+        self, answer: AnswerFormat, index: int, prompt: TokenizedPrompt, one: Hypothesis
+    ) -> dict[str, Any]:
         sampling = SamplingParams(
             max_tokens=max(1, len(one.tokens)),
             stop_token_ids=(*self._service.limits.card.eos_token_ids, *self._call.sampling.stop_token_ids),
@@ -67,7 +71,7 @@ class BeamAnswer:
         )
         submit = self._preparation.submit("text", prompt.tokens, sampling)
         parser = self._preparation.parser(prompt.start) if answer.is_chat else None
-        detokenizer = self._preparation.detokenizer(submit, Wants(parser=parser))
+        detokenizer = self._preparation.detokenizer(submit, ChoiceOptions(parser=parser))
         text = detokenizer.push(one.tokens) + detokenizer.finish()
         said: dict[str, Any] = {"text": text}
         if self._call.with_token_ids and not answer.is_chat:

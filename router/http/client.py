@@ -1,4 +1,4 @@
-"""Whom a request is from."""
+"""The authenticated client of a request."""
 
 import msgspec
 
@@ -7,15 +7,15 @@ from router.tenants.keys import Tenant
 from router.tenants.service_classes import DEFAULT_TENANT
 
 CLIENT = "baton.client"
-"""Key in the scope: the `Client`."""
+"""Key in the scope: the `AuthenticatedClient`."""
 
 
-class Client(msgspec.Struct, frozen=True):
+class AuthenticatedClient(msgspec.Struct, frozen=True):
     name: str
-    """Of the tenant, as authenticated."""
+    """Name of the tenant, as authenticated."""
     tenant: Tenant
     salt: bytes
-    """Of its block hashes; empty where no keys are configured."""
+    """Salt of the tenant's block hashes. It is empty where no keys are configured."""
 
     @property
     def has_limits(self) -> bool:
@@ -23,8 +23,8 @@ class Client(msgspec.Struct, frozen=True):
         return bool(tenant.requests_per_minute or tenant.tokens_per_minute or tenant.concurrent_max)
 
 
-ANYBODY = Client(DEFAULT_TENANT, Tenant(), b"")
+ANYBODY = AuthenticatedClient(DEFAULT_TENANT, Tenant(), b"")
 
 
-def client_of(scope: Scope) -> Client:
+def client_of(scope: Scope) -> AuthenticatedClient:
     return scope.get(CLIENT, ANYBODY)

@@ -12,11 +12,20 @@ from baton.core.errors import BatonError, ClientError, DeadlineOver, PeerFailure
 from baton.core.messages import Task
 from baton.core.sampling import SamplingParams
 from router.decisions.events import Submit
-from router.http.asgi import JSON, ClientGone, Receive, Scope, Send, read_body, respond, until_disconnected
-from router.http.gather import Gather, GatherStopped
-from router.http.observe import Outcome
-from router.http.prepare import Preparation, Prompt
-from router.http.request import RequestFrame
+from router.http.asgi import (
+    JSON,
+    ClientDisconnected,
+    Receive,
+    Scope,
+    Send,
+    read_body,
+    respond,
+    until_disconnected,
+)
+from router.http.observe import RequestOutcome
+from router.http.prepare import RequestPreparation, TokenizedPrompt
+from router.http.request import RequestHandler
+from router.http.sequence_group import GroupCancelled, SequenceGroup
 from router.http.streaming import DEADLINE_GRACE_S
 from router.openai.call import Call
 from router.openai.requests import parse_embedding
@@ -24,28 +33,28 @@ from router.openai.responses import Usage
 from router.text.model_card import prompt_too_long
 
 IN_FLIGHT_MAX = 64
-"""Inputs of one request that workers compute at once."""
+"""Most inputs of one request that workers compute at once."""
 
 
-class EmbeddingRequest(RequestFrame):
-    async def serve(self, scope: Scope, receive: Receive, send: Send) -> Outcome:
-        """Raises BatonError, ClientGone: nothing is sent then."""
+class EmbeddingRequest(RequestHandler):
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> RequestOutcome:
+        """Answer the request. Raises BatonError and ClientDisconnected before anything is sent."""
         service = self.service
         body = await read_body(scope, receive, bytes_max=service.config.body_bytes_max)
         call = parse_embedding(body, service.limits)
         preparation = self.preparation(call, scope, body)
-        gather = Gather(service.driver, call.prompt_field)
-        watch = asyncio.create_task(_watch(receive, gather))
+        group = SequenceGroup(service.driver, call.prompt_field)
+        watch = asyncio.create_task(_watch(receive, group))
         try:
             prompts = await preparation.prompts()
             await self.reserve(scope, sum(len(prompt.tokens) for prompt in prompts))
             async with asyncio.timeout_at(self.deadline_s + DEADLINE_GRACE_S):
-                vectors, cached_tokens = await self._vectors(call, preparation, prompts, gather)
+                vectors, cached_tokens = await self._vectors(call, preparation, prompts, group)
             answer = await asyncio.to_thread(_answer, call, vectors, prompts, cached_tokens)
         except TimeoutError:
             raise DeadlineOver("the request's time is over") from None
-        except GatherStopped:
-            raise ClientGone from None
+        except GroupCancelled:
+            raise ClientDisconnected from None
         finally:
             watch.cancel()
         await respond(send, 200, answer, JSON)
@@ -56,7 +65,11 @@ class EmbeddingRequest(RequestFrame):
         return "completed"
 
     async def _vectors(
-        self, call: Call, preparation: Preparation, prompts: list[Prompt], gather: Gather
+        self,
+        call: Call,
+        preparation: RequestPreparation,
+        prompts: list[TokenizedPrompt],
+        group: SequenceGroup,
     ) -> tuple[list[tuple[float, ...]], int]:
         context = self.service.limits.card.context_tokens
         sampling = SamplingParams(max_tokens=1)
@@ -67,22 +80,22 @@ class EmbeddingRequest(RequestFrame):
             if len(prompt.tokens) >= context:
                 raise prompt_too_long(len(prompt.tokens), context, "input")
             submits.append(preparation.submit(f"{index}", prompt.tokens, sampling, task=Task.EMBED))
-        ended = await gather.all(submits, in_flight_max=IN_FLIGHT_MAX)
+        ended = await group.all(submits, in_flight_max=IN_FLIGHT_MAX)
         vectors = [finished.embedding for _, finished in ended]
         if not all(vectors):
             raise PeerFailure("a worker answered without the embedding")
         return vectors, sum(collector.cached_token_count for collector, _ in ended)
 
 
-async def _watch(receive: Receive, gather: Gather) -> None:
+async def _watch(receive: Receive, group: SequenceGroup) -> None:
     await until_disconnected(receive)
-    gather.stop()
+    group.stop()
 
 
 def normalised(vector: Sequence[float], dimensions: int | None) -> list[float]:
-    """The first `dimensions` numbers (Matryoshka embeddings, arXiv 2205.13147), scaled to length one.
+    """Return the first `dimensions` numbers (Matryoshka embeddings, arXiv 2205.13147), scaled to length one.
 
-    Raises BatonError: the numbers, float32 ones, are not all finite.
+    Raises BatonError if the float32 numbers are not all finite.
     """
     kept = vector[:dimensions]
     length = math.sqrt(math.fsum(x * x for x in kept))
@@ -95,7 +108,7 @@ def normalised(vector: Sequence[float], dimensions: int | None) -> list[float]:
 
 
 def _answer(
-    call: Call, vectors: Sequence[Sequence[float]], prompts: Sequence[Prompt], cached_tokens: int
+    call: Call, vectors: Sequence[Sequence[float]], prompts: Sequence[TokenizedPrompt], cached_tokens: int
 ) -> bytes:
     data: list[dict[str, object]] = []
     for index, vector in enumerate(vectors):

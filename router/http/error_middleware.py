@@ -1,4 +1,4 @@
-"""What nobody foresaw: the client gets OpenAI's error shape, the log one bounded report."""
+"""Unforeseen errors: the client gets OpenAI's error shape, and the log one bounded report."""
 
 import asyncio
 import logging
@@ -11,7 +11,7 @@ from router.http.asgi import (
     JSON,
     REQUEST_ID,
     App,
-    ClientGone,
+    ClientDisconnected,
     Message,
     Receive,
     Scope,
@@ -24,14 +24,14 @@ from router.openai.responses import error_body
 log = logging.getLogger(__name__)
 
 FRAMES_MAX = 8
-"""Of a traceback, from its inner end: a recursion has thousands."""
+"""Most frames of a traceback that a report has, counted from its inner end. A recursion has thousands."""
 CHARACTERS_MAX = 500
 CLOSING_S = 5.0
-"""From a connection's close to the word that it is gone."""
+"""Time from a connection's close to the message that it is gone."""
 
 
 class ErrorMiddleware:
-    """Outermost: no exception leaves it."""
+    """The outermost middleware: no exception leaves it."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -51,12 +51,12 @@ class ErrorMiddleware:
                 is_complete = message["type"] == "http.response.body" and not message.get("more_body", False)
             except RuntimeError as error:
                 if is_closing():
-                    raise ClientGone from error
+                    raise ClientDisconnected from error
                 raise
 
         try:
             await self._app(scope, receive, send_to_client)
-        except ClientGone:
+        except ClientDisconnected:
             pass
         except Exception as error:
             fields = {"client_request_id": scope.get(REQUEST_ID, "")}
@@ -76,11 +76,11 @@ class ErrorMiddleware:
 
 
 def _no_way_to_hang_up() -> None:
-    """Under another server than ours."""
+    """Do nothing. Other servers than ours offer no way to hang up."""
 
 
 async def _settled(receive: Receive) -> None:
-    """A request whose connection is closing ends when that is done, or the server calls it a defect."""
+    """Wait until a closing connection is closed. Otherwise the server would call its request a defect."""
     try:
         async with asyncio.timeout(CLOSING_S):
             await until_disconnected(receive)
@@ -89,6 +89,6 @@ async def _settled(receive: Receive) -> None:
 
 
 def report(error: BaseException) -> str:
-    """Kind, message and the innermost frames, without those of its causes."""
+    """Return the kind, the message and the innermost frames of an error, without the frames of its causes."""
     frames = "".join(traceback.format_tb(error.__traceback__, limit=-FRAMES_MAX))
     return f"{type(error).__name__}: {str(error)[:CHARACTERS_MAX]}\n{frames}"

@@ -11,7 +11,7 @@ from router.http.asgi import (
     HANG_UP,
     JSON,
     WRITE_NOW,
-    ClientGone,
+    ClientDisconnected,
     Receive,
     Scope,
     Send,
@@ -20,72 +20,72 @@ from router.http.asgi import (
     watch,
 )
 from router.http.beam_answer import BeamAnswer
-from router.http.gather import Gather, GatherStopped
-from router.http.observe import Outcome, outcome_of
-from router.http.prepare import Prompt
-from router.http.request import RequestFrame
-from router.http.streaming import DEADLINE_GRACE_S, Exchange
+from router.http.observe import RequestOutcome, outcome_of
+from router.http.prepare import TokenizedPrompt
+from router.http.request import RequestHandler
+from router.http.sequence_group import GroupCancelled, SequenceGroup
+from router.http.streaming import DEADLINE_GRACE_S, ResponseStream
 from router.openai import requests as openai_api
-from router.openai.call import Beam, Call, Limits
+from router.openai.call import Beam, Call, RequestLimits
 from router.openai.responses import AnswerFormat, error_event
 from router.openai.timings import EdgeTimes
 from router.tenants.service_classes import verdict_of_error
 
 
-class GenerationRequest(RequestFrame):
+class GenerationRequest(RequestHandler):
     @staticmethod
-    def parse(body: bytes, limits: Limits) -> Call:
+    def parse(body: bytes, limits: RequestLimits) -> Call:
         raise NotImplementedError
 
-    async def serve(self, scope: Scope, receive: Receive, send: Send) -> Outcome:
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> RequestOutcome:
         service = self.service
         body = await read_body(scope, receive, bytes_max=service.config.body_bytes_max)
         call = self.parse(body, service.limits)
         if call.beam is not None:
             return await self._serve_beams(call, call.beam, body, scope, receive, send)
         preparation = self.preparation(call, scope, body)
-        exchange = self._exchange(call)
-        exchange.prompt_format = preparation.prompt_form
-        exchange.with_timings = call.with_timings
-        unwatch = watch(scope, receive, exchange.client_gone)
+        response = self._response(call)
+        response.prompt_format = preparation.prompt_form
+        response.with_timings = call.with_timings
+        unwatch = watch(scope, receive, response.client_gone)
         try:
             prompts, tokenize_s = await preparation.timed_prompts()
             parts = await preparation.parts(prompts)
             await self.reserve(
                 scope, _most_tokens(prompts, [submit.sampling.max_tokens for submit, _, _ in parts])
             )
-            if not exchange.is_gone:
-                route_s = exchange.now_s() - self.arrived_s - tokenize_s
-                exchange.edge = EdgeTimes(max(0.0, route_s), tokenize_s)
-                exchange.submit(
+            if not response.is_gone:
+                route_s = response.now_s() - self.arrived_s - tokenize_s
+                response.edge = EdgeTimes(max(0.0, route_s), tokenize_s)
+                response.submit(
                     parts, choices_per_prompt=call.sequences_per_prompt, answers_per_prompt=call.n
                 )
-                await self._answer(call, exchange, scope, send)
+                await self._answer(call, response, scope, send)
         finally:
-            exchange.close()
+            response.close()
             unwatch()
-            self.used_tokens = exchange.usage().total_tokens
-        outcome = self._outcome(exchange)
-        exchange.release()
+            self.used_tokens = response.usage().total_tokens
+        outcome = self._outcome(response)
+        response.release()
         return outcome
 
     async def _serve_beams(
         self, call: Call, beam: Beam, body: bytes, scope: Scope, receive: Receive, send: Send
-    ) -> Outcome:
+    ) -> RequestOutcome:
         preparation = self.preparation(call, scope, body)
-        gather = Gather(self.service.driver, call.prompt_field)
-        unwatch = watch(scope, receive, gather.stop)
+        group = SequenceGroup(self.service.driver, call.prompt_field)
+        unwatch = watch(scope, receive, group.stop)
         try:
             async with asyncio.timeout_at(self.deadline_s + DEADLINE_GRACE_S):
                 prompts = await preparation.prompts()
                 most = call.max_tokens or self.service.limits.default_max_tokens
                 await self.reserve(scope, _most_tokens(prompts, [most] * beam.width))
                 answer = BeamAnswer(self.service, call, beam, preparation)
-                whole = await answer.whole(prompts, self._format(call), gather)
+                whole = await answer.whole(prompts, self._format(call), group)
         except TimeoutError:
             raise DeadlineOver("the request's time is over") from None
-        except GatherStopped:
-            raise ClientGone from None
+        except GroupCancelled:
+            raise ClientDisconnected from None
         finally:
             unwatch()
         await respond(send, 200, whole, JSON)
@@ -105,16 +105,16 @@ class GenerationRequest(RequestFrame):
             include_usage=call.include_usage,
         )
 
-    def _exchange(self, call: Call) -> Exchange:
+    def _response(self, call: Call) -> ResponseStream:
         service = self.service
-        return Exchange(
+        return ResponseStream(
             service.driver,
             self._format(call),
             deadline_s=self.deadline_s,
             unsent_tokens_max=service.config.output_buffer_tokens_max,
         )
 
-    async def _answer(self, call: Call, exchange: Exchange, scope: Scope, send: Send) -> None:
+    async def _answer(self, call: Call, response: ResponseStream, scope: Scope, send: Send) -> None:
         abort: Callable[[], None] = scope.get(ABORT, _no_way_to_hang_up)
 
         def hang_up(error: BatonError) -> None:
@@ -122,41 +122,41 @@ class GenerationRequest(RequestFrame):
             abort() if end is None else end(error_event(error))
 
         if not call.stream:
-            body = await exchange.whole()
-            if not exchange.is_gone:
-                await exchange.last_words(respond(send, 200, body, JSON), on_drop=abort)
+            body = await response.whole()
+            if not response.is_gone:
+                await response.write_end(respond(send, 200, body, JSON), on_drop=abort)
             return
-        await exchange.begin()
-        if exchange.is_gone:
+        await response.begin()
+        if response.is_gone:
             return
 
         async def write(events: bytes) -> None:
             await send({"type": "http.response.body", "body": events, "more_body": True})
 
         await send({"type": "http.response.start", "status": 200, "headers": EVENTS})
-        last = await exchange.stream(
+        last = await response.stream(
             write,
             include_usage=call.include_usage,
             on_drop=hang_up,
             write_now=scope.get(WRITE_NOW, _not_now),
         )
-        if not exchange.is_gone:
-            await exchange.last_words(send({"type": "http.response.body", "body": last}), on_drop=abort)
+        if not response.is_gone:
+            await response.write_end(send({"type": "http.response.body", "body": last}), on_drop=abort)
 
-    def _outcome(self, exchange: Exchange) -> Outcome:
+    def _outcome(self, response: ResponseStream) -> RequestOutcome:
         observer = self.service.observer
-        if exchange.dropped_reason:
+        if response.dropped_reason:
             observer.on_slow_client()
-            self.message = exchange.dropped_reason
-        if exchange.is_gone:
-            self.cancelled(exchange.first_token_s)
+            self.message = response.dropped_reason
+        if response.is_gone:
+            self.cancelled(response.first_token_s)
             return "cancelled"
-        if exchange.error is not None:
-            self.verdict = verdict_of_error(exchange.error)
-            return outcome_of(exchange.error)
-        observer.on_answered(exchange, arrived_s=self.arrived_s)
-        tpots_s = [choice.tpot_s for choice in exchange.choices if choice.tpot_s is not None]
-        self.answered(first_token_s=exchange.first_token_s, tpot_s=max(tpots_s, default=0.0))
+        if response.error is not None:
+            self.verdict = verdict_of_error(response.error)
+            return outcome_of(response.error)
+        observer.on_answered(response, arrived_s=self.arrived_s)
+        tpots_s = [choice.tpot_s for choice in response.choices if choice.tpot_s is not None]
+        self.answered(first_token_s=response.first_token_s, tpot_s=max(tpots_s, default=0.0))
         return "completed"
 
 
@@ -168,8 +168,8 @@ class CompletionRequest(GenerationRequest):
     parse = staticmethod(openai_api.parse_completion)
 
 
-def _most_tokens(prompts: Sequence[Prompt], answers: Sequence[int]) -> int:
-    """That the request can come to. A prompt counts once, as in its usage."""
+def _most_tokens(prompts: Sequence[TokenizedPrompt], answers: Sequence[int]) -> int:
+    """Return the most tokens that the request can use. A prompt counts once, as in its usage."""
     return sum(len(prompt.tokens) for prompt in prompts) + sum(answers)
 
 
@@ -178,4 +178,5 @@ def _not_now(_: bytes) -> bool:
 
 
 def _no_way_to_hang_up() -> None:
-    """Under another server than ours: what is written no more will show the client."""
+    """Do nothing. Other servers than ours offer no way to hang up; the client sees that no more is
+    written."""

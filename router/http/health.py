@@ -1,4 +1,4 @@
-"""What the router says about itself: alive, ready, and with which workers. Pure."""
+"""The router's report on itself: whether it is alive and ready, and with which workers. Pure."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -34,38 +34,42 @@ OPENNESS = {"closed": 0.0, "half_open": 0.5, "open": 1.0}
 
 
 class ModelHealth(msgspec.Struct, frozen=True):
-    """What a router has of one model."""
+    """The status of one model on this router."""
 
     model: str
     status: RouterStatus
     may_sleep: bool = False
-    """See `is_asleep`."""
+    """The autoscaler may stop all workers of the model, see `is_asleep`."""
 
 
 class RouterFacts(msgspec.Struct, frozen=True):
-    """What is the same for all models of a router."""
+    """Facts that all models of a router share."""
 
     is_draining: bool
     directory: str
-    """current, away or none."""
+    """State of the directory: current, away or none."""
     tenants: dict[str, str] = {}
 
 
 def health(models: Sequence[ModelHealth], facts: RouterFacts) -> dict[str, Any]:
-    """`status` is ok, degraded (served, but not as configured, or not each of several models is), asleep (see
-    `is_asleep`) or unavailable. Ready: at least one model is served; `models` says which."""
-    told = {one.model: _model(one, facts) for one in models}
-    is_ready = any(one["ready"] for one in told.values())
-    statuses = [one["status"] for one in told.values()]
-    degraded = [one["degraded"] for one in told.values()]
+    """Return the body of /health.
+
+    `status` is ok, degraded (not served as configured, or only some of several models are served), asleep
+    (see `is_asleep`) or unavailable. The router is ready if at least one model is served; `models` says
+    which.
+    """
+    reports = {one.model: _model(one, facts) for one in models}
+    is_ready = any(one["ready"] for one in reports.values())
+    statuses = [one["status"] for one in reports.values()]
+    degraded = [one["degraded"] for one in reports.values()]
     return {
         "status": _together(statuses),
         "ready": is_ready,
         "draining": facts.is_draining,
         "model": models[0].model if len(models) == 1 else "",
-        "models": told,
+        "models": reports,
         "degraded": {name: any(one[name] for one in degraded) for name in degraded[0]},
-        "predictor": max((one["predictor"] for one in told.values()), key=lambda one: one["error"]),
+        "predictor": max((one["predictor"] for one in reports.values()), key=lambda one: one["error"]),
         "directory": facts.directory,
         "tenants": facts.tenants,
         "peers": models[0].status.peer_count,
@@ -109,8 +113,9 @@ def _model(one: ModelHealth, facts: RouterFacts) -> dict[str, Any]:
 
 
 def is_asleep(status: RouterStatus, *, may_sleep: bool, directory: str) -> bool:
-    """There is no worker since none was needed, and the next request is held until one was started.
-    `may_sleep`: the autoscaler stops idle workers to the last. Without the control plane none would wake."""
+    """Return whether the model has no worker because none was needed. The next request is then held until one
+    was started. `may_sleep` says that the autoscaler stops idle workers to the last. Without the control
+    plane nothing would wake the model."""
     return may_sleep and not status.workers and directory == "current"
 
 
@@ -155,7 +160,8 @@ def _worker(worker: WorkerStatus) -> dict[str, Any]:
 
 
 class StatusGauges:
-    """Copies a model's status into gauges when somebody looks, and forgets workers that are gone."""
+    """Gauges of a model's status. They are updated when somebody reads them, and workers that are gone are
+    removed."""
 
     def __init__(self, meter: Meter, model: str) -> None:
         self._meter, self._model = meter, model
@@ -205,7 +211,7 @@ class StatusGauges:
             meter.set(PREDICTOR_BIAS, errors.tpot_bias, worker=name, what="tpot")
 
     def _count(self, now: FailureStatus) -> None:
-        """What was added since somebody looked last."""
+        """Add to the counters what happened since the last update."""
         meter, before, model = self._meter, self._counted, self._model
         meter.inc(REFUSED_RETRIES, now.retries_refused - before.retries_refused, model=model)
         meter.inc(BREAKERS_OPENED, now.breakers_opened - before.breakers_opened, model=model)

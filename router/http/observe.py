@@ -1,4 +1,4 @@
-"""Counts and traces what the driver and the edge do; decides nothing."""
+"""Counters and traces of requests. They observe the driver and the HTTP layer, and decide nothing."""
 
 from typing import Literal
 
@@ -8,19 +8,19 @@ from baton.telemetry import catalogue as c
 from baton.telemetry.metrics import Meter
 from baton.telemetry.tracing import Spans
 from router.decisions.events import Note
-from router.http.streaming import Exchange
+from router.http.streaming import ResponseStream
 from router.live.recent_requests import RecentRequests
 from router.openai.responses import Usage
 from router.openai.timings import first_of, parts_of
-from router.tenants.service_classes import Objectives, Verdict
+from router.tenants.service_classes import RequestObjectives, RequestVerdict
 
 TENANT_LABELS_MAX = 64
 """Label values cost memory here and in Prometheus, and stay until the process ends."""
 
-Outcome = Literal["completed", "refused", "failed", "cancelled", "invalid"]
+RequestOutcome = Literal["completed", "refused", "failed", "cancelled", "invalid"]
 
 
-def outcome_of(error: BatonError) -> Outcome:
+def outcome_of(error: BatonError) -> RequestOutcome:
     if isinstance(error, ClientError):
         return "invalid"
     return "refused" if isinstance(error, Overloaded) else "failed"
@@ -30,8 +30,8 @@ def request_of(seq_id: SequenceId) -> str:
     return seq_id.rsplit("/", 1)[0]
 
 
-class Observer:
-    """Of one model's requests. `recent_requests` are shared by all models of a router."""
+class RequestObserver:
+    """Observer of one model's requests. All models of a router share `recent_requests`."""
 
     def __init__(self, meter: Meter, spans: Spans, recent_requests: RecentRequests, *, model: str) -> None:
         self.meter, self.spans, self.recent_requests = meter, spans, recent_requests
@@ -67,7 +67,7 @@ class Observer:
                 pass
 
     def open(self, request_id: str, traceparent: str, client_request_id: str) -> str:
-        """Returns the traceparent for what this request causes elsewhere."""
+        """Begin the record of a request. Returns the traceparent for its spans in other processes."""
         self.recent_requests.begin(request_id, model=self._model, client_request_id=client_request_id)
         return self.spans.open(
             request_id,
@@ -77,7 +77,7 @@ class Observer:
             **{"request.id": request_id, "client.request_id": client_request_id},
         )
 
-    def close(self, request_id: str, outcome: Outcome, error: str = "") -> None:
+    def close(self, request_id: str, outcome: RequestOutcome, error: str = "") -> None:
         self.meter.inc(c.REQUESTS, model=self._model, outcome=outcome)
         self.spans.close(request_id, error=error, outcome=outcome)
 
@@ -85,54 +85,55 @@ class Observer:
         self.meter.inc(c.SLOW_CLIENTS, model=self._model)
 
     def on_usage(self, usage: Usage, *, took_s: float) -> None:
-        """Of a request that was answered in full."""
+        """Count the tokens of a request that was answered in full."""
         meter, model = self.meter, self._model
         meter.inc(c.PROMPT_TOKENS, usage.prompt_tokens, model=model)
         meter.inc(c.CACHED_TOKENS, usage.cached_tokens, model=model)
         meter.inc(c.GENERATED_TOKENS, usage.completion_tokens, model=model)
         meter.observe(c.E2E, took_s, model=model)
 
-    def on_answered(self, exchange: Exchange, *, arrived_s: float) -> None:
-        """The same, with when its tokens came."""
+    def on_answered(self, response: ResponseStream, *, arrived_s: float) -> None:
+        """Count a request that was answered in full: its tokens, and when they came."""
         meter, model = self.meter, self._model
-        usage = exchange.usage()
-        self.on_usage(usage, took_s=exchange.now_s() - arrived_s)
-        self._tell(exchange, usage, arrived_s=arrived_s)
-        if first_token_s := exchange.first_token_s:
+        usage = response.usage()
+        self.on_usage(usage, took_s=response.now_s() - arrived_s)
+        self._record_timings(response, usage, arrived_s=arrived_s)
+        if first_token_s := response.first_token_s:
             meter.observe(c.TTFT, first_token_s - arrived_s, model=model)
-            self._on_parts(exchange, arrived_s)
-        for choice in exchange.choices:
+            self._on_parts(response, arrived_s)
+        for choice in response.choices:
             if (tpot_s := choice.tpot_s) is not None:
                 meter.observe(c.TPOT, tpot_s, model=model)
 
-    def _tell(self, exchange: Exchange, usage: Usage, *, arrived_s: float) -> None:
-        choice = first_of(exchange.choices)
-        tpots_s = [tpot_s for choice in exchange.choices if (tpot_s := choice.tpot_s) is not None]
+    def _record_timings(self, response: ResponseStream, usage: Usage, *, arrived_s: float) -> None:
+        choice = first_of(response.choices)
+        tpots_s = [tpot_s for choice in response.choices if (tpot_s := choice.tpot_s) is not None]
         self.recent_requests.answered(
             request_of(choice.seq_id),
             usage,
-            ttft_s=exchange.first_token_s - arrived_s if exchange.first_token_s else None,
+            ttft_s=response.first_token_s - arrived_s if response.first_token_s else None,
             tpot_s=max(tpots_s, default=None),
-            edge=exchange.edge,
+            edge=response.edge,
             latency_breakdown=choice.latency_breakdown,
             served=choice.served,
         )
 
-    def _on_parts(self, exchange: Exchange, arrived_s: float) -> None:
-        choice = first_of(exchange.choices)
+    def _on_parts(self, response: ResponseStream, arrived_s: float) -> None:
+        choice = first_of(response.choices)
         request_id = request_of(choice.seq_id)
-        ago_s = exchange.now_s() - arrived_s
-        for part, seconds in parts_of(exchange.edge, choice):
+        ago_s = response.now_s() - arrived_s
+        for part, seconds in parts_of(response.edge, choice):
             self.meter.observe(c.TTFT_PART, seconds, model=self._model, part=part)
             ago_s -= seconds
             if seconds > 0:
                 self.spans.record(request_id, f"ttft.{part}", seconds, ended_ago_s=max(0.0, ago_s))
 
     def on_end(
-        self, request_id: str, outcome: Outcome, error: str, verdict: Verdict | None,
-        objectives: Objectives, tenant: str,
+        self, request_id: str, outcome: RequestOutcome, error: str, verdict: RequestVerdict | None,
+        objectives: RequestObjectives, tenant: str,
     ) -> None:  # fmt: skip
-        """Of every request, once. `verdict` None: it could never work, and so was not offered."""
+        """Count the end of a request, once for each. `verdict` None: the request could never work, and does
+        not count as offered."""
         self.close(request_id, outcome, error)
         if verdict is not None:
             self.on_verdict(objectives.slo_class, tenant, verdict)
@@ -140,8 +141,9 @@ class Observer:
             request_id, outcome=outcome, error=error, verdict=verdict, objectives=objectives, tenant=tenant
         )
 
-    def on_verdict(self, slo_class: str, tenant: str, verdict: Verdict) -> None:
-        """Of every offered request, once. Tenants beyond `TENANT_LABELS_MAX` are counted together."""
+    def on_verdict(self, slo_class: str, tenant: str, verdict: RequestVerdict) -> None:
+        """Count the verdict of an offered request, once for each. Tenants beyond `TENANT_LABELS_MAX` are
+        counted together."""
         if tenant not in self._tenants:
             if len(self._tenants) >= TENANT_LABELS_MAX:
                 tenant = "other"

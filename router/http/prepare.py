@@ -1,4 +1,4 @@
-"""From a checked call to what is submitted: prompts as tokens, a grammar, and how the text is read."""
+"""Preparation of a checked call: its prompts as tokens, its grammar, and how its text is read."""
 
 import asyncio
 import math
@@ -13,56 +13,56 @@ from baton.core.sampling import Grammar, SamplingParams
 from router.decisions.events import Submit
 from router.decisions.prompt_hashes import PromptHashes
 from router.decisions.stored_prefix import StoredPrefix
-from router.http.client import ANYBODY, Client
+from router.http.client import ANYBODY, AuthenticatedClient
 from router.http.service import Service
 from router.live.store_lookup import StoreLookup
-from router.openai import requests as openai_api
 from router.openai.call import Call, Endpoint
-from router.openai.choice_stream import Echo, Wants, call_id, short_call_id
+from router.openai.choice_stream import ChoiceOptions, Echo, call_id, short_call_id
 from router.openai.logprobs import LogprobFormat
+from router.openai.sampling import sampling_params
 from router.openai.tool_grammar import tool_grammar
-from router.tenants.service_classes import NO_OBJECTIVES, Objectives
+from router.tenants.service_classes import NO_OBJECTIVES, RequestObjectives
 from router.text.conversation import ToolMode
 from router.text.detokenizer import Detokenizer
-from router.text.parsers.select import Stages, Start, make_parser, reasoning_start
+from router.text.parsers.select import ParserChain, ReasoningStart, make_parser, reasoning_start
 
 HASHED_ON_LOOP_TOKENS = 1024
-"""Shorter prompts that need no tokeniser are hashed when they are placed: 35 us at 16 tokens a block, less
-than a way to a thread and back."""
+"""Prompts of fewer tokens that need no tokeniser are hashed when they are placed. That takes 35 us at 16
+tokens a block, less than the way to a thread and back."""
 
 TEMPLATE_CHARACTERS = 64
-"""What a chat template's work on a message counts as."""
+"""Characters that a chat template's work on a message counts as."""
 
 LOOKED_UP_TOKENS = 1024
-"""Stores are asked for longer prompts only: the others are computed before the answer is here."""
+"""Shortest prompt for which the stores are asked. Shorter ones are computed before the answer is here."""
 
 CONTEXT_TOKENS = 5
-"""Prompt tokens that decide how the first generated ones are spaced."""
+"""Number of last prompt tokens that decide how the first generated ones are spaced."""
 
-Part = tuple[Submit, Detokenizer, Wants]
+Part = tuple[Submit, Detokenizer, ChoiceOptions]
 
-_NO_REASONING = Start(is_open=False, is_closed=True)
+_NO_REASONING = ReasoningStart(is_open=False, is_closed=True)
 
 
-class Prompt(NamedTuple):
+class TokenizedPrompt(NamedTuple):
     tokens: tuple[int, ...]
     text: str | None
-    """As the client wrote it; None: it wrote tokens, or was cut."""
-    start: Start
+    """Text as the client wrote it. None if the client wrote tokens, or the prompt was cut."""
+    start: ReasoningStart
     hashes: PromptHashes | None = None
-    """Computed already, in the thread that tokenised it."""
+    """Block hashes that the tokenising thread has computed already."""
     stored: StoredPrefix | None = None
 
 
 def _characters(call: Call) -> float:
-    """About as many as the template makes of a conversation; infinite: it may be any number."""
+    """Estimate how many characters the template makes of a conversation. Infinite: it may be any number."""
     if call.tools.tools or call.template.documents or any("tool_calls" in m for m in call.messages):
         return math.inf
     return sum(len(m.get("content") or "") + TEMPLATE_CHARACTERS for m in call.messages)
 
 
-class Preparation:
-    """Of one request."""
+class RequestPreparation:
+    """Preparation of one request."""
 
     def __init__(
         self,
@@ -74,11 +74,11 @@ class Preparation:
         deadline_s: float,
         adapter: AdapterRef | None,
         arrived_s: float | None = None,
-        objectives: Objectives = NO_OBJECTIVES,
-        client: Client = ANYBODY,
+        objectives: RequestObjectives = NO_OBJECTIVES,
+        client: AuthenticatedClient = ANYBODY,
         request_digest: str = "",
     ) -> None:
-        """`request_digest`: the same for a request that is sent again."""
+        """`request_digest` is the same when a client sends its request again."""
         self._service, self._call = service, call
         self._arrived_s, self._objectives = arrived_s, objectives
         self._client, self._request_digest = client, request_digest
@@ -95,15 +95,15 @@ class Preparation:
         self._form = form if call.with_logprobs else None
         self.prompt_form = form if call.with_prompt_logprobs else None
 
-    async def timed_prompts(self) -> tuple[list[Prompt], float]:
-        """With the seconds it took. Raises as `prompts`."""
+    async def timed_prompts(self) -> tuple[list[TokenizedPrompt], float]:
+        """Return the prompts and the seconds that tokenising took. Raises as `prompts` does."""
         now_s = self._service.driver.now_s
         began_s = now_s()
         prompts = await self.prompts()
         return prompts, now_s() - began_s
 
-    async def prompts(self) -> list[Prompt]:
-        """Raises ClientError, QueueFull, DeadlineOver."""
+    async def prompts(self) -> list[TokenizedPrompt]:
+        """Return the tokenised prompts. Raises ClientError, QueueFull, DeadlineOver."""
         try:
             async with asyncio.timeout_at(self._deadline_s):
                 if self._call.endpoint is Endpoint.CHAT:
@@ -117,16 +117,16 @@ class Preparation:
         except TimeoutError:
             raise DeadlineOver("the request's time was over before its prompt was tokenised") from None
 
-    async def _of(self, prompt: str | tuple[int, ...]) -> Prompt:
+    async def _of(self, prompt: str | tuple[int, ...]) -> TokenizedPrompt:
         if isinstance(prompt, str):
             return await self._tokenizer.on_loop_or_in_thread(len(prompt), lambda: self._text(prompt))
         if len(prompt) < HASHED_ON_LOOP_TOKENS:
-            return Prompt(self._cut(prompt), None, _NO_REASONING)
+            return TokenizedPrompt(self._cut(prompt), None, _NO_REASONING)
         return await self._tokenizer.in_thread(
-            lambda: self._hashed(Prompt(self._cut(prompt), None, _NO_REASONING))
+            lambda: self._hashed(TokenizedPrompt(self._cut(prompt), None, _NO_REASONING))
         )
 
-    async def _looked_up(self, prompt: Prompt, lookup: StoreLookup) -> Prompt:
+    async def _looked_up(self, prompt: TokenizedPrompt, lookup: StoreLookup) -> TokenizedPrompt:
         kinds = self._service.driver.chain_kinds
         if prompt.hashes is None or len(prompt.tokens) < LOOKED_UP_TOKENS or len(kinds) != 1:
             return prompt
@@ -135,15 +135,15 @@ class Preparation:
 
     # --- in a thread ------------------------------------------------------------------------------
 
-    def _hashed(self, prompt: Prompt) -> Prompt:
+    def _hashed(self, prompt: TokenizedPrompt) -> TokenizedPrompt:
         kinds = self._service.driver.chain_kinds
         if not kinds:
             return prompt
         return prompt._replace(hashes=PromptHashes.computed(self._salt, prompt.tokens, kinds))
 
-    def _conversation(self) -> Prompt:
+    def _conversation(self) -> TokenizedPrompt:
         call = self._call
-        # A model that may not call anything is not told of tools.
+        # A prompt for a model that may not call anything does not mention tools.
         tools = [] if call.tools.mode is ToolMode.NONE else [tool.declared for tool in call.tools.tools]
         tokens, end = self._tokenizer.chat_prompt(
             call.messages,
@@ -153,9 +153,9 @@ class Preparation:
             may_be_cut=call.truncate_prompt_tokens is not None,
         )
         start = reasoning_start(self._service.parsers.reasoning, end)
-        return self._hashed(Prompt(self._cut(tokens), None, start))
+        return self._hashed(TokenizedPrompt(self._cut(tokens), None, start))
 
-    def _text(self, text: str) -> Prompt:
+    def _text(self, text: str) -> TokenizedPrompt:
         call = self._call
         tokens = self._tokenizer.text_ids(
             text,
@@ -164,10 +164,10 @@ class Preparation:
             may_be_cut=call.truncate_prompt_tokens is not None,
         )
         cut = self._cut(tokens)
-        return self._hashed(Prompt(cut, text if cut is tokens else None, _NO_REASONING))
+        return self._hashed(TokenizedPrompt(cut, text if cut is tokens else None, _NO_REASONING))
 
     def _cut(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
-        """To the last ones that may stay."""
+        """Keep the last tokens that `truncate_prompt_tokens` allows."""
         most = self._call.truncate_prompt_tokens
         if most is None:
             return tokens
@@ -178,8 +178,8 @@ class Preparation:
             most = context - (self._call.max_tokens or min(answer, context // 2))
         return tokens if len(tokens) <= most else tokens[len(tokens) - max(1, most) :]
 
-    async def parts(self, prompts: list[Prompt]) -> list[Part]:
-        """One per sequence, those of one prompt side by side."""
+    async def parts(self, prompts: list[TokenizedPrompt]) -> list[Part]:
+        """Return one part per sequence; those of one prompt are adjacent."""
         call, parts = self._call, list[Part]()
         for prompt in prompts:
             grammar, is_late = await self._grammar(prompt)
@@ -188,8 +188,8 @@ class Preparation:
                 parts.append(self._part(prompt, len(parts), i, grammar, echo, is_late=is_late))
         return parts
 
-    async def _grammar(self, prompt: Prompt) -> tuple[Grammar | None, bool]:
-        """And whether it begins only after the reasoning."""
+    async def _grammar(self, prompt: TokenizedPrompt) -> tuple[Grammar | None, bool]:
+        """Return the grammar, and whether it begins only after the reasoning."""
         call, parsers = self._call, self._service.parsers
         grammar = call.structured.grammar if call.structured is not None else None
         grammar = grammar or tool_grammar(call.tools, parsers.tool)
@@ -198,11 +198,11 @@ class Preparation:
         harmony = "<|channel|>final<|message|>"
         marker = harmony if parsers.reasoning == "harmony" else "</think>"
         ids = await self._tokenizer.encode(marker, with_special=False)
-        if len(ids) > 3:  # not written as tokens of its own: it could come in other pieces, unnoticed
+        if len(ids) > 3:  # Other tokens could spell the marker, and would not be noticed.
             return grammar, False
         return msgspec.structs.replace(grammar, after_token_ids=ids), True
 
-    async def _echo(self, prompt: Prompt) -> Echo:
+    async def _echo(self, prompt: TokenizedPrompt) -> Echo:
         call, tokenizer = self._call, self._tokenizer
         if not call.with_logprobs and prompt.text is not None:
             return Echo(prompt.text, prompt.tokens, ())
@@ -221,11 +221,11 @@ class Preparation:
         return await asyncio.to_thread(spell)
 
     def _part(
-        self, prompt: Prompt, index: int, index_in_prompt: int, grammar: Grammar | None, echo: Echo | None,
-        *, is_late: bool,
+        self, prompt: TokenizedPrompt, index: int, index_in_prompt: int, grammar: Grammar | None,
+        echo: Echo | None, *, is_late: bool,
     ) -> Part:  # fmt: skip
         call, service = self._call, self._service
-        sampling = openai_api.sampling_params(
+        sampling = sampling_params(
             call,
             choice_index=index,
             prompt_tokens=len(prompt.tokens),
@@ -242,7 +242,7 @@ class Preparation:
         submit = self.submit(
             f"{index}", prompt.tokens, sampling, group=group, hashes=prompt.hashes, stored=prompt.stored
         )
-        wants = Wants(
+        options = ChoiceOptions(
             token_ids=call.with_token_ids,
             logprobs=self._form,
             parser=self.parser(prompt.start, is_late=is_late, is_constrained=grammar is not None),
@@ -252,7 +252,7 @@ class Preparation:
             is_ranked=is_ranked,
             grammar_field=self._grammar_field() if grammar is not None else None,
         )
-        return submit, self.detokenizer(submit, wants), wants
+        return submit, self.detokenizer(submit, options), options
 
     def _grammar_field(self) -> str | None:
         if self._adapter is not None:
@@ -270,8 +270,8 @@ class Preparation:
         hashes: PromptHashes | None = None,
         stored: StoredPrefix | None = None,
     ) -> Submit:
-        """One sequence of this request, called `name` within it. `hashes`: of the prompt's blocks, `stored`:
-        which of them stores have."""
+        """Make one sequence of this request, called `name` within it. `hashes` are the hashes of the prompt's
+        blocks, and `stored` says which of them stores have."""
         call, client, objectives = self._call, self._client, self._objectives
         return Submit(
             seq_id=SequenceId(f"{self._request_id}/{name}"),
@@ -298,7 +298,9 @@ class Preparation:
             stored=stored,
         )
 
-    def parser(self, start: Start, *, is_late: bool = False, is_constrained: bool = False) -> Stages | None:
+    def parser(
+        self, start: ReasoningStart, *, is_late: bool = False, is_constrained: bool = False
+    ) -> ParserChain | None:
         call, parsers = self._call, self._service.parsers
         if call.endpoint is not Endpoint.CHAT:
             return None
@@ -308,10 +310,10 @@ class Preparation:
             parsers, call.tools, start, is_constrained=is_late, with_reasoning=call.include_reasoning
         )
 
-    def detokenizer(self, submit: Submit, wants: Wants) -> Detokenizer:
+    def detokenizer(self, submit: Submit, options: ChoiceOptions) -> Detokenizer:
         call, service, sampling = self._call, self._service, submit.sampling
         special = self._tokenizer.special_ids if call.skip_special else frozenset[int]()
-        if wants.parser is not None:
+        if options.parser is not None:
             special -= service.marker_ids
         return Detokenizer(
             self._tokenizer.decode,

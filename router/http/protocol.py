@@ -1,4 +1,4 @@
-"""The HTTP connection: uvicorn's, bounded against clients that mean harm or know no better."""
+"""The HTTP connection: uvicorn's protocol, bounded against clients that mean harm or know no better."""
 
 import asyncio
 import logging
@@ -18,10 +18,10 @@ from router.openai.responses import error_body
 log = logging.getLogger(__name__)
 
 HEADER_BYTES_MAX = 64 * 2**10
-LAST_WORDS_S = 5.0
-"""For a client that was hung up on to read why."""
+HANG_UP_GRACE_S = 5.0
+"""Time that a client has to read the reason after the server hung up on it."""
 HEADERS_MAX = 256
-"""Of one request, trailers included."""
+"""Most headers of one request, trailers included."""
 
 
 _TOO_LARGE = (
@@ -31,11 +31,12 @@ _TOO_LARGE = (
 
 
 class _Refused(Exception):
-    """Raised within the parser to end it."""
+    """The request is refused. The exception ends the parser."""
 
 
 def _write_now(of: "ref[RequestResponseCycle]", body: bytes) -> bool:
-    """What `cycle.send` does with a piece of the body, if it need not wait."""
+    """Write a piece of the body as `cycle.send` would, if that needs no waiting. Returns whether it was
+    written."""
     cycle = of()
     if cycle is None:
         return False
@@ -51,8 +52,8 @@ def _chunk(body: bytes) -> bytes:
 
 
 def _without_chunks(app: Any) -> Any:
-    """HTTP/1.0 knows no chunks (RFC 9112, section 6.1): a body of unknown length goes on until the connection
-    is closed."""
+    """Wrap an application for HTTP/1.0, which has no chunks (RFC 9112, section 6.1). A body of unknown length
+    ends when the connection is closed."""
 
     async def answer(scope: Any, receive: Any, send: Any) -> None:
         cycle: RequestResponseCycle = send.__self__
@@ -65,7 +66,7 @@ def _without_chunks(app: Any) -> Any:
                     name.lower() != b"content-length" for name, _ in message.get("headers", ())
                 )
                 cycle.chunked_encoding = False if is_open_ended else None
-            elif is_open_ended:  # what uvicorn expects, or would call too long
+            elif is_open_ended:  # uvicorn refuses a body longer than it expects.
                 cycle.expected_content_length = len(message.get("body", b""))
             await send(message)
 
@@ -75,9 +76,9 @@ def _without_chunks(app: Any) -> Any:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Bounds connections, headers and the time they take, answers what is no HTTP in OpenAI's error
-    shape, ends every request of a connection that is lost, and has a way to hang up: ASGI has none, and
-    closing waits until everything is read by a client that may never read."""
+    """A protocol that bounds connections, headers and the time they take. It answers malformed HTTP in
+    OpenAI's error shape, and ends every request of a connection that is lost. It can also hang up: ASGI
+    cannot, and an ordinary close waits until the client has read everything, which it may never do."""
 
     connections_max: ClassVar[int] = 4096
     headers_timeout_s: ClassVar[float] = 30.0
@@ -86,10 +87,10 @@ class BoundedProtocol(HttpToolsProtocol):
         super().__init__(*args, **options)
         self._running: RequestResponseCycle | None = None
         self._on_gone: Callable[[], None] | None = None
-        """Of the running request, if it wants to hear."""
+        """Callback of the running request for a lost connection, if it registered one."""
         self._header_bytes = self._header_count = 0
         self._idle_bytes = 0
-        """Received without anything coming of it: an unfinished header, chunk extensions, blank lines."""
+        """Bytes received without any progress: an unfinished header, chunk extensions, blank lines."""
         self._has_progressed = False
         self._was_used = False
         self._is_head_complete = False
@@ -107,7 +108,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """uvicorn tells the request that came last; with pipelining, another one is running."""
+        """End the running request. uvicorn tells only the request that came last; with pipelining, another
+        one is running."""
         self._stop_head_timer()
         self.pipeline.clear()
         running = self._running
@@ -175,7 +177,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
         self._on_gone = None
-        of = ref(cycle)  # which has the scope: it would only be freed by the garbage collector
+        of = ref(cycle)  # The handler has the scope: only the garbage collector would free the cycle.
         cycle.scope[WRITE_NOW] = partial(_write_now, of)  # type: ignore[typeddict-unknown-key]
         cycle.scope[WATCH] = partial(self._watch, of)  # type: ignore[typeddict-unknown-key]
         cycle.scope[HANG_UP] = partial(self._hang_up, of)  # type: ignore[typeddict-unknown-key]
@@ -188,11 +190,11 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.abort()
             return
         self.transport.write(_chunk(last) + _chunk(b"") if cycle.chunked_encoding else last)
-        cycle.disconnected = True  # nothing more is written
+        cycle.disconnected = True  # The cycle must not write any more.
         cycle.message_event.set()
-        cycle.flow.resume_writing()  # and nobody waits to
+        cycle.flow.resume_writing()  # Nobody may wait to write either.
         self.transport.close()
-        self.loop.call_later(LAST_WORDS_S, self.transport.abort)
+        self.loop.call_later(HANG_UP_GRACE_S, self.transport.abort)
 
     def _watch(self, of: "ref[RequestResponseCycle]", on_gone: Callable[[], None]) -> Callable[[], None]:
         cycle = of()
@@ -205,7 +207,7 @@ class BoundedProtocol(HttpToolsProtocol):
             on_gone()
         else:
             self._on_gone = on_gone
-            cycle.flow.resume_reading()  # else the end of the connection would not be read either
+            cycle.flow.resume_reading()  # Otherwise the end of the connection would not be read either.
         return end
 
     def _count(self, size: int) -> None:
@@ -228,7 +230,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _head_is_late(self) -> None:
         self._head_timer = None
         if not self._was_used:
-            self.transport.close()  # opened in advance and never used: no answer to anything
+            self.transport.close()  # A connection that was opened in advance and never used gets no answer.
             return
         message = f"the headers did not arrive within {self.headers_timeout_s:g} s"
         self._refuse(HTTPStatus.REQUEST_TIMEOUT, message)
@@ -236,8 +238,9 @@ class BoundedProtocol(HttpToolsProtocol):
     # --- refusing ---------------------------------------------------------------------------------
 
     def _refuse(self, status: HTTPStatus, message: str, *, linger_s: float = LINGER_S) -> None:
-        """Answer, unless another answer is under way, and hang up. What the client still sends is thrown
-        away for a moment: closing at once would reset the connection, and it would see no answer."""
+        """Answer, unless another answer is under way, and hang up. Closing at once would reset the
+        connection, and the client would see no answer; so its further bytes are read and dropped for a
+        moment."""
         log.debug("%s is refused: %s", self.client, message)
         self._refusal = (status, message)
         self._stop_head_timer()
@@ -260,7 +263,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _give_up_body(self) -> None:
-        """Of the running request, if it is still being received: it never will be, and has no answer yet."""
+        """End the running request if its body is still being received. The body will never be complete, and
+        there is no answer yet."""
         running = self._running
         if running is None or running is not self.cycle or not running.more_body or running.response_started:
             return

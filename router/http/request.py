@@ -1,4 +1,4 @@
-"""What all requests that workers are needed for share: an id, a trace, a deadline, an outcome."""
+"""The handling that all requests to workers share: an id, a trace, a deadline, an outcome."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from baton.core.ids import RequestId
 from router.http.asgi import (
     JSON,
     REQUEST_ID,
-    ClientGone,
+    ClientDisconnected,
     Headers,
     Message,
     Receive,
@@ -23,22 +23,22 @@ from router.http.asgi import (
     respond_and_linger,
 )
 from router.http.client import ANYBODY, client_of
-from router.http.observe import Observer, Outcome, outcome_of
-from router.http.prepare import Preparation
+from router.http.observe import RequestObserver, RequestOutcome, outcome_of
+from router.http.prepare import RequestPreparation
 from router.http.request_ids import new_id
 from router.http.served_models import Models
 from router.http.service import Service
 from router.openai.call import Call
 from router.openai.responses import error_of, retry_after_s
 from router.tenants import service_classes as slo
-from router.tenants.service_classes import NO_OBJECTIVES, Verdict, verdict_of_answer, verdict_of_error
+from router.tenants.service_classes import NO_OBJECTIVES, RequestVerdict, verdict_of_answer, verdict_of_error
 
 ARRIVED = "baton.arrived"
-"""Key in the scope: when the request came, if somebody saw it before its frame."""
+"""Key in the scope: the time when the request came, if it was seen before its handler was made."""
 
 
-class RequestFrame(ABC):
-    """One request from its body to the last byte of its answer."""
+class RequestHandler(ABC):
+    """The handler of one request, from its body to the last byte of its answer."""
 
     def __init__(self, service: Service, request_id: RequestId, traceparent: str) -> None:
         self.service = service
@@ -48,24 +48,26 @@ class RequestFrame(ABC):
         self.objectives = NO_OBJECTIVES
         self.client = ANYBODY
         self.message = ""
-        """Why it ended as it did, for the log, where that is no error it raised."""
+        """Reason of the end for the log, where that is not an error that was raised."""
         self.used_tokens = 0
-        """Of prompts and answers; what was reserved beyond is given back in the end."""
+        """Tokens of prompts and answers. Tokens that were reserved beyond them are given back in the end."""
         self._reserved_tokens: int | None = None
-        self.verdict: Verdict | None = None
-        """None at the end: it could never work, and so was not offered."""
+        self.verdict: RequestVerdict | None = None
+        """Verdict on the request. None at the end: the request could never work, and does not count as
+        offered."""
 
-    def came_at(self, arrived_s: float) -> None:
-        """Earlier than this frame was made."""
+    def set_arrival(self, arrived_s: float) -> None:
+        """Set the arrival to a time before this handler was made."""
         self.arrived_s = arrived_s
         self.deadline_s = arrived_s + self.service.config.request_timeout_s
 
     @abstractmethod
-    async def serve(self, scope: Scope, receive: Receive, send: Send) -> Outcome:
-        """Raises BatonError, ClientGone: nothing is sent then."""
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> RequestOutcome:
+        """Answer the request. Raises BatonError and ClientDisconnected before anything is sent."""
 
-    def preparation(self, call: Call, scope: Scope, body: bytes) -> Preparation:
-        """Raises ModelNotFound, ClientError."""
+    def preparation(self, call: Call, scope: Scope, body: bytes) -> RequestPreparation:
+        """Return the preparation of a parsed call, with its client and objectives. Raises ModelNotFound,
+        ClientError."""
         client = self.client = client_of(scope)
         adapter = self.service.adapter_of(call.model)
         named = header(scope, slo.HEADER.encode())
@@ -76,14 +78,14 @@ class RequestFrame(ABC):
             record=client.tenant,
             model=call.model,
         )
-        self.service.observer.recent_requests.is_of(self.request_id, self.objectives, client.name)
+        self.service.observer.recent_requests.classified(self.request_id, self.objectives, client.name)
         if client.salt and call.priority is not None and call.priority < self.objectives.priority:
             raise ClientError(
                 f"priority must be at least {self.objectives.priority}, that of the request's class: a lower "
                 "one would go before other tenants",
                 param="priority",
             )
-        return Preparation(
+        return RequestPreparation(
             self.service,
             call,
             request_id=self.request_id,
@@ -101,40 +103,46 @@ class RequestFrame(ABC):
         if not self.client.has_limits:
             return
         left_s = max(1.0, self.deadline_s - self.service.driver.now_s())
-        gate = self.service.gate
-        await gate.take(self.client, scope, lease=self.request_id, lease_s=left_s, tokens=tokens)
+        access = self.service.access
+        await access.take(self.client, scope, lease=self.request_id, lease_s=left_s, tokens=tokens)
         self._reserved_tokens = tokens
 
     async def settle(self) -> None:
-        """Give back what was reserved and not used."""
+        """Give back the tokens that were reserved and not used."""
         if self._reserved_tokens is not None:
             refund = self._reserved_tokens - self.used_tokens
             self._reserved_tokens = None
-            await self.service.gate.settle(self.client, lease=self.request_id, refund_tokens=refund)
+            await self.service.access.settle(self.client, lease=self.request_id, refund_tokens=refund)
 
     def answered(self, *, first_token_s: float, tpot_s: float) -> None:
-        """It was answered in full."""
+        """Set the verdict of a request that was answered in full."""
         ttft_s = first_token_s - self.arrived_s
         self.verdict = verdict_of_answer(self.objectives, ttft_s=ttft_s, tpot_s=tpot_s)
 
     def cancelled(self, first_token_s: float) -> None:
-        """By its client; `first_token_s` 0: before its first token, which may be overdue."""
+        """Set the verdict of a request that its client cancelled. `first_token_s` is 0 before its first
+        token, which may be overdue."""
         ttft_s = (first_token_s or self.service.driver.now_s()) - self.arrived_s
         is_late = 0 < self.objectives.ttft_s < ttft_s
-        self.verdict = Verdict.MISSED_TTFT if is_late else Verdict.CANCELLED
+        self.verdict = RequestVerdict.MISSED_TTFT if is_late else RequestVerdict.CANCELLED
 
 
-Frame = Callable[[Service, RequestId, str], RequestFrame]
-"""A kind of frame, made for a model, with the request's id and traceparent."""
+HandlerFactory = Callable[[Service, RequestId, str], RequestHandler]
+"""A function that makes a handler from a model's service, the request's id and its traceparent."""
 
 
-class Handler:
-    """An ASGI application that answers every request with one `RequestFrame`."""
+class EndpointApp:
+    """An ASGI application that answers every request with one `RequestHandler`."""
 
     def __init__(
-        self, service: Service, kind: Frame, id_prefix: str, *, observer: Observer | None = None
+        self,
+        service: Service,
+        kind: HandlerFactory,
+        id_prefix: str,
+        *,
+        observer: RequestObserver | None = None,
     ) -> None:
-        """`observer` None: the model's own."""
+        """The model's own observer is used if there is no `observer`."""
         self._service, self._kind, self._id_prefix = service, kind, id_prefix
         self._observer = observer or service.observer
 
@@ -143,55 +151,62 @@ class Handler:
         request_id = RequestId(self._id_prefix + new_id())
         parent = (header(scope, b"traceparent") or b"").decode("latin-1")
         traceparent = observer.open(request_id, parent, scope.get(REQUEST_ID, ""))
-        outcome: Outcome = "failed"
+        outcome: RequestOutcome = "failed"
         message = ""
-        frame = self._kind(self._service, request_id, traceparent)
+        handler = self._kind(self._service, request_id, traceparent)
         if (arrived_s := scope.get(ARRIVED)) is not None:
-            frame.came_at(arrived_s)
-        frame.verdict = Verdict.FAILED  # unless something else is known in the end
+            handler.set_arrival(arrived_s)
+        handler.verdict = RequestVerdict.FAILED  # This verdict stays if a defect ends the request.
         try:
-            outcome = await frame.serve(scope, receive, send)
-            message = frame.message
-        except ClientGone:
+            outcome = await handler.serve(scope, receive, send)
+            message = handler.message
+        except ClientDisconnected:
             outcome = "cancelled"
-            frame.cancelled(0.0)
+            handler.cancelled(0.0)
         except BodyTooLarge as error:
-            outcome, message, frame.verdict = "invalid", str(error), None
+            outcome, message, handler.verdict = "invalid", str(error), None
             await respond_and_linger(receive, send, error.http_status, error_of(error), JSON)
         except BatonError as error:
             outcome, message = outcome_of(error), str(error)
-            frame.verdict = verdict_of_error(error)
+            handler.verdict = verdict_of_error(error)
             await respond(send, error.http_status, error_of(error), error_headers(error))
         finally:
-            tenant = frame.client.name
-            observer.on_end(request_id, outcome, message, frame.verdict, frame.objectives, tenant)
-            await frame.settle()
+            tenant = handler.client.name
+            observer.on_end(request_id, outcome, message, handler.verdict, handler.objectives, tenant)
+            await handler.settle()
 
 
-class _Misdirected(RequestFrame):
-    """A request that never came to a model: it ends with what kept it from one."""
+class _UnroutedRequest(RequestHandler):
+    """A request that never reached a model. It ends with the error that kept it from one."""
 
     def __init__(
-        self, service: Service, request_id: RequestId, traceparent: str, *, error: BatonError | ClientGone
+        self,
+        service: Service,
+        request_id: RequestId,
+        traceparent: str,
+        *,
+        error: BatonError | ClientDisconnected,
     ) -> None:
         super().__init__(service, request_id, traceparent)
         self._error = error
 
-    async def serve(self, scope: Scope, receive: Receive, send: Send) -> Outcome:
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> RequestOutcome:
         self.client = client_of(scope)
         raise self._error
 
 
-class Dispatch:
-    """An ASGI application in front of several models' handlers: it reads the body, since only that says
-    which model is asked for."""
+class ModelDispatch:
+    """An ASGI application in front of several models' handlers. It reads the body, since only the body names
+    the model."""
 
-    def __init__(self, models: Models, kind: Frame, id_prefix: str, *, observer: Observer) -> None:
-        """`observer`: of requests that come to no model."""
+    def __init__(
+        self, models: Models, kind: HandlerFactory, id_prefix: str, *, observer: RequestObserver
+    ) -> None:
+        """`observer` counts the requests that reach no model."""
         self._models, self._kind, self._id_prefix, self._observer = models, kind, id_prefix, observer
-        self._handlers = {service.model: Handler(service, kind, id_prefix) for service in models}
-        # A body that names no model is every model's mistake in the same words.
-        self._nameless = Handler(models.first, kind, id_prefix, observer=observer)
+        self._handlers = {service.model: EndpointApp(service, kind, id_prefix) for service in models}
+        # All handlers answer a body that names no model with the same error.
+        self._nameless = EndpointApp(models.first, kind, id_prefix, observer=observer)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         first = self._models.first
@@ -201,22 +216,22 @@ class Dispatch:
             body = await read_body(scope, receive, bytes_max=first.config.body_bytes_max)
             if (service := self._models.asked_for(body)) is not None:
                 handler = self._handlers[service.model]
-            receive = _again(body, receive)
-        except (BatonError, ClientGone) as error:
-            kind = partial(_Misdirected, error=error)
-            handler = Handler(first, kind, self._id_prefix, observer=self._observer)
+            receive = _replayed(body, receive)
+        except (BatonError, ClientDisconnected) as error:
+            kind = partial(_UnroutedRequest, error=error)
+            handler = EndpointApp(first, kind, self._id_prefix, observer=self._observer)
         await handler(scope, receive, send)
 
 
-def _again(body: bytes, receive: Receive) -> Receive:
-    """The whole body once more, then what comes after it."""
-    is_told = False
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """Return a `receive` that delivers the whole body once more, and then what comes after it."""
+    is_sent = False
 
     async def once_more() -> Message:
-        nonlocal is_told
-        if is_told:
+        nonlocal is_sent
+        if is_sent:
             return await receive()
-        is_told = True
+        is_sent = True
         return {"type": "http.request", "body": body, "more_body": False}
 
     return once_more

@@ -1,4 +1,4 @@
-"""The models that one router serves, and which of them a request is for."""
+"""The models that one router serves, and the choice of the model that a request names."""
 
 from collections.abc import Iterator, Sequence
 
@@ -16,7 +16,7 @@ _named = msgspec.json.Decoder(_Named)
 
 
 class Models:
-    """One `Service` per model. Their adapters are models too, and no two have one name."""
+    """One `Service` per model. Their adapters are models too, and no two models have one name."""
 
     def __init__(self, services: Sequence[Service]) -> None:
         assert services, "a router has a model"
@@ -36,11 +36,11 @@ class Models:
 
     @property
     def names(self) -> list[str]:
-        """That a request may ask for: each model, and its adapters."""
+        """Names that a request may ask for: each model, and its adapters."""
         return [name for service in self for name in (service.model, *service.adapters.names)]
 
     def of(self, name: str) -> Service:
-        """Raises ModelNotFound."""
+        """Return the service of the model or adapter `name`. Raises ModelNotFound."""
         if (service := self._services.get(name)) is not None:
             return service
         for service in self:
@@ -49,7 +49,7 @@ class Models:
         raise model_not_found(name, self.names)
 
     def asked_for(self, body: bytes) -> Service | None:
-        """By a request's body; None: it does not say, and so is a request to no model.
+        """Return the service that a request's body asks for. None: the body names no model.
 
         Raises ModelNotFound.
         """
@@ -60,7 +60,7 @@ class Models:
         return self.of(named.model)
 
     def _is_taken(self, name: str, by: str) -> bool:
-        """Whether something else than an adapter of model `by` has the name."""
+        """Return whether the name belongs to anything but an adapter of the model `by`."""
         try:
             owner = self.of(name)
         except ModelNotFound:

@@ -1,4 +1,4 @@
-"""What the handlers of the public API share."""
+"""The parts that the handlers of the public API share."""
 
 import time
 from collections.abc import Sequence
@@ -9,13 +9,13 @@ import msgspec
 from baton.config.router import RouterConfig, SloConfig
 from baton.core.errors import ModelNotFound
 from baton.core.messages import AdapterRef
-from router.http.authentication import Gate
-from router.http.observe import Observer
+from router.http.authentication import AccessControl
+from router.http.observe import RequestObserver
 from router.live.driver import Driver
 from router.live.store_lookup import StoreLookup
 from router.openai.adapters import Adapters
-from router.openai.call import Limits
-from router.tenants.service_classes import Classes
+from router.openai.call import RequestLimits
+from router.tenants.service_classes import ServiceClasses
 from router.text.parsers.select import Parsers
 from router.text.tokenizer import Tokenizer
 
@@ -26,7 +26,7 @@ def model_not_found(name: str, known: Sequence[str]) -> ModelNotFound:
 
 
 class Service:
-    """One per model of a router process."""
+    """The parts that serve one model of a router process."""
 
     def __init__(
         self,
@@ -37,38 +37,39 @@ class Service:
         model_path: str,
         driver: Driver,
         tokenizer: Tokenizer,
-        observer: Observer,
+        observer: RequestObserver,
         parsers: Parsers,
         adapters: Adapters,
-        gate: Gate,
+        access: AccessControl,
         store_lookup: StoreLookup | None = None,
         may_sleep: bool = False,
     ) -> None:
-        """`may_sleep`: there may be no worker because nobody asked for anything."""
+        """`may_sleep` says that the model may have no worker while nobody asks for anything."""
         self.config, self.model, self.model_path = config, model, model_path
         self.driver, self.tokenizer, self.observer = driver, tokenizer, observer
         self.parsers, self.adapters = parsers, adapters
-        self.classes, self.gate = Classes(slo), gate
+        self.classes, self.access = ServiceClasses(slo), access
         self.marker_ids = tokenizer.ids_of_special(parsers.markers)
-        """Special tokens that chat parsers must see as text."""
+        """Ids of special tokens that chat parsers must see as text."""
         self.store_lookup, self.may_sleep = store_lookup, may_sleep
         self.created = int(time.time())
         self._salt = config.tenant_salt.encode()
 
     @property
-    def limits(self) -> Limits:
-        """A sequence is bounded by the model's context and by what the roomiest worker can hold."""
+    def limits(self) -> RequestLimits:
+        """Bounds of a request. A sequence is bounded by the model's context and by the capacity of the
+        roomiest worker."""
         card, holds = self.tokenizer.card, self.driver.sequence_tokens_max
         if holds is not None and holds < card.context_tokens:
             card = msgspec.structs.replace(card, context_tokens=holds)
-        return Limits(
+        return RequestLimits(
             card=card,
             choices_max=self.config.choices_max,
             default_max_tokens=self.config.default_max_tokens,
         )
 
     def adapter_of(self, name: str) -> AdapterRef | None:
-        """Of the model that clients call `name`; None: the base model. Raises ModelNotFound."""
+        """Return the adapter that clients call `name`; None: the base model. Raises ModelNotFound."""
         if name == self.model:
             return None
         if (adapter := self.adapters.get(name)) is not None:
@@ -76,8 +77,8 @@ class Service:
         raise model_not_found(name, (self.model, *self.adapters.names))
 
     def salt(self, adapter: AdapterRef | None, tenant_salt: bytes = b"") -> bytes:
-        """Of the block hashes: no tenant gets KV computed for another, and KV computed with one adapter is of
-        no use with another. `tenant_salt` empty: no tenants are told apart."""
+        """Return the salt of block hashes. It keeps tenants from getting KV computed for others, and adapters
+        from KV computed with others. An empty `tenant_salt` means that tenants are not told apart."""
         salt = self._salt
         if tenant_salt:
             salt = blake2b(tenant_salt, key=salt[:64], digest_size=32).digest()
@@ -87,6 +88,6 @@ class Service:
 
     @property
     def system_fingerprint(self) -> str:
-        """Changes when the workers' model, weights or layout do."""
+        """OpenAI's fingerprint. It changes when the workers' model, weights or layout do."""
         facts = self.driver.fingerprint or self.model
         return "fp_" + blake2b(facts.encode(), digest_size=5).hexdigest()

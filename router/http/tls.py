@@ -11,16 +11,17 @@ from baton.core.errors import SetupError
 log = logging.getLogger(__name__)
 
 LOOK_S = 5.0
-"""New files count for connections made this much later, at most."""
+"""Time between two looks at the files. New files count for connections made after the next look."""
 
 Stamp = tuple[tuple[int, int, int], ...]
 
 
 class PublicTls:
-    """One context for as long as the router lives: connections that are made later see what is loaded now."""
+    """One TLS context for the life of the router. Later connections use the certificate that is loaded at
+    their time."""
 
     def __init__(self, cert: str, key: str) -> None:
-        """Raises SetupError."""
+        """Load the files. Raises SetupError."""
         self._cert, self._key = cert, key
         self._stamp = self._stamp_now()
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -30,33 +31,36 @@ class PublicTls:
 
     @classmethod
     def of(cls, config: RouterConfig) -> "PublicTls | None":
-        """None: plain HTTP. Raises SetupError."""
+        """Return the TLS of a configuration; None: plain HTTP. Raises SetupError."""
         return cls(config.tls_cert, config.tls_key) if config.tls_cert else None
 
     def _load(self) -> None:
         try:
             self.context.load_cert_chain(self._cert, self._key, password=_no_password)
-        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        except (OSError, ValueError) as error:  # This catches ssl.SSLError too, which is an OSError.
             reason = getattr(error, "reason", None) or error.__class__.__name__
             raise SetupError(
-                f"router.tls_cert {self._cert} and router.tls_key {self._key} are of no use: {reason}"
+                f"router.tls_cert {self._cert} and router.tls_key {self._key} cannot be loaded: {reason}; "
+                "give a certificate and its unencrypted key in PEM"
             ) from None
 
     def look(self) -> None:
-        """Files that do not fit one another leave those before."""
+        """Load the files if they changed. If they do not fit one another, the loaded certificate stays."""
         stamp = self._stamp_now()
         if stamp == self._stamp:
             return
         try:
-            PublicTls(self._cert, self._key)  # tried elsewhere: this context stays whole
+            PublicTls(
+                self._cert, self._key
+            )  # A separate context is tried first, so that this one stays whole.
             self._load()
         except SetupError as error:
             if str(error) != self._trouble:
-                log.warning("public certificate as before, because: %s", error)
+                log.warning("public certificate stays as before: %s", error)
             self._trouble = str(error)
             return
         self._stamp, self._trouble = stamp, ""
-        log.info("new public certificate")
+        log.info("public certificate was replaced")
 
     async def keep_looking(self) -> None:
         while True:
@@ -64,7 +68,7 @@ class PublicTls:
             self.look()
 
     def _stamp_now(self) -> Stamp:
-        """() while a file is away."""
+        """Return the identity of both files, or () while one is away."""
         try:
             stats = [Path(path).stat() for path in (self._cert, self._key)]
         except OSError:
@@ -73,5 +77,5 @@ class PublicTls:
 
 
 def _no_password() -> str:
-    """OpenSSL would ask for one at the terminal."""
+    """Refuse an encrypted key. OpenSSL would ask for the password at the terminal."""
     raise ValueError("the key is encrypted")

@@ -1,1 +1,2 @@
-"""The asyncio side of the router: driver of the pure core, sessions with workers, other routers, reports."""
+"""The asyncio side of the router: the driver of the pure core, sessions with workers and other routers,
+reports."""

@@ -1,5 +1,5 @@
-"""`RouterCore` on the event loop: clients and workers on one side of it, the performers of its actions on
-the other.
+"""The driver of `RouterCore` on the event loop. It turns clients and workers into events of the core, and
+performs the core's actions.
 
 A defect in the core's decisions ends the router, on purpose: `run` raises it.
 """
@@ -52,22 +52,25 @@ from router.live.flusher import Flusher
 from router.live.step_buffer import StepBuffer
 
 TAKEN_IN_AT_ONCE = 8
-"""Sequences: about a slice of a round (see `router.live.flusher`)."""
+"""Number of sequences whose outputs are taken in at once, about a slice of a round (see
+`router.live.flusher`)."""
 
 CHAIN_KINDS_MAX = 2
-"""While workers are replaced by others there are two; of more, the core computes what it needs."""
+"""Most kinds of block hashes that are computed early. There are two while workers are replaced by others; the
+core computes any further kind when it needs it."""
 
 Send = Callable[[RouterMessage], None]
-"""Queues a message for a worker. Raises LinkBroken if it can't be delivered."""
+"""A function that queues a message for a worker. Raises LinkBroken if it cannot be delivered."""
 
 
 class Sink(Protocol):
-    """Where the tokens of one sequence go. It must not wait, and may call the driver back."""
+    """The receiver of the tokens of one sequence. It must not wait, and may call the driver back."""
 
     def on_logprobs(
         self, logprobs: tuple[TokenLogprobs, ...], prompt_logprobs: tuple[TokenLogprobs, ...] | None
     ) -> None:
-        """Of the tokens that `on_tokens` brings next. Only if they were asked for."""
+        """Receive the logprobs of the tokens that `on_tokens` brings next. It is called only if the request
+        asked for them."""
         ...
 
     def on_tokens(self, tokens: tuple[int, ...], *, cached_token_count: int) -> None: ...
@@ -88,12 +91,12 @@ class Connection:
 
 class Driver:
     def __init__(self, core: RouterCore, *, on_note: Callable[[Note], None] = lambda _: None) -> None:
-        """Within a running event loop, whose time is the core's."""
+        """Make a driver within a running event loop, whose time is the core's."""
         self._core = core
         self._loop = asyncio.get_running_loop()
         self._steps = StepBuffer()
         self.flusher = Flusher(take_in=self._take_in)
-        """Of the streams to clients."""
+        """Flusher of the streams to clients."""
         self._sinks: dict[SequenceId, Sink] = {}
         self._connections: dict[WorkerId, Connection] = {}
         self._crash = Crash()
@@ -101,7 +104,8 @@ class Driver:
         self._idle.set()
         self.is_draining = False
         self.sequence_tokens_max: int | None = None
-        """What the roomiest worker can hold of one sequence, as far as is known; None: there was none yet."""
+        """Most tokens of one sequence that the roomiest worker can hold, as far as is known; None: there was
+        no worker yet."""
         self._chain_kinds: tuple[ChainKind, ...] = ()
         self._fingerprint = ""
         table = performers(
@@ -116,16 +120,16 @@ class Driver:
             core, tick=Tick(), performers=table, crash=self._crash, clock=self._loop.time
         )
         self.feed = driver.post
-        """Handles an event of the core, see `CoreDriver.post`."""
+        """Handle an event of the core, see `CoreDriver.post`."""
 
     @property
     def in_flight_count(self) -> int:
-        """Sequences whose client still waits for something."""
+        """Number of sequences whose client still waits for something."""
         return len(self._sinks)
 
     @property
     def fingerprint(self) -> str:
-        """Of the workers; empty: there was none yet."""
+        """Fingerprint of the workers; empty: there was no worker yet."""
         return self._fingerprint
 
     @property
@@ -134,7 +138,7 @@ class Driver:
 
     @property
     def chain_kinds(self) -> tuple[ChainKind, ...]:
-        """Which hashes of a prompt its placement may ask for."""
+        """Kinds of block hashes that a placement may ask for."""
         return self._chain_kinds
 
     def status(self) -> RouterStatus:
@@ -144,7 +148,7 @@ class Driver:
         return self._core.demand(router_id, now_s=self._loop.time())
 
     def now_s(self) -> float:
-        """The clock that deadlines are on."""
+        """Return the time on the clock of deadlines."""
         return self._loop.time()
 
     async def run(self) -> None:
@@ -158,32 +162,32 @@ class Driver:
     # --- clients ----------------------------------------------------------------------------------
 
     def submit(self, submit: Submit, sink: Sink) -> None:
-        """Start a sequence. `sink` hears its end exactly once, maybe before this returns, unless
-        `client_gone` is called. Raises NoCapacity while draining, and the defect that ends this router."""
+        """Start a sequence. `sink` gets its end exactly once, maybe before this returns, unless `client_gone`
+        is called. Raises NoCapacity while draining, and the defect that ends this router."""
         if self.is_draining:
             raise NoCapacity("this router is shutting down")
         self._sinks[submit.seq_id] = sink
         self._idle.clear()
         self.feed(submit)
-        if self._crash.error is not None:  # nobody would ever tell this client
+        if self._crash.error is not None:  # This client would never get an answer.
             raise self._crash.error
 
     def client_gone(self, seq_id: SequenceId) -> None:
-        """Cancels what runs; the sink hears nothing more. Unknown sequence: nothing happens."""
+        """Cancel a sequence. Its sink is not called any more. An unknown sequence is ignored."""
         if self._forget(seq_id) is not None:
             self.feed(ClientGone(seq_id))
 
     def progress_of(self, seq_id: SequenceId) -> tuple[LatencyBreakdown | None, Served | None]:
-        """Where the sequence's time went so far, and who serves it."""
+        """Return where the sequence's time went so far, and the workers that serve it."""
         return self._core.progress_of(seq_id)
 
     async def drain(self, timeout_s: float) -> bool:
-        """Take no more sequences and wait for those in flight. Whether they all ended in time."""
+        """Take no more sequences and wait for those in flight. Returns whether they all ended in time."""
         self.is_draining = True
         return await self.idle(timeout_s)
 
     async def idle(self, timeout_s: float) -> bool:
-        """Wait until no sequence is in flight. Whether that came in time."""
+        """Wait until no sequence is in flight. Returns whether that came in time."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
@@ -192,7 +196,7 @@ class Driver:
         return True
 
     def fail_all(self, message: str) -> None:
-        """End every sequence now: its client is told that this router is no longer there for it."""
+        """End every sequence now with an error for its client."""
         for seq_id in list(self._sinks):
             if (sink := self._forget(seq_id)) is not None:
                 self.feed(ClientGone(seq_id))
@@ -201,7 +205,7 @@ class Driver:
     # --- workers ----------------------------------------------------------------------------------
 
     def connected(self, connection: Connection) -> bool:
-        """False: there is a session with this very worker already, and it goes on."""
+        """Add a session. Returns False if there is a session with this very worker already, which goes on."""
         if connection.worker_id in self._connections:
             return False
         self._connections[connection.worker_id] = connection
@@ -216,9 +220,9 @@ class Driver:
             self._feed_outputs(connection.worker_id, self._steps.take_worker(connection.worker_id))
             self.feed(WorkerLost(connection.worker_id, reason))
 
-    def heard(self, worker_id: WorkerId, message: WorkerMessage) -> None:
-        """Tokens of running sequences wait for the next round, everything else is handled now; what a worker
-        says of a sequence is handled in the order in which it said it."""
+    def on_message(self, worker_id: WorkerId, message: WorkerMessage) -> None:
+        """Handle a message of a worker. Tokens of running sequences wait for the next round, and everything
+        else is handled now. Messages about one sequence are handled in their order."""
         match message:
             case StepOutput(outputs):
                 self._feed_outputs(worker_id, self._steps.add(worker_id, outputs))
@@ -245,7 +249,8 @@ class Driver:
             self.feed(FromWorker(worker_id, StepOutput(outputs)))
 
     def _update_facts(self) -> None:
-        """While nobody is there, the last ones count: they come back."""
+        """Update the facts about workers. While there is no worker, the last facts hold, since workers come
+        back."""
         hellos = [c.hello for c in self._connections.values()]
         if hellos:
             self.sequence_tokens_max = max(hello.max_model_tokens for hello in hellos)
@@ -274,7 +279,7 @@ class Driver:
     def _send(self, action: ToWorker) -> None:
         connection = self._connections.get(action.worker_id)
         if connection is None:
-            return  # the core hears of the loss by an event of its own
+            return  # The core gets an event about the loss.
         try:
             connection.send(action.message)
         except LinkBroken:

@@ -1,4 +1,4 @@
-"""The drivers of all models of a router, where something concerns every one of them."""
+"""The drivers of all models of a router, for what concerns every one of them."""
 
 from collections.abc import Iterable, Mapping
 
@@ -10,8 +10,8 @@ from router.live.driver import Driver
 
 
 class Drivers:
-    """By the model's name. A worker is of one model, so what is said of workers may be told to all: those
-    that do not know the worker have no use for it."""
+    """The drivers by the model's name. A worker serves one model, so events about workers may go to all
+    drivers: those that do not know the worker ignore them."""
 
     def __init__(self, by_model: Mapping[str, Driver]) -> None:
         assert by_model, "a router has a model"
@@ -37,12 +37,12 @@ class Drivers:
         return PeerBooks([driver.peers for driver in self.all])
 
     def feed(self, event: RouterEvent) -> None:
-        """Of workers or of other routers."""
+        """Pass an event about workers or other routers to every driver."""
         for driver in self.all:
             driver.feed(event)
 
     def crash(self, error: BaseException) -> None:
-        """See `Driver.crash`: any of them ends the router."""
+        """End the router, see `Driver.crash`."""
         self.all[0].crash(error)
 
     def fail_all(self, message: str) -> None:
@@ -51,7 +51,7 @@ class Drivers:
 
 
 class PeerBooks:
-    """One router's word to others, over all its models: see `PeerBook`."""
+    """The load reports to other routers over all models of this one, see `PeerBook`."""
 
     def __init__(self, books: Iterable[PeerBook]) -> None:
         self._books = tuple(books)

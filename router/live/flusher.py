@@ -1,11 +1,11 @@
-"""Takes in what workers generated and writes what streams have to say, all together, as often as the event
-loop can afford.
+"""A flusher takes in the tokens of workers and writes the events of streams, all together, as often as the
+event loop can afford.
 
 Alone, a token is written in the moment it comes. With hundreds of streams, handling each token by itself
-would take most of the loop's time; so the next round waits for some multiple of what the last one took, and
-what came meanwhile is handled, and goes out, as one piece. A round of many streams is cut into slices with
-the wait spread between them: a new request or a first token needs several turns of the loop, and would meet
-a round in one piece at each of them.
+would take most of the loop's time. So the next round waits for some multiple of the last round's duration,
+and the tokens that came meanwhile are handled and written as one piece. A round of many streams is cut into
+slices with the wait spread between them: a new request or a first token needs several turns of the loop, and
+would meet an uncut round at each of them.
 """
 
 import asyncio
@@ -14,13 +14,13 @@ from collections import deque
 from collections.abc import Callable
 
 SHARE = 3.0
-"""After each slice, as a multiple of what it took: rounds get a quarter of the loop's time."""
+"""Pause after each slice, as a multiple of its duration: rounds get a quarter of the loop's time."""
 
 WAIT_S_MAX = 0.04
-"""A token waits no longer than this for others: the sum over the slices of a round."""
+"""Longest time that a token waits for others, summed over the slices of a round."""
 
 SLICE_S = 0.00025
-"""Of a round, before whatever else happened has its turn."""
+"""Duration of a slice, after which other work of the loop has its turn."""
 
 
 def _nothing() -> bool:
@@ -28,34 +28,34 @@ def _nothing() -> bool:
 
 
 class Flusher:
-    """One per event loop."""
+    """A flusher per event loop."""
 
     def __init__(
         self, clock: Callable[[], float] = time.perf_counter, take_in: Callable[[], bool] = _nothing
     ) -> None:
-        """`clock`: uvloop's own stands still while it calls us. `take_in` takes in some of what has come,
-        and says whether there was any: called until there is none, it begins each round, and what becomes
-        due by it is written in the same one."""
+        """`clock` is not the loop's: uvloop's clock stands still during a callback. `take_in` takes in some
+        of the tokens that came and returns whether there were any. It is called until there are none; that
+        begins each round, and events that become due by it are written in the same round."""
         self._clock, self._take_in = clock, take_in
         self._loop = asyncio.get_running_loop()
         self._due: list[Callable[[], None]] = []
         self._round: deque[Callable[[], None]] = deque()
-        """What this round has not written yet."""
+        """Streams that this round has not written yet."""
         self._took_s = self._rested_s = 0.0
-        """This round, so far: at work, and between its slices."""
+        """Time of this round so far, at work and between its slices."""
         self._not_before_s = 0.0
         self._is_called = False
-        """A round comes, or is under way."""
+        """True if a round is due or under way."""
         self._has_more = False
-        """Something became due while a round was writing."""
+        """True if something became due while a round was writing."""
 
     def add(self, flush: Callable[[], None]) -> None:
-        """It is called once, soon, after whatever else happens now."""
+        """Add a stream. It is called once, soon, after whatever else happens now."""
         self._due.append(flush)
         self.wake()
 
     def wake(self) -> None:
-        """A round soon: there is something to take in."""
+        """Begin a round soon, since there are tokens to take in."""
         if self._is_called:
             self._has_more = True
             return
@@ -67,7 +67,7 @@ class Flusher:
 
     def _take(self) -> None:
         began_s = self._clock()
-        # Where tokens come faster than they are taken in, some are written nevertheless.
+        # Some tokens are written even if they come faster than they are taken in.
         is_full = self._took_s >= WAIT_S_MAX
         while not is_full and self._take_in():
             if self._clock() - began_s > SLICE_S:
@@ -87,7 +87,7 @@ class Flusher:
                 return
             try:
                 self._round.popleft()()
-            except Exception:  # a defect of one stream: the others go on
+            except Exception:  # A defect of one stream must not stop the others.
                 self._pause(began_s, self._go_on)
                 raise
         self._not_before_s = self._loop.time() + self._rest_s(self._clock() - began_s)
@@ -107,5 +107,5 @@ class Flusher:
             self._loop.call_soon(then)
 
     def _rest_s(self, slice_s: float) -> float:
-        """After a slice that took so long."""
+        """Return the pause after a slice that took so long."""
         return max(0.0, min(slice_s * SHARE, WAIT_S_MAX - self._rested_s))

@@ -1,7 +1,7 @@
-"""The latest requests of a router, in memory and bounded: who did what to each, and how long it took.
+"""The latest requests of a router, in memory and bounded: what served each, and how long it took.
 
-While a request runs, only references to what is there anyway are kept. They become a `RecentRequest` when
-somebody asks, which is seldom.
+While a request runs, only references to existing values are kept. They become a `RecentRequest` when somebody
+asks, which is seldom.
 """
 
 import time
@@ -15,21 +15,22 @@ from router.decisions.events import LatencyBreakdown, Note, Served
 from router.live.request_log import RequestLog
 from router.openai.responses import Usage
 from router.openai.timings import PARTS, EdgeTimes
-from router.tenants.service_classes import NO_OBJECTIVES, Objectives, Verdict
+from router.tenants.service_classes import NO_OBJECTIVES, RequestObjectives, RequestVerdict
 
 RECENT_MAX = 256
 TROUBLED_MAX = 256
-"""Kept beside the recent ones: when many requests go well, those that did not are what is asked for."""
+"""Most requests in trouble that are kept beside the recent ones. When many requests go well, people ask for
+those that did not."""
 
 RUNNING_MAX = 8192
 MOMENTS_MAX = 64
-"""Of one request."""
+"""Most moments of one request."""
 
-_UNTROUBLED = (None, Verdict.MET, Verdict.CANCELLED)
+_UNTROUBLED = (None, RequestVerdict.MET, RequestVerdict.CANCELLED)
 
 
-class Draft:
-    """Of one request."""
+class RequestTimeline:
+    """The record of one request while it runs and after."""
 
     __slots__ = (
         "began_s",
@@ -57,8 +58,8 @@ class Draft:
         self.ended_s: float | None = None
         self.notes: list[tuple[float, Note]] = []
         self.outcome, self.error, self.tenant = "running", "", ""
-        self.verdict: Verdict | None = None
-        self.objectives: Objectives = NO_OBJECTIVES
+        self.verdict: RequestVerdict | None = None
+        self.objectives: RequestObjectives = NO_OBJECTIVES
         self.usage = NO_USAGE
         self.ttft_s: float | None = None
         self.tpot_s: float | None = None
@@ -77,7 +78,7 @@ NO_USAGE = Usage()
 
 
 class RecentRequests:
-    """One per router."""
+    """A router's record of its latest requests."""
 
     def __init__(
         self,
@@ -88,24 +89,24 @@ class RecentRequests:
     ) -> None:
         self._request_log = request_log or RequestLog()
         self._now_s, self._unix_s = now_s, unix_s
-        self._running: dict[str, Draft] = {}
-        self._recent: deque[Draft] = deque(maxlen=RECENT_MAX)
-        self._troubled: deque[Draft] = deque(maxlen=TROUBLED_MAX)
+        self._running: dict[str, RequestTimeline] = {}
+        self._recent: deque[RequestTimeline] = deque(maxlen=RECENT_MAX)
+        self._troubled: deque[RequestTimeline] = deque(maxlen=TROUBLED_MAX)
 
     def begin(self, request_id: str, *, client_request_id: str = "", model: str = "") -> None:
         if len(self._running) < RUNNING_MAX:
-            self._running[request_id] = Draft(request_id, self._now_s(), client_request_id, model)
+            self._running[request_id] = RequestTimeline(request_id, self._now_s(), client_request_id, model)
 
-    def is_of(self, request_id: str, objectives: Objectives, tenant: str) -> None:
-        """Its class and whose it is, known once its body was read."""
-        draft = self._running.get(request_id)
-        if draft is not None:
-            draft.objectives, draft.tenant = objectives, tenant
+    def classified(self, request_id: str, objectives: RequestObjectives, tenant: str) -> None:
+        """Note the class and the tenant of a request, which are known once its body was read."""
+        timeline = self._running.get(request_id)
+        if timeline is not None:
+            timeline.objectives, timeline.tenant = objectives, tenant
 
     def note(self, request_id: str, note: Note) -> None:
-        draft = self._running.get(request_id)
-        if draft is not None and len(draft.notes) < MOMENTS_MAX:
-            draft.notes.append((self._now_s(), note))
+        timeline = self._running.get(request_id)
+        if timeline is not None and len(timeline.notes) < MOMENTS_MAX:
+            timeline.notes.append((self._now_s(), note))
 
     def answered(
         self,
@@ -118,10 +119,10 @@ class RecentRequests:
         latency_breakdown: LatencyBreakdown | None = None,
         served: Served | None = None,
     ) -> None:
-        draft = self._running.get(request_id)
-        if draft is not None:
-            draft.usage, draft.ttft_s, draft.tpot_s = usage, ttft_s, tpot_s
-            draft.edge, draft.latency_breakdown, draft.served = edge, latency_breakdown, served
+        timeline = self._running.get(request_id)
+        if timeline is not None:
+            timeline.usage, timeline.ttft_s, timeline.tpot_s = usage, ttft_s, tpot_s
+            timeline.edge, timeline.latency_breakdown, timeline.served = edge, latency_breakdown, served
 
     def end(
         self,
@@ -129,70 +130,70 @@ class RecentRequests:
         *,
         outcome: str,
         error: str,
-        verdict: Verdict | None,
-        objectives: Objectives,
+        verdict: RequestVerdict | None,
+        objectives: RequestObjectives,
         tenant: str,
     ) -> None:
-        draft = self._running.pop(request_id, None)
-        if draft is None:
+        timeline = self._running.pop(request_id, None)
+        if timeline is None:
             return
-        draft.ended_s = self._now_s()
-        draft.outcome, draft.error, draft.verdict = outcome, error, verdict
-        draft.objectives, draft.tenant = objectives, tenant
-        (self._troubled if draft.is_trouble else self._recent).append(draft)
-        self._request_log.ended(is_trouble=draft.is_trouble, record=lambda: self._record(draft))
+        timeline.ended_s = self._now_s()
+        timeline.outcome, timeline.error, timeline.verdict = outcome, error, verdict
+        timeline.objectives, timeline.tenant = objectives, tenant
+        (self._troubled if timeline.is_trouble else self._recent).append(timeline)
+        self._request_log.ended(is_trouble=timeline.is_trouble, record=lambda: self._record(timeline))
 
-    def told(self, wanted: RecentRequestsQuery, router_id: RouterId) -> RecentRequestsReply:
-        drafts = self._found(wanted)
-        return RecentRequestsReply(router_id, tuple(self._record(draft) for draft in drafts))
+    def reply(self, wanted: RecentRequestsQuery, router_id: RouterId) -> RecentRequestsReply:
+        timelines = self._found(wanted)
+        return RecentRequestsReply(router_id, tuple(self._record(timeline) for timeline in timelines))
 
-    def _found(self, wanted: RecentRequestsQuery) -> Iterator[Draft]:
+    def _found(self, wanted: RecentRequestsQuery) -> Iterator[RequestTimeline]:
         if wanted.request_id:
             found = chain(self._running.values(), self._recent, self._troubled)
             named = wanted.request_id
             yield from (d for d in found if named in (d.request_id, d.client_request_id))
             return
-        running = sorted(self._running.values(), key=lambda draft: -draft.began_s)
-        ended = sorted(chain(self._recent, self._troubled), key=lambda draft: -(draft.ended_s or 0.0))
+        running = sorted(self._running.values(), key=lambda timeline: -timeline.began_s)
+        ended = sorted(chain(self._recent, self._troubled), key=lambda timeline: -(timeline.ended_s or 0.0))
         yield from (*running, *ended)[: max(0, wanted.limit)]
 
-    def _record(self, draft: Draft) -> RecentRequest:
+    def _record(self, timeline: RequestTimeline) -> RecentRequest:
         now_s = self._now_s()
-        served, objectives, usage = draft.served, draft.objectives, draft.usage
+        served, objectives, usage = timeline.served, timeline.objectives, timeline.usage
         return RecentRequest(
-            request_id=draft.request_id,
-            model=draft.model,
-            client_request_id=draft.client_request_id,
-            arrived_s=self._unix_s() - (now_s - draft.began_s),
-            took_s=(now_s if draft.ended_s is None else draft.ended_s) - draft.began_s,
-            outcome=draft.outcome,
-            verdict="" if draft.verdict is None else draft.verdict.value,
-            error=draft.error,
+            request_id=timeline.request_id,
+            model=timeline.model,
+            client_request_id=timeline.client_request_id,
+            arrived_s=self._unix_s() - (now_s - timeline.began_s),
+            took_s=(now_s if timeline.ended_s is None else timeline.ended_s) - timeline.began_s,
+            outcome=timeline.outcome,
+            verdict="" if timeline.verdict is None else timeline.verdict.value,
+            error=timeline.error,
             slo_class=objectives.slo_class,
-            tenant=draft.tenant,
+            tenant=timeline.tenant,
             ttft_slo_s=objectives.ttft_s,
             tpot_slo_s=objectives.tpot_s,
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=usage.cached_tokens,
             completion_tokens=usage.completion_tokens,
-            ttft_s=draft.ttft_s,
-            tpot_s=draft.tpot_s,
-            parts=_parts(draft),
+            ttft_s=timeline.ttft_s,
+            tpot_s=timeline.tpot_s,
+            parts=_parts(timeline),
             prefill_worker=served.prefill_worker if served else "",
             decode_worker=served.decode_worker if served else "",
             predicted_ttft_s=served.predicted_ttft_s if served else None,
             predicted_tpot_s=served.predicted_tpot_s if served else None,
-            attempts=served.attempts if served else sum(note.what == "placed" for _, note in draft.notes),
-            moments=tuple(_moment(at_s - draft.began_s, note) for at_s, note in draft.notes),
+            attempts=served.attempts if served else sum(note.what == "placed" for _, note in timeline.notes),
+            moments=tuple(_moment(at_s - timeline.began_s, note) for at_s, note in timeline.notes),
         )
 
 
-def _parts(draft: Draft) -> dict[str, float]:
+def _parts(timeline: RequestTimeline) -> dict[str, float]:
     parts: dict[str, float] = {}
-    if draft.edge is not None:
-        parts = {"route": draft.edge.route_s, "tokenize": draft.edge.tokenize_s}
-    if draft.latency_breakdown is not None:
-        parts |= {part: getattr(draft.latency_breakdown, f"{part}_s") for part in PARTS[2:]}
+    if timeline.edge is not None:
+        parts = {"route": timeline.edge.route_s, "tokenize": timeline.edge.tokenize_s}
+    if timeline.latency_breakdown is not None:
+        parts |= {part: getattr(timeline.latency_breakdown, f"{part}_s") for part in PARTS[2:]}
     return parts
 
 

@@ -1,7 +1,6 @@
-"""One line of the log for each request that ended, or for those only that did not go well.
+"""A log line for each request that ended, or only for those in trouble.
 
-What a line says is the request's story, as the dashboard tells it: see `baton.core.recent_requests`. No
-prompt and no answer is in it.
+A line has the same record as the dashboard, see `baton.core.recent_requests`. It has no prompt and no answer.
 """
 
 import logging
@@ -18,10 +17,11 @@ log = logging.getLogger("baton.requests")
 Which = Literal["off", "troubled", "all"]
 
 LINES_PER_S_MAX = 50
-"""Of requests that did not go well, while only these are wanted: under overload there are thousands."""
+"""Most lines per second for requests in trouble, if only these are logged. Under overload there are
+thousands."""
 
 ERROR_CHARACTERS_MAX = 300
-"""What was wrong with a request may quote what its client wrote."""
+"""Most characters of an error text, which may quote what the client wrote."""
 
 _WARNED = ("failed", "refused")
 
@@ -32,12 +32,12 @@ class RequestLog:
         self._second, self._in_second, self._left_out = 0, 0, 0
 
     def ended(self, *, is_trouble: bool, record: Callable[[], RecentRequest]) -> None:
-        """`record` is asked for only if it is written."""
+        """Log a request that ended. `record` is called only if the line is written."""
         if self._which == "off" or (self._which == "troubled" and not (is_trouble and self._has_room())):
             return
-        told = record()
-        level = logging.WARNING if told.outcome in _WARNED else logging.INFO
-        log.log(level, "%s", in_words(told), extra={"fields": fields_of(told)})
+        entry = record()
+        level = logging.WARNING if entry.outcome in _WARNED else logging.INFO
+        log.log(level, "%s", in_words(entry), extra={"fields": fields_of(entry)})
 
     def _has_room(self) -> bool:
         second = int(self._now_s())
@@ -50,7 +50,7 @@ class RequestLog:
         if self._left_out:
             left_out, self._left_out = self._left_out, 0
             log.warning(
-                "%d more requests did not go well: of these at most %d a second have a line",
+                "%d more requests in trouble had no line: at most %d a second are logged",
                 left_out,
                 LINES_PER_S_MAX,
             )
@@ -58,7 +58,7 @@ class RequestLog:
 
 
 def fields_of(record: RecentRequest) -> dict[str, Any]:
-    """Flat but for `parts`; what is not known, or empty, is left out."""
+    """Return the record as fields, flat but for `parts`. Unknown and empty fields are left out."""
     fields: dict[str, Any] = msgspec.to_builtins(record)
     for name in ("moments", "arrived_s"):
         del fields[name]
@@ -66,7 +66,8 @@ def fields_of(record: RecentRequest) -> dict[str, Any]:
 
 
 def _printable(text: str) -> str:
-    """In one line, whatever clients name things: nobody writes lines of their own into the log."""
+    """Return the text as one line. Clients choose some of the names in it, and must not add lines to the
+    log."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 

@@ -1,4 +1,4 @@
-"""Sessions with workers, kept alive: dialled, watched for silence, dialled again."""
+"""Sessions with workers. They are dialled, watched for silence, and dialled again."""
 
 import asyncio
 import logging
@@ -22,7 +22,8 @@ log = logging.getLogger(__name__)
 BACKOFF_FIRST_S = 0.05
 BACKOFF_MAX_S = 2.0
 DIRECTORY_BACKOFF_MAX_S = 0.5
-"""A cluster's start waits for this one: routers start beside their control plane, which takes longer."""
+"""Longest pause before the directory is dialled again. A cluster's start waits for this: routers start beside
+their control plane, which takes longer."""
 DIRECTORY_SILENCE_S = 5.0
 """The directory sends a view every second; after this long without one it is dialled again."""
 
@@ -34,11 +35,11 @@ class WorkerLink(Protocol):
 
 
 Dial = Callable[[str, RouterId], AbstractAsyncContextManager[tuple[WorkerHello, WorkerLink]]]
-"""`baton.wire.client.worker_session`, or a test's. Raises LinkBroken."""
+"""The call `baton.wire.client.worker_session`, or a test's. Raises LinkBroken."""
 
 
 class Backoff:
-    """How long to wait before the next attempt: doubles, begins anew after a success."""
+    """The wait before the next attempt. It doubles, and begins anew after a success."""
 
     def __init__(self, max_s: float = BACKOFF_MAX_S) -> None:
         self._next_s, self._max_s = BACKOFF_FIRST_S, max_s
@@ -52,7 +53,7 @@ class Backoff:
 
 
 class WorkerSessions:
-    """One task per wanted address. Use within `async with`."""
+    """The sessions, with one task per wanted address. Use them within `async with`."""
 
     def __init__(
         self,
@@ -63,7 +64,7 @@ class WorkerSessions:
         silence_s: float,
         dial: Dial,
     ) -> None:
-        """A worker is its model's driver's. One that serves a model for which there is none is never used."""
+        """Each worker belongs to the driver of its model. A worker of an unknown model is never used."""
         self._drivers, self._membership, self._dial = drivers, membership, dial
         self._router_id, self._silence_s = router_id, silence_s
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -93,7 +94,7 @@ class WorkerSessions:
             self._tasks.pop(address).cancel()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """A defect must not leave a worker undialled for ever, unnoticed: it ends the router."""
+        """End the router after a defect, which must not leave a worker undialled unnoticed."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self._drivers.crash(error)
 
@@ -124,14 +125,14 @@ class WorkerSessions:
     async def _listen(
         self, driver: Driver, address: str, hello: WorkerHello, link: WorkerLink, backoff: Backoff
     ) -> str:
-        """Until the session ends; returns why."""
+        """Handle messages until the session ends. Returns the reason."""
         reason = "its session was closed here"
         ending = asyncio.timeout(None)
         is_broken_off = False
 
         def break_off() -> None:
             nonlocal is_broken_off
-            is_broken_off = True  # a message that is here already must not put the end off again
+            is_broken_off = True  # A message that is here already must not put the end off again.
             _end_now(ending)
 
         connection = Connection(hello, address, link.send, break_off)
@@ -143,9 +144,9 @@ class WorkerSessions:
                 with SilenceWatch(self._silence_s, lambda: _end_now(ending)) as silence:
                     async for message in link:
                         if is_broken_off:
-                            return "it cannot be told anything"
-                        silence.heard()
-                        driver.heard(hello.worker_id, message)
+                            return "messages to it cannot be delivered"
+                        silence.observe()
+                        driver.on_message(hello.worker_id, message)
                 reason = "it closed the session"
         except TimeoutError:
             reason = f"silent for {self._silence_s:g} s"
@@ -162,14 +163,14 @@ def _end_now(ending: asyncio.Timeout) -> None:
 
 
 class DirectoryWatch:
-    """Follows the directory. While it is away, what it said last holds."""
+    """A watch of the directory. While the directory is away, its last view holds."""
 
     def __init__(self, client: DirectoryClient, member: RouterMember) -> None:
         self._client, self._member = client, member
         self.is_current = False
 
     async def run(self, on_view: Callable[[MembershipView], None]) -> None:
-        """Until cancelled."""
+        """Follow the directory until cancelled."""
         backoff = Backoff(DIRECTORY_BACKOFF_MAX_S)
         while True:
             try:
@@ -181,12 +182,12 @@ class DirectoryWatch:
             await asyncio.sleep(backoff.next_s())
 
     async def _follow(self, on_view: Callable[[MembershipView], None], backoff: Backoff) -> None:
-        # It is a generator, and must be closed for the call behind it to end.
+        # The generator must be closed for its call to end.
         views = cast("AsyncGenerator[MembershipView]", self._client.watch(self._member))
         async with asyncio.timeout(None) as ending, aclosing(views):
             with SilenceWatch(DIRECTORY_SILENCE_S, lambda: _end_now(ending)) as silence:
                 async for view in views:
-                    silence.heard()
+                    silence.observe()
                     backoff.succeeded()
                     self.is_current = True
                     on_view(view)

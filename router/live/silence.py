@@ -1,40 +1,43 @@
-"""How long somebody has been silent, on a clock that stands still while nobody could listen."""
+"""A measure of a peer's silence, on a clock that stands still while this process could not listen."""
 
 import asyncio
 from collections.abc import Callable
 
 TICK_S_MAX = 0.25
 TICKS_PER_SILENCE = 8
-"""How often a silence is looked at, at least."""
+"""Number of checks during the longest allowed silence."""
 
 
-class Quiet:
-    """Pure. Time between two looks counts at most twice what it should have been: what is above that,
-    the listener itself was held up, and what was said meanwhile still waits to be heard."""
+class SilenceClock:
+    """A clock of silence. Pure.
+
+    Time between two checks counts at most twice what it should have been. Beyond that the listener itself was
+    held up, and messages that came meanwhile still wait to be read.
+    """
 
     def __init__(self, silence_s: float, *, tick_s: float, now_s: float) -> None:
         self._silence_s, self._tick_s = silence_s, tick_s
         self._looked_s = now_s
         self._quiet_s = 0.0
 
-    def heard(self) -> None:
+    def observe(self) -> None:
         self._quiet_s = 0.0
 
     def look(self, now_s: float) -> bool:
-        """Whether the silence is long enough. To be called every `tick_s`."""
+        """Return whether the silence is long enough. It must be called every `tick_s`."""
         self._quiet_s += min(now_s - self._looked_s, 2 * self._tick_s)
         self._looked_s = now_s
         return self._quiet_s >= self._silence_s
 
 
 class SilenceWatch:
-    """Calls `on_silent` once when nothing was heard for `silence_s` of this loop's own running time.
-    Use within `with`."""
+    """A watch that calls `on_silent` once when nothing came for `silence_s` of this loop's own running time.
+    Use it within `with`."""
 
     def __init__(self, silence_s: float, on_silent: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._tick_s = min(TICK_S_MAX, silence_s / TICKS_PER_SILENCE)
-        self._quiet = Quiet(silence_s, tick_s=self._tick_s, now_s=self._loop.time())
+        self._quiet = SilenceClock(silence_s, tick_s=self._tick_s, now_s=self._loop.time())
         self._on_silent = on_silent
         self._timer: asyncio.TimerHandle | None = None
 
@@ -46,8 +49,8 @@ class SilenceWatch:
         if self._timer is not None:
             self._timer.cancel()
 
-    def heard(self) -> None:
-        self._quiet.heard()
+    def observe(self) -> None:
+        self._quiet.observe()
 
     def _look(self) -> None:
         if self._quiet.look(self._loop.time()):

@@ -1,8 +1,8 @@
-"""What workers' steps brought and the next round of the router's streams takes in. Pure.
+"""Outputs of workers' steps until the next round of the router's streams takes them in. Pure.
 
-A step's tokens cost the router about as much whether each sequence has one or five of them. With many
-streams several steps come between two rounds (see `router.live.flusher`): each sequence's outputs are then
-taken in as one. First tokens do not wait.
+A step's tokens cost the router about as much whether each sequence has one or five of them. With many streams
+several steps come between two rounds (see `router.live.flusher`), and each sequence's outputs are then taken
+in as one. First tokens do not wait.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,7 +20,7 @@ class StepBuffer:
         return bool(self._of)
 
     def add(self, worker_id: WorkerId, outputs: Iterable[SequenceOutput]) -> tuple[SequenceOutput, ...]:
-        """Keeps them; returns those that do not wait."""
+        """Keep the outputs that may wait, and return those that do not."""
         urgent: list[SequenceOutput] = []
         waiting = self._of.get(worker_id)
         if waiting is None:
@@ -37,7 +37,7 @@ class StepBuffer:
         return tuple(urgent)
 
     def take_some(self, sequences_max: int) -> tuple[WorkerId, tuple[SequenceOutput, ...]] | None:
-        """Everything that waits of so many sequences of one worker, those first that wait longest. None:
+        """Take the waiting outputs of so many sequences of one worker, those that waited longest first. None:
         nothing waits."""
         if not self._of:
             return None
@@ -47,7 +47,7 @@ class StepBuffer:
         return worker_id, _joined([waiting.pop(seq_id) for seq_id in list(islice(waiting, sequences_max))])
 
     def take_worker(self, worker_id: WorkerId) -> tuple[SequenceOutput, ...]:
-        """What waits of one worker: what it says next comes after it."""
+        """Take all waiting outputs of one worker. Its next message comes after them."""
         return _joined(self._of.pop(worker_id, {}).values())
 
     def take_sequence(self, worker_id: WorkerId, seq_id: SequenceId) -> tuple[SequenceOutput, ...]:
@@ -67,7 +67,7 @@ def _joined(of: Iterable[Sequence[SequenceOutput]]) -> tuple[SequenceOutput, ...
 
 
 def merged(outputs: Sequence[SequenceOutput]) -> list[SequenceOutput]:
-    """Outputs of one sequence in the order in which they came; each run of tokens without a gap as one."""
+    """Return the outputs of one sequence in their order, with each run of tokens without a gap as one."""
     found: list[SequenceOutput] = []
     run: list[SequenceOutput] = []
     for output in outputs:
@@ -80,7 +80,8 @@ def merged(outputs: Sequence[SequenceOutput]) -> list[SequenceOutput]:
 
 
 def _follows(output: SequenceOutput, last: SequenceOutput) -> bool:
-    """Said of an attempt's first output is only what belongs there, of its last one how it ended."""
+    """Return whether one output may be merged with the one before. An attempt's first output alone has its
+    beginning, and the last one its end."""
     is_bare_end = output.finish is not None and not output.tokens
     return (
         output.first_index == last.first_index + len(last.tokens)

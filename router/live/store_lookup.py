@@ -1,4 +1,5 @@
-"""Asks the store's directory, before a request is placed, which blocks of its prompt the hosts have."""
+"""Lookups in the store's directory, before a request is placed, for the blocks of its prompt that hosts
+have."""
 
 import asyncio
 import logging
@@ -11,21 +12,21 @@ from router.decisions.stored_prefix import StoredPrefix, stored_prefix
 log = logging.getLogger(__name__)
 
 BLOCKS_MIN = 8
-"""Fewer are computed sooner than looked up."""
+"""Fewest blocks that are looked up. Fewer are computed sooner."""
 BLOCKS_MAX = 4096
 CALLS_MAX = 64
-"""At once. What comes on top is placed without."""
+"""Most calls at once. Further requests are placed without a lookup."""
 MEMBERS_S = 2.0
-"""Between two looks at which nodes there are."""
+"""Time between two looks at the list of nodes."""
 AWAY_S = 1.0
-"""After a failure nobody asks for so long: a directory that is away must not delay every request."""
+"""Pause after a failure, since a directory that is away must not delay every request."""
 
 
 class StoreLookup:
-    """`of` never raises and never takes longer than `timeout_s`."""
+    """A client of the directory. `of` never raises and never takes longer than `timeout_s`."""
 
     def __init__(self, directory: Directory, *, timeout_s: float) -> None:
-        """Owns the directory: `close` closes it."""
+        """The lookup owns the directory: `close` closes it."""
         self._directory, self._timeout_s = directory, timeout_s
         self._host_of: dict[NodeId, str] = {}
         self._members_until_s = float("-inf")
@@ -33,7 +34,7 @@ class StoreLookup:
         self._away_until_s = float("-inf")
 
     async def of(self, hashes: Sequence[BlockHash]) -> StoredPrefix | None:
-        """None: nothing is stored, or it cannot be known in time."""
+        """Return the stored blocks. None: nothing is stored, or it cannot be known in time."""
         now_s = asyncio.get_running_loop().time()
         if len(hashes) < BLOCKS_MIN or self._calls >= CALLS_MAX or now_s < self._away_until_s:
             return None

@@ -25,26 +25,27 @@ TARGETS = frozenset(
     {"q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "gate_proj", "up_proj", "down_proj", "gate_up_proj"}
 )
 READS_HIDDEN = frozenset({"q_proj", "k_proj", "v_proj", "qkv_proj", "gate_proj", "up_proj", "gate_up_proj"})
-"""Modules whose input is the hidden state: its size tells one base model from another."""
+"""Modules whose input is the hidden state. Its size tells one base model from another."""
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 
 
-class Adapter(msgspec.Struct, frozen=True):
+class LoadedAdapter(msgspec.Struct, frozen=True):
     ref: AdapterRef
     created: int
 
 
 class Adapters:
     def __init__(self, base: str, card: ModelCard, *, rank_max: int, may_change: bool = True) -> None:
-        """`base`: what the model is called. `may_change`: by requests."""
+        """`base` is the name of the model. `may_change` allows requests to load and unload adapters."""
         self._base, self._card, self._rank_max = base, card, rank_max
         self.may_change = may_change
         self.is_taken: Callable[[str, str], bool] = lambda name, by: False
-        """Whether something else than an adapter of model `by` has a name: of who knows other models."""
-        self._adapters: dict[str, Adapter] = {}
+        """A function that says whether a name belongs to anything but an adapter of the given model. The
+        owner of all models sets it."""
+        self._adapters: dict[str, LoadedAdapter] = {}
         self._lock = asyncio.Lock()
 
-    def get(self, name: str) -> Adapter | None:
+    def get(self, name: str) -> LoadedAdapter | None:
         return self._adapters.get(name)
 
     @property
@@ -52,7 +53,7 @@ class Adapters:
         return list(self._adapters)
 
     async def load_configured(self, specs: Sequence[str]) -> None:
-        """`specs`: each NAME=FOLDER_OR_HUB_ID. Raises SetupError."""
+        """Load the configured adapters, each NAME=FOLDER_OR_HUB_ID. Raises SetupError."""
         for spec in specs:
             name, equals, path = spec.partition("=")
             if not equals or not path:
@@ -63,14 +64,23 @@ class Adapters:
                 raise SetupError(f"model.adapters: {error}") from error
 
     async def load(self, name: str, path: str, *, in_place: bool = False) -> str:
-        """Returns what happened. Loading the same files under the same name again changes nothing.
+        """Load an adapter and return a message for the client. Loading the same files under the same name
+        again changes nothing.
 
-        Raises ClientError: the name is taken, or the adapter does not fit; AdapterNotFound: no such folder.
+        Raises ClientError if the name is taken or the adapter does not fit, and AdapterNotFound if there is
+        no such folder.
         """
         if not NAME.fullmatch(name) or name == self._base:
-            raise ClientError(f"{name!r:.200} cannot be the name of an adapter", param="lora_name")
+            raise ClientError(
+                f"lora_name {name!r:.200} cannot name an adapter: use up to 200 letters, digits and _.:/@-, "
+                "and not the model's own name",
+                param="lora_name",
+            )
         if self.is_taken(name, self._base):
-            raise ClientError(f"another model, or an adapter of one, is called {name!r}", param="lora_name")
+            raise ClientError(
+                f"lora_name {name!r} is taken by another model or its adapter; choose another name",
+                param="lora_name",
+            )
         async with self._lock:
             ref = await asyncio.to_thread(self._read, name, path)
             known = self._adapters.get(name)
@@ -84,11 +94,12 @@ class Adapters:
                 )
             if known is None and len(self._adapters) >= ADAPTERS_MAX:
                 raise ClientError(f"{ADAPTERS_MAX} adapters are loaded; unload one first", param="lora_name")
-            self._adapters[name] = Adapter(ref, int(time.time()))
+            self._adapters[name] = LoadedAdapter(ref, int(time.time()))
         return f"Success: LoRA adapter '{name}' added successfully."
 
     def unload(self, name: str) -> str:
-        """Requests that run go on. Raises AdapterNotFound."""
+        """Unload an adapter and return a message for the client. Running requests go on. Raises
+        AdapterNotFound."""
         if self._adapters.pop(name, None) is None:
             raise AdapterNotFound(f"The LoRA adapter '{name:.200}' cannot be found.", param="lora_name")
         return f"Success: LoRA adapter '{name}' removed successfully."
@@ -107,7 +118,7 @@ class Adapters:
             raise ClientError(str(error), param="lora_path") from error
 
     def _check(self, files: AdapterFiles, folder: Path) -> None:
-        """Raises SetupError for what is not this model's."""
+        """Raise SetupError if the adapter belongs to another model."""
         for module in files.modules:
             target = module.name.rsplit(".", 1)[-1]
             if target not in TARGETS:

@@ -1,8 +1,8 @@
 """Beam search over a model that answers with the logprobs of the next token. Pure.
 
-As transformers searches (num_beams, early_stopping=False; generation/utils.py `_beam_search`): a beam that
-ends is kept with its log probability over length ** length_penalty, and the search ends when the best
-running beam, so scored at its present length, cannot better the worst of the kept ones.
+The search is that of transformers (num_beams, early_stopping=False; generation/utils.py `_beam_search`). A
+beam that ends is kept with its log probability over length ** length_penalty. The search ends when the best
+running beam, scored so at its present length, cannot beat the worst of the kept ones.
 """
 
 from collections.abc import Collection, Sequence
@@ -14,7 +14,7 @@ import msgspec
 class Hypothesis(msgspec.Struct, frozen=True):
     tokens: tuple[int, ...]
     score: float
-    """Running: sum of log probabilities; ended: that over length ** length_penalty."""
+    """Sum of log probabilities while the beam runs; that sum over length ** length_penalty once it ended."""
 
 
 class BeamSearch:
@@ -27,16 +27,17 @@ class BeamSearch:
         self._keep = max(2, 1 + len(self._eos)) * width
         self.running: list[Hypothesis] = [Hypothesis((), 0.0)]
         self.ended: list[Hypothesis] = []
-        """Best first."""
+        """Ended beams, best first."""
         self.is_over = False
 
     @property
     def alternatives(self) -> int:
-        """How many of the most likely next tokens a step must know of each running beam."""
+        """Number of most likely next tokens that a step must know of each running beam."""
         return self._keep
 
     def step(self, next_tokens: Sequence[Sequence[tuple[int, float]]]) -> None:
-        """`next_tokens`: (token, logprob) of each running beam's next token, at least `alternatives`."""
+        """Extend the beams. `next_tokens` has (token, logprob) pairs of each running beam's next token, at
+        least `alternatives` of them."""
         length = len(self.running[0].tokens) + 1
         scored = [
             (beam.score + logprob, beam, token)

@@ -1,9 +1,9 @@
-"""The fields of OpenAI requests, by endpoint, and the way from a body's bytes to them. Pure."""
+"""The fields of OpenAI requests, by endpoint, and the decoding of a body's bytes into them. Pure."""
 
 import gc
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 import orjson
@@ -17,7 +17,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
 
 
 class BatonOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`baton`: what only this server has."""
+    """The field `baton`, with options that only this server has."""
 
     slo_class: str | None = None
     """Name of a class of `slo.classes`."""
@@ -26,7 +26,18 @@ class BatonOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tpot_ms: float | None = None
     """Objective of the time per output token, in place of the class's."""
     timings: bool | None = None
-    """The answer says where the time to its first token went, and who served it."""
+    """True if the answer says where the time to its first token went, and who served it."""
+
+
+class Bounds(NamedTuple):
+    """Bounds of a field that becomes the field of the same name in `SamplingParams`.
+
+    The default of that field changes nothing. It is used if the request has no value, and it is the only
+    value that beam search accepts.
+    """
+
+    low: float
+    high: float
 
 
 class AnyBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +52,7 @@ class AnyBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Body(AnyBody, frozen=True, kw_only=True):
-    """What both generating endpoints have. Names that OpenAI lacks are vLLM's."""
+    """Fields of both generating endpoints. Names that OpenAI lacks are vLLM's."""
 
     n: int | None = None
     stream: bool | None = None
@@ -50,15 +61,15 @@ class Body(AnyBody, frozen=True, kw_only=True):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
-    min_p: float | None = None
+    min_p: Annotated[float | None, Bounds(0.0, 1.0)] = None
     seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
+    repetition_penalty: Annotated[float | None, Bounds(0.01, 10.0)] = None
+    presence_penalty: Annotated[float | None, Bounds(-2.0, 2.0)] = None
+    frequency_penalty: Annotated[float | None, Bounds(-2.0, 2.0)] = None
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[int] | None = None
     prompt_logprobs: int | None = None
@@ -110,8 +121,8 @@ B = TypeVar("B", ChatBody, CompletionBody, EmbeddingBody)
 
 @contextmanager
 def _without_gc() -> Generator[None]:
-    """A body of a million small containers takes six times as long to decode while the collector looks
-    through them again and again, and none of them is garbage."""
+    """Turn the garbage collector off. It would look through a body of a million small containers again and
+    again, which takes six times as long, and none of them is garbage."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -127,7 +138,7 @@ def parse_body(body: bytes, kind: type[B], unsupported: dict[str, Harmless]) -> 
 
 
 def _utf8_error(body: bytes) -> str:
-    """With the position in the body; the decoder's is one within some string of it."""
+    """Return the error with its position in the body. The decoder only knows the position within a string."""
     try:
         body.decode()
     except UnicodeDecodeError as error:
@@ -136,7 +147,8 @@ def _utf8_error(body: bytes) -> str:
 
 
 def _json_error(body: bytes) -> str:
-    """With line and column, which msgspec does not tell; it also calls half of a surrogate pair truncated."""
+    """Return the error with its line and column. msgspec gives neither, and calls half of a surrogate pair
+    truncated."""
     try:
         orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -145,7 +157,7 @@ def _json_error(body: bytes) -> str:
 
 
 def decode_object(body: bytes) -> dict[str, Any]:
-    """Raises ClientError if the body is no JSON object."""
+    """Return the fields of a JSON object. Raises ClientError if the body is none."""
     if not body.strip():
         raise ClientError("the body is empty: it must be a JSON object")
     try:
@@ -170,7 +182,8 @@ def _parse_fields(body: bytes, kind: type[B], unsupported: dict[str, Harmless]) 
 
 
 def field_error(error: msgspec.ValidationError) -> ClientError:
-    """msgspec says "… - at `$.messages[1]`" or "… missing required field `model`"."""
+    """Return the error with the field that it names. msgspec says "… - at `$.messages[1]`" or "… missing
+    required field `model`"."""
     what, _, path = str(error).partition(" - at `$.")
     if path:
         return ClientError(f"{what} in {path.rstrip('`')}", param=path.rstrip("`"), code="invalid_type")

@@ -1,4 +1,4 @@
-"""What a checked request asks for. Plain values."""
+"""The values of a checked request."""
 
 from enum import StrEnum
 from typing import Any
@@ -18,8 +18,8 @@ class Endpoint(StrEnum):
     EMBEDDING = "embedding"
 
 
-class Limits(msgspec.Struct, frozen=True):
-    """What this server and its model allow."""
+class RequestLimits(msgspec.Struct, frozen=True):
+    """Bounds that this server and its model set for requests."""
 
     card: ModelCard
     choices_max: int
@@ -31,8 +31,8 @@ class Beam(msgspec.Struct, frozen=True):
     length_penalty: float
 
 
-class SloWish(msgspec.Struct, frozen=True):
-    """Which objectives a request asks for."""
+class SloOptions(msgspec.Struct, frozen=True):
+    """Objectives that a request asks for."""
 
     slo_class: str | None = None
     service_tier: str | None = None
@@ -41,31 +41,31 @@ class SloWish(msgspec.Struct, frozen=True):
 
 
 class Call(msgspec.Struct, frozen=True):
-    """A checked request: everything is within bounds except what only the tokens can tell."""
+    """A checked request. Everything is within bounds except what depends on the tokens."""
 
     endpoint: Endpoint
     model: str
     prompts: tuple[Prompt, ...] = ()
-    """Not chat; each has `n` choices."""
+    """Prompts of a completion or embedding; each has `n` choices."""
     messages: tuple[dict[str, Any], ...] = ()
-    """Chat only, with `content` as text."""
+    """Messages of a chat, with `content` as text."""
     n: int = 1
     best_of: int = 1
-    """Sequences generated per prompt, of which the `n` best are the answer."""
+    """Number of sequences generated per prompt; the `n` best are the answer."""
     beam: Beam | None = None
     stream: bool = False
     include_usage: bool = False
     max_tokens: int | None = None
     max_tokens_field: str = "max_tokens"
     sampling: SamplingParams = SamplingParams(max_tokens=1)
-    """Of every choice, except `max_tokens`, the model's end-of-sequence ids and the seed of all but the
-    first."""
+    """Sampling of every choice, except `max_tokens`, the model's end-of-sequence ids and the seed of all but
+    the first."""
     stops: tuple[str, ...] = ()
     with_stop: bool = False
     skip_special: bool = True
     echo: bool = False
     prompt_only: bool = False
-    """max_tokens 0 with echo: nothing of what is generated is wanted."""
+    """The answer is the prompt alone (max_tokens 0 with echo); nothing that is generated is wanted."""
     with_logprobs: bool = False
     with_prompt_logprobs: bool = False
     with_token_ids: bool = False
@@ -76,10 +76,10 @@ class Call(msgspec.Struct, frozen=True):
     include_reasoning: bool = True
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
-    """None: a longer prompt is refused; -1: as long as fits."""
+    """Most tokens of a prompt that is cut. None: a longer prompt is refused; -1: as many as fit."""
     priority: int | None = None
-    """None: that of its class."""
-    slo: SloWish = SloWish()
+    """Priority of the request. None: its class's."""
+    slo: SloOptions = SloOptions()
     with_timings: bool = False
     fairness_key: str = ""
     encoding_format: str = "float"

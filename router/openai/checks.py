@@ -12,7 +12,7 @@ STOPS_MAX = 16
 STOP_CHARACTERS_MAX = 1024
 SEED_BITS = 64
 LOGPROBS_MAX = 20
-"""OpenAI's bound for chat and vLLM's default for both."""
+"""Most logprobs per token: OpenAI's bound for chat and vLLM's default for both endpoints."""
 LOGIT_BIASES_MAX = 1024
 
 _seeds = Random(SystemRandom().getrandbits(256))
@@ -46,10 +46,10 @@ def check_max_tokens(value: int | None, field: str, context_tokens: int) -> int 
 
 def check_seed(seed: int | None) -> int:
     if seed is None:
-        return _seeds.getrandbits(SEED_BITS)  # no secret, and asking the kernel each time is slow
+        return _seeds.getrandbits(SEED_BITS)  # Seeds are no secret, and asking the kernel each time is slow.
     if not -(2**63) <= seed < 2**63:
         raise ClientError(f"seed must fit into 64 bits, not {seed}", param="seed")
-    return seed % 2**SEED_BITS  # unsigned on the wire; no two of them become one
+    return seed % 2**SEED_BITS  # Seeds are unsigned on the wire; no two of them become one.
 
 
 def check_stops(stop: str | list[str] | None) -> tuple[str, ...]:
@@ -113,14 +113,15 @@ def check_logit_bias(biases: Mapping[str, float] | None, vocab_size: int) -> tup
 
 
 def check_user(name: str | None) -> str:
-    """Whose share of the engine a request counts to: a name of bounded size."""
+    """Return the name that the request counts to in fair scheduling. Its size is bounded."""
     if name is None or len(name) <= 64:
         return name or ""
     return blake2b(name.encode(), digest_size=16).hexdigest()
 
 
 def _check_prompt_ids(ids: list[Any], param: str, card: ModelCard, *, may_be_cut: bool) -> tuple[int, ...]:
-    """The length first: looking at millions of ids that can't be used anyway holds everybody up."""
+    """Check token ids, the length first: looking at millions of ids that cannot be used anyway would block
+    other requests."""
     if len(ids) >= card.context_tokens and not may_be_cut:
         raise prompt_too_long(len(ids), card.context_tokens, param.partition("[")[0])
     return check_ids(ids, param, card.vocab_size)
@@ -129,7 +130,8 @@ def _check_prompt_ids(ids: list[Any], param: str, card: ModelCard, *, may_be_cut
 def check_prompts(
     prompt: str | list[Any], card: ModelCard, *, prompts_max: int, param: str = "prompt", may_be_cut: bool
 ) -> tuple[Prompt, ...]:
-    """A text, a list of texts, a list of token ids, or a list of such lists."""
+    """Return the prompts. The field may be a text, a list of texts, a list of token ids, or a list of such
+    lists."""
     if isinstance(prompt, str):
         return (prompt,)
     if not prompt:

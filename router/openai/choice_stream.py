@@ -1,4 +1,5 @@
-"""One generated text of a request: its tokens become text, and where asked for messages and logprobs."""
+"""One generated text of a request. Its tokens become text, and messages and logprobs where the client asks
+for them."""
 
 import secrets
 from collections.abc import Callable, Sequence
@@ -22,13 +23,21 @@ from baton.core.steps import TokenLogprobs
 from router.decisions.events import Failed, FailureKind, Finished, LatencyBreakdown, Served, Submit
 from router.openai.logprobs import Entry, LogprobFormat, Track
 from router.text.detokenizer import Detokenizer
-from router.text.parsers.deltas import CallArguments, CallStart, Content, Delta, Message, Reasoning, merged
-from router.text.parsers.select import Stages
+from router.text.parsers.deltas import (
+    CallArguments,
+    CallStart,
+    Content,
+    Delta,
+    Message,
+    Reasoning,
+    merged,
+)
+from router.text.parsers.select import ParserChain
 
 
 def error_for(failed: Failed, prompt_field: str, grammar_field: str | None = None) -> BatonError:
-    """`prompt_field`: of the request, to be named if that is too long; `grammar_field`: if nothing else of
-    the request can be unsupported."""
+    """Return the error of a failed sequence. `prompt_field` is named if the prompt is too long.
+    `grammar_field` is named if nothing else of the request can be unsupported."""
     match failed.kind:
         case FailureKind.QUEUE_FULL:
             return QueueFull(failed.message, retry_after_s=failed.retry_after_s)
@@ -54,74 +63,80 @@ def call_id() -> str:
 
 
 def short_call_id() -> str:
-    """Mistral's templates accept ids of nine letters and digits only."""
+    """Return an id of nine letters and digits. Mistral's templates accept no other ids."""
     return secrets.token_hex(5)[:9]
 
 
 class Echo(msgspec.Struct, frozen=True):
-    """The prompt, as the answer repeats it."""
+    """The prompt as the answer repeats it."""
 
     text: str
     tokens: tuple[int, ...]
     starts: tuple[int, ...]
-    """Character of `text` at which each token begins; only with logprobs."""
+    """Position in `text` at which each token begins; only with logprobs."""
 
 
-class Wants(msgspec.Struct, frozen=True):
-    """What a choice is asked for beside its text."""
+class ChoiceOptions(msgspec.Struct, frozen=True):
+    """Options of a choice that the client asks for beside its text."""
 
     token_ids: bool = False
     logprobs: LogprobFormat | None = None
-    parser: Stages | None = None
+    parser: ParserChain | None = None
     new_call_id: Callable[[], str] = call_id
     echo: Echo | None = None
     prompt_only: bool = False
     is_ranked: bool = False
-    """Its log probability decides whether it is part of the answer."""
+    """True if its log probability decides whether it is part of the answer."""
     grammar_field: str | None = None
-    """That the grammar came from; None: there is none, or an adapter may be what a worker refuses."""
+    """Field of the request that the grammar came from. None: there is no grammar, or a worker may refuse the
+    adapter instead."""
 
 
-PLAIN = Wants()
+PLAIN = ChoiceOptions()
 
 
-class Owner(Protocol):
-    """The exchange, as its choices see it."""
+class ChoiceOwner(Protocol):
+    """The response stream, as its choices see it."""
 
     @property
     def prompt_field(self) -> str: ...
 
     def now_s(self) -> float: ...
-    def cancel(self, choice: "Choice") -> None: ...
+    def cancel(self, choice: "ChoiceStream") -> None: ...
     def fail(self, error: BatonError) -> None: ...
-    def on_progress(self, choice: "Choice") -> None: ...
-    def progress_of(self, choice: "Choice") -> tuple[LatencyBreakdown | None, Served | None]: ...
+    def on_progress(self, choice: "ChoiceStream") -> None: ...
+    def progress_of(self, choice: "ChoiceStream") -> tuple[LatencyBreakdown | None, Served | None]: ...
 
 
-class Choice:
-    """The driver's sink."""
+class ChoiceStream:
+    """A sink of the driver for one choice's tokens."""
 
     def __init__(
-        self, owner: Owner, index: int, submit: Submit, detokenizer: Detokenizer, wants: Wants = PLAIN
+        self,
+        owner: ChoiceOwner,
+        index: int,
+        submit: Submit,
+        detokenizer: Detokenizer,
+        options: ChoiceOptions = PLAIN,
     ) -> None:
         self._owner, self._detokenizer = owner, detokenizer
         self.index = index
         self.submit = submit
-        self.wants = wants
-        self.deltas: list[str] = []
+        self.options = options
+        self.unsent_text: list[str] = []
         """Text that is not sent yet."""
-        self.said: list[Delta] = []
-        """The same of a choice with a parser."""
-        self.track = Track() if wants.logprobs is not None or wants.is_ranked else None
+        self.unsent_deltas: list[Delta] = []
+        """Deltas that are not sent yet, of a choice with a parser."""
+        self.track = Track() if options.logprobs is not None or options.is_ranked else None
         self.prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
-        self.unsent_ids: list[int] | None = [] if wants.token_ids else None
+        self.unsent_ids: list[int] | None = [] if options.token_ids else None
         """Token ids that are not sent yet; None: the client does not want any."""
         self.unsent_tokens = 0
-        self.is_plain = wants.parser is None and wants.logprobs is None and wants.echo is None
+        self.is_plain = options.parser is None and options.logprobs is None and options.echo is None
         self.is_opened = False
-        """The client was told that this choice begins."""
+        """True if the client got the beginning of this choice."""
         self.is_closed = False
-        """The client was told how it ended."""
+        """True if the client got its end."""
         self.finish: FinishReason | None = None
         self.token_count = 0
         self.cached_token_count = 0
@@ -137,12 +152,12 @@ class Choice:
 
     @property
     def prompt_ids(self) -> Sequence[int] | None:
-        """None: the client does not want any."""
-        return list(self.submit.prompt) if self.wants.token_ids else None
+        """Token ids of the prompt; None: the client does not want any."""
+        return list(self.submit.prompt) if self.options.token_ids else None
 
     @property
     def finish_reason(self) -> str:
-        parser = self.wants.parser
+        parser = self.options.parser
         if parser is not None and parser.has_calls and self.finish is FinishReason.STOP:
             return "tool_calls"
         return str(self.finish)
@@ -182,7 +197,7 @@ class Choice:
             self.unsent_ids += tokens
         detokenizer = self._detokenizer
         if text := detokenizer.push(tokens) if self.track is None else self._push_tracked(tokens, self.track):
-            self._say(text)
+            self._add_text(text)
         if detokenizer.found_stop_string:
             self.token_count = detokenizer.token_count
             self._end_early()
@@ -196,16 +211,16 @@ class Choice:
         self.latency_breakdown, self.served = finished.latency_breakdown, finished.served
         if text := self._detokenizer.finish():
             self._sent_characters += len(text)
-            self._say(text)
+            self._add_text(text)
         found_stop = self._detokenizer.found_stop_string
         self._close(FinishReason.STOP if found_stop else finished.reason)
         self._owner.on_progress(self)
 
     def on_failed(self, failed: Failed) -> None:
-        self._owner.fail(error_for(failed, self._owner.prompt_field, self.wants.grammar_field))
+        self._owner.fail(error_for(failed, self._owner.prompt_field, self.options.grammar_field))
 
     def _push_tracked(self, tokens: Sequence[int], track: Track) -> str:
-        """As `Detokenizer.push`, noting where in the text each token begins."""
+        """Push tokens into the detokeniser, and note where in the text each begins."""
         detokenizer, parts = self._detokenizer, list[str]()
         for token in tokens:
             if detokenizer.stopped:
@@ -219,17 +234,17 @@ class Choice:
         track.sent(self._sent_characters)
         return "".join(parts)
 
-    def _say(self, text: str) -> None:
-        parser = self.wants.parser
+    def _add_text(self, text: str) -> None:
+        parser = self.options.parser
         if parser is None:
-            self.deltas.append(text)
+            self.unsent_text.append(text)
             return
-        self.said += parser.feed(text)
+        self.unsent_deltas += parser.feed(text)
         if parser.is_done and self.finish is None:
             self._end_early()
 
     def _end_early(self) -> None:
-        """What the engine still generates is not wanted."""
+        """End the choice and cancel the rest of its generation."""
         self._close(FinishReason.STOP)
         self.latency_breakdown, self.served = self._owner.progress_of(self)
         self._owner.cancel(self)
@@ -238,8 +253,8 @@ class Choice:
         if self.finish is not None:
             return
         self.finish = reason
-        if self.wants.parser is not None:
-            self.said += self.wants.parser.finish()
+        if self.options.parser is not None:
+            self.unsent_deltas += self.options.parser.finish()
         if self.track is not None:
             self.track.sent(self._sent_characters)
             self.track.ended(is_cut=self._detokenizer.found_stop_string)
@@ -247,36 +262,37 @@ class Choice:
     # --- what the client gets ---------------------------------------------------------------------
 
     def take(self) -> tuple[str, list[int] | None]:
-        """Text and, if wanted, token ids that are not sent yet; they count as sent."""
-        text, ids = "".join(self.deltas), self.unsent_ids
-        self.deltas.clear()
+        """Return text and, if wanted, token ids that are not sent yet; they then count as sent."""
+        text, ids = "".join(self.unsent_text), self.unsent_ids
+        self.unsent_text.clear()
         self.unsent_tokens = 0
         if ids is not None:
             self.unsent_ids = []
-        return ("" if self.wants.prompt_only else text), ids
+        return ("" if self.options.prompt_only else text), ids
 
     def take_deltas(self) -> list[Delta]:
-        said, self.said = self.said, []
-        return merged(said)
+        unsent_deltas, self.unsent_deltas = self.unsent_deltas, []
+        return merged(unsent_deltas)
 
     def take_logprobs(self) -> dict[str, Any] | None:
-        """OpenAI's object for the tokens whose text is taken now; None: not asked for, or there are none."""
-        if self.wants.logprobs is None or self.track is None:
+        """Return OpenAI's object for the tokens whose text is taken now. None: the client does not want any,
+        or there are none."""
+        if self.options.logprobs is None or self.track is None:
             return None
         entries: list[Entry] = self.track.take()
-        if not entries or self.wants.prompt_only:
+        if not entries or self.options.prompt_only:
             return None
-        offset = len(self.wants.echo.text) if self.wants.echo is not None else 0
-        return self.wants.logprobs.of(entries, offset=offset)
+        offset = len(self.options.echo.text) if self.options.echo is not None else 0
+        return self.options.logprobs.of(entries, offset=offset)
 
     def echo_logprobs(self, of_prompt: tuple[TokenLogprobs, ...] | None) -> dict[str, Any] | None:
-        echo, form = self.wants.echo, self.wants.logprobs
+        echo, form = self.options.echo, self.options.logprobs
         if echo is None or form is None or of_prompt is None:
             return None
         return form.of_echo(echo.tokens, echo.starts, of_prompt)
 
     def delta_bodies(self) -> list[dict[str, Any]]:
-        """What is said now, as OpenAI's chunks write it."""
+        """Return the unsent deltas as OpenAI's chunks write them."""
         return [self._delta_body(delta) for delta in self.take_deltas()]
 
     def _delta_body(self, delta: Delta) -> dict[str, Any]:
@@ -287,20 +303,20 @@ class Choice:
                 return {"reasoning_content": text, "reasoning": text}
             case CallStart(call, name):
                 function = {"name": name, "arguments": ""}
-                body = {"index": call, "id": self.wants.new_call_id(), "type": "function"}
+                body = {"index": call, "id": self.options.new_call_id(), "type": "function"}
                 return {"tool_calls": [body | {"function": function}]}
             case CallArguments(call, text):
                 return {"tool_calls": [{"index": call, "function": {"arguments": text}}]}
 
     def message_body(self) -> dict[str, Any]:
-        """All that was said, as one message."""
-        if self.wants.parser is None:
-            return {"role": "assistant", "content": "".join(self.deltas)}
-        return message_body(self.take_deltas(), self.wants.new_call_id)
+        """Return the whole answer as one message."""
+        if self.options.parser is None:
+            return {"role": "assistant", "content": "".join(self.unsent_text)}
+        return message_body(self.take_deltas(), self.options.new_call_id)
 
 
 def message_body(deltas: Sequence[Delta], new_call_id: Callable[[], str]) -> dict[str, Any]:
-    """OpenAI's message; without content it is null where there is something else."""
+    """Return OpenAI's message. Its content is null if it is empty and there is something else."""
     message = Message()
     message.add(deltas)
     body: dict[str, Any] = {"role": "assistant", "content": message.content}

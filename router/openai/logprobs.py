@@ -1,7 +1,7 @@
 """Log probabilities as clients get them, in step with the text. Pure.
 
-A token's entry is sent with the text that it contributed to: not before, since a stop string may still cut
-it, and not at all if it was cut.
+A token's entry is sent with the text that it contributed to. It is not sent before, since a stop string may
+still cut it, and not at all if it was cut.
 """
 
 from collections.abc import Sequence
@@ -11,14 +11,14 @@ from baton.core.steps import TokenLogprobs
 from router.text.token_bytes import TokenBytes
 
 LOGPROB_MIN = -9999.0
-"""JSON has no infinity; OpenAI's and vLLM's stand-in."""
+"""Stand-in of OpenAI and vLLM for minus infinity, which JSON lacks."""
 
 Entry = tuple[TokenLogprobs, int]
-"""With the character of the text at which the token begins."""
+"""Logprobs of a token, with the position in the text at which it begins."""
 
 
 class Track:
-    """Entries of one choice, until their text is sent."""
+    """Entries of one choice until their text is sent."""
 
     __slots__ = ("_arrived", "_held", "ready", "total")
 
@@ -27,7 +27,7 @@ class Track:
         self._held: list[Entry] = []
         self.ready: list[Entry] = []
         self.total = 0.0
-        """Of all tokens that came, the one that ended the text included."""
+        """Sum over all tokens that came, including the one that ended the text."""
 
     def arrived(self, entries: Sequence[TokenLogprobs]) -> None:
         self._arrived += entries
@@ -35,15 +35,15 @@ class Track:
             self.total += entry.logprob
 
     def pushed(self, start: int, *, is_text: bool) -> None:
-        """The next token went through the detokeniser; its text begins at character `start`."""
+        """Note that the next token went through the detokeniser. Its text begins at character `start`."""
         if not self._arrived:
-            return  # a worker that knows none of it
+            return  # The worker reported no logprobs.
         entry = self._arrived.pop(0)
         if is_text:
             self._held.append((entry, start))
 
     def sent(self, characters: int) -> None:
-        """So much of the text is out: whatever begins before has been said."""
+        """Note that so much of the text is sent. Every entry that begins before that end goes with it."""
         held = self._held
         count = next((i for i, (_, start) in enumerate(held) if start >= characters), len(held))
         self.ready += held[:count]
@@ -61,12 +61,13 @@ class Track:
 
 class LogprobFormat:
     def __init__(self, token_bytes: TokenBytes, *, tokens_as_ids: bool = False, is_chat: bool) -> None:
-        """`tokens_as_ids`: tokens are written as token_id:N (vLLM's `return_tokens_as_token_ids`)."""
+        """`tokens_as_ids` writes tokens as token_id:N (vLLM's `return_tokens_as_token_ids`)."""
         self._bytes, self._as_ids = token_bytes, tokens_as_ids
         self._is_chat = is_chat
 
     def of(self, entries: Sequence[Entry], *, offset: int = 0) -> dict[str, Any]:
-        """OpenAI's `logprobs` of a choice or chunk. `offset`: characters of the answer before its text."""
+        """Return OpenAI's `logprobs` of a choice or chunk. `offset` is the number of characters of the answer
+        before its text."""
         if self._is_chat:
             return {"content": [self._chat_entry(entry) for entry, _ in entries], "refusal": None}
         return {
@@ -77,13 +78,13 @@ class LogprobFormat:
         }
 
     def of_prompt(self, tokens: Sequence[int], entries: Sequence[TokenLogprobs]) -> list[Any]:
-        """vLLM's `prompt_logprobs`: nothing for the first token, then the alternatives by token id."""
+        """Return vLLM's `prompt_logprobs`: null for the first token, then the alternatives by token id."""
         return [None, *(self._by_id(entry) for entry in entries)][: len(tokens)]
 
     def of_echo(
         self, tokens: Sequence[int], starts: Sequence[int], entries: Sequence[TokenLogprobs]
     ) -> dict[str, Any]:
-        """OpenAI's `logprobs` of an echoed prompt: the first token has none."""
+        """Return OpenAI's `logprobs` of an echoed prompt. The first token has none."""
         rest = self.of(list(zip(entries, starts[1:], strict=False)))
         return {
             "tokens": [self._name(token) for token in tokens[:1]] + rest["tokens"],
@@ -110,7 +111,7 @@ class LogprobFormat:
         return {"token": self._name(token), "logprob": _finite(logprob), "bytes": list(self._bytes(token))}
 
     def _top(self, entry: TokenLogprobs) -> dict[str, float]:
-        """The most likely ones and, if it is none of them, the chosen one."""
+        """Return the most likely tokens and, if it is none of them, the chosen one."""
         pairs = entry.top if any(t == entry.token for t, _ in entry.top) else (
             *entry.top, (entry.token, entry.logprob),
         )  # fmt: skip
@@ -141,7 +142,7 @@ def _escaped(raw: bytes) -> str:
 
 
 def joined(parts: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
-    """One `logprobs` object of several that follow each other."""
+    """Return one `logprobs` object for several that follow each other."""
     found = [part for part in parts if part is not None]
     if not found:
         return None

@@ -1,15 +1,13 @@
-"""OpenAI requests: from the body's bytes to a checked `Call`. Pure.
+"""OpenAI requests, parsed from the body's bytes into a checked `Call`. Pure.
 
-A body is parsed once. Whatever is wrong with it raises ClientError, naming the field.
+A body is parsed once. Every error in it raises ClientError, which names the field.
 """
 
 import math
-from hashlib import blake2b
 
 import msgspec
 
-from baton.core.errors import ClientError, PromptTooLong
-from baton.core.sampling import Grammar, SamplingParams
+from baton.core.errors import ClientError
 from router.openai.bodies import (
     AnyBody,
     BatonOptions,
@@ -19,50 +17,43 @@ from router.openai.bodies import (
     EmbeddingBody,
     parse_body,
 )
-from router.openai.call import Beam, Call, Endpoint, Limits, SloWish
+from router.openai.call import Beam, Call, Endpoint, RequestLimits, SloOptions
 from router.openai.checks import (
     LOGPROBS_MAX,
-    SEED_BITS,
     Prompt,
     between,
-    check_allowed_ids,
-    check_logit_bias,
     check_max_tokens,
     check_prompts,
-    check_seed,
-    check_stop_tokens,
     check_stops,
     check_user,
 )
 from router.openai.response_format import Structured, grammar_of
+from router.openai.sampling import BOUNDED, DEFAULTS, allowed_beside, checked_sampling
 from router.openai.unsupported import CHAT, COMPLETION, EMBEDDING
 from router.text.conversation import Template, ToolMode, check_messages, check_tool_use
-from router.text.model_card import ModelCard, prompt_too_long
+from router.text.model_card import ModelCard
 
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's default for /v1/completions."""
 PRIORITY_MAX = 2**31 - 1
 EMBEDDING_INPUTS_MAX = 2048
-TEMPERATURE_MIN = 1e-5
-"""Below it is greedy."""
+"""OpenAI's bound."""
 BEAM_IDLE = {
     "temperature": (0, 1),
     "top_p": (1,),
     "top_k": (0, -1),
-    "min_p": (0,),
-    "repetition_penalty": (1,),
-}
-"""Of fields that a beam search does not have: the values that change nothing."""
-"""OpenAI's bound."""
+} | {name: (DEFAULTS[name],) for name in BOUNDED}
+"""Values that change nothing, for fields that a beam search does not have."""
 TEMPLATE_RESERVED = frozenset(
     {"messages", "tools", "documents", "conversation", "chat_template", "tokenize", "add_generation_prompt"}
     | {"continue_final_message", "return_dict", "return_tensors", "padding", "truncation", "max_length"}
     | {"tokenizer_kwargs", "return_assistant_tokens_mask", "load_audio_from_video", "processor_kwargs"}
 )
-"""Not for `chat_template_kwargs`: they have fields of their own, or are none of the client's business."""
+"""Names that `chat_template_kwargs` must not have: they have fields of their own, or are not the client's
+business."""
 
 
-def parse_chat(body: bytes, limits: Limits) -> Call:
+def parse_chat(body: bytes, limits: RequestLimits) -> Call:
     parsed = parse_body(body, ChatBody, CHAT)
     max_tokens, field = parsed.max_tokens, "max_tokens"
     if parsed.max_completion_tokens is not None:
@@ -71,7 +62,7 @@ def parse_chat(body: bytes, limits: Limits) -> Call:
     structured = grammar_of(parsed)
     is_forced = tools.mode in (ToolMode.REQUIRED, ToolMode.NAMED)
     if is_forced and parsed.allowed_token_ids is not None:
-        raise _allowed_beside("a tool_choice that forces a call")
+        raise allowed_beside("a tool_choice that forces a call")
     if structured is not None and is_forced:
         raise ClientError(
             f"{structured.field} and a tool_choice that forces a call exclude each other", param="tool_choice"
@@ -86,7 +77,7 @@ def parse_chat(body: bytes, limits: Limits) -> Call:
     )
 
 
-def parse_completion(body: bytes, limits: Limits) -> Call:
+def parse_completion(body: bytes, limits: RequestLimits) -> Call:
     parsed = parse_body(body, CompletionBody, COMPLETION)
     prompts = check_prompts(
         parsed.prompt,
@@ -112,7 +103,7 @@ def parse_completion(body: bytes, limits: Limits) -> Call:
     )
 
 
-def parse_embedding(body: bytes, limits: Limits) -> Call:
+def parse_embedding(body: bytes, limits: RequestLimits) -> Call:
     parsed = parse_body(body, EmbeddingBody, EMBEDDING)
     if parsed.encoding_format not in (None, "float", "base64"):
         raise ClientError("encoding_format must be float or base64", param="encoding_format")
@@ -136,61 +127,9 @@ def parse_embedding(body: bytes, limits: Limits) -> Call:
     )
 
 
-def sampling_params(
-    call: Call, *, choice_index: int, prompt_tokens: int, limits: Limits, grammar: Grammar | None = None
-) -> SamplingParams:
-    """For one choice. Raises PromptTooLong if prompt and answer do not fit into the context."""
-    context = limits.card.context_tokens
-    room = context - prompt_tokens
-    field = call.prompt_field
-    if prompt_tokens < 1:
-        raise ClientError(f"{field} must not be empty: there is nothing to go on from", param=field)
-    if room < 1:
-        raise prompt_too_long(prompt_tokens, context, field)
-    max_tokens = min(limits.default_max_tokens, room) if call.max_tokens is None else call.max_tokens
-    if max_tokens > room:
-        raise PromptTooLong(
-            f"This model's maximum context length is {context} tokens. However, you requested "
-            f"{prompt_tokens + max_tokens} tokens ({prompt_tokens} in the {field}, {max_tokens} in the "
-            f"completion). Please reduce the {field} or {call.max_tokens_field}.",
-            param=field,
-        )
-    sampling = call.sampling
-    if sampling.min_tokens > max_tokens:
-        raise ClientError(
-            f"min_tokens must be at most {max_tokens}, as {call.max_tokens_field}", param="min_tokens"
-        )
-    own = sampling.stop_token_ids
-    # vLLM's meaning: the client's own stop tokens count even where the model's are ignored.
-    ends = own if sampling.ignore_eos and own else (*limits.card.eos_token_ids, *own)
-    allowed = sampling.allowed_token_ids
-    if grammar is not None and allowed:
-        raise _allowed_beside("a grammar for tool calls")
-    if allowed and sampling.min_tokens and set(allowed) <= set(ends):
-        raise ClientError(
-            "allowed_token_ids are stop tokens only, which min_tokens forbids", param="allowed_token_ids"
-        )
-    return msgspec.structs.replace(
-        sampling,
-        max_tokens=max_tokens,
-        seed=choice_seed(sampling.seed, choice_index),
-        stop_token_ids=tuple(dict.fromkeys(ends)),
-        ignore_eos=sampling.ignore_eos and not own,
-        grammar=grammar,
-    )
-
-
-def choice_seed(seed: int, choice_index: int) -> int:
-    """The client's own for the first choice; for the others one that follows from it."""
-    if choice_index == 0:
-        return seed
-    digest = blake2b(b"%d/%d" % (seed, choice_index), digest_size=SEED_BITS // 8).digest()
-    return int.from_bytes(digest, "little")
-
-
 def _call(
     body: Body,
-    limits: Limits,
+    limits: RequestLimits,
     endpoint: Endpoint,
     max_tokens: int | None,
     max_tokens_field: str,
@@ -208,8 +147,8 @@ def _call(
         )
     beam = _check_beam(body, n, structured)
     if structured is not None and body.allowed_token_ids is not None:
-        raise _allowed_beside(structured.field)
-    sampling = _sampling(body, card, logprobs)
+        raise allowed_beside(structured.field)
+    sampling = checked_sampling(body, card, logprobs)
     return Call(
         endpoint=endpoint,
         model=body.model,
@@ -238,47 +177,7 @@ def _call(
     )
 
 
-def _allowed_beside(field: str) -> ClientError:
-    """Where the two have no token in common there would be none to choose."""
-    return ClientError(f"allowed_token_ids and {field} exclude each other", param="allowed_token_ids")
-
-
 # --- fields that hang together --------------------------------------------------------------------
-
-
-def _sampling(body: Body, card: ModelCard, logprobs: int | None) -> SamplingParams:
-    top_p = between("top_p", body.top_p, 0.0, 1.0, default=1.0)
-    top_k = max(0, between("top_k", body.top_k, -1, 2**31 - 1, default=0))
-    prompt_logprobs = body.prompt_logprobs
-    if prompt_logprobs is not None:
-        between("prompt_logprobs", prompt_logprobs, 0, LOGPROBS_MAX, default=0)
-        if body.stream:
-            raise ClientError("prompt_logprobs are not available with stream: true", param="prompt_logprobs")
-    return SamplingParams(
-        max_tokens=1,
-        temperature=_check_temperature(body.temperature),
-        # A nucleus of nothing is the most likely token alone.
-        top_p=top_p if top_p > 0 else 1.0,
-        top_k=top_k if top_p > 0 else 1,
-        min_p=between("min_p", body.min_p, 0.0, 1.0, default=0.0),
-        seed=check_seed(body.seed),
-        stop_token_ids=check_stop_tokens(body.stop_token_ids or [], card.vocab_size),
-        ignore_eos=bool(body.ignore_eos),
-        min_tokens=between("min_tokens", body.min_tokens, 0, card.context_tokens, default=0),
-        repetition_penalty=between("repetition_penalty", body.repetition_penalty, 0.01, 10.0, default=1.0),
-        presence_penalty=between("presence_penalty", body.presence_penalty, -2.0, 2.0, default=0.0),
-        frequency_penalty=between("frequency_penalty", body.frequency_penalty, -2.0, 2.0, default=0.0),
-        logit_bias=check_logit_bias(body.logit_bias, card.vocab_size),
-        allowed_token_ids=check_allowed_ids(body.allowed_token_ids, card.vocab_size),
-        logprobs=logprobs,
-        prompt_logprobs=prompt_logprobs,
-    )
-
-
-def _check_temperature(value: float | None) -> float:
-    """0, greedy, below a value at which all but ties and rounding is greedy already."""
-    checked = between("temperature", value, 0.0, 2.0, default=1.0)
-    return checked if checked >= TEMPERATURE_MIN else 0.0
 
 
 def _chat_logprobs(body: ChatBody) -> int | None:
@@ -290,7 +189,7 @@ def _chat_logprobs(body: ChatBody) -> int | None:
     return between("top_logprobs", top, 0, LOGPROBS_MAX, default=0)
 
 
-def _check_best_of(body: CompletionBody, call: Call, limits: Limits) -> int:
+def _check_best_of(body: CompletionBody, call: Call, limits: RequestLimits) -> int:
     if body.best_of is None:
         return call.n
     if body.best_of < call.n:
@@ -309,8 +208,8 @@ def _check_best_of(body: CompletionBody, call: Call, limits: Limits) -> int:
 
 
 def _check_beam(body: Body, width: int, structured: Structured | None) -> Beam | None:
-    """Beams are scored by the model alone, and nothing is drawn: what would change its probabilities or
-    the drawing is refused."""
+    """Return the beam search. Beams are scored by the model alone, and nothing is drawn; so fields that would
+    change its probabilities or the drawing are refused."""
     penalty = body.length_penalty
     if penalty is not None and not (math.isfinite(penalty) and abs(penalty) <= 10):
         raise ClientError(f"length_penalty must be from -10 to 10, not {penalty}", param="length_penalty")
@@ -318,7 +217,7 @@ def _check_beam(body: Body, width: int, structured: Structured | None) -> Beam |
         if penalty not in (None, 1):
             raise ClientError("length_penalty needs use_beam_search: true", param="length_penalty")
         return None
-    fields = ("min_tokens", "presence_penalty", "frequency_penalty", "logit_bias", "stop")
+    fields = ("min_tokens", "logit_bias", "stop")
     wanted = [name for name in fields if getattr(body, name)]
     fields = ("top_logprobs", "allowed_token_ids", "prompt_logprobs", "logprobs", "tools", "echo")
     wanted += [name for name in fields if getattr(body, name, None) not in (None, False, [])]
@@ -346,9 +245,9 @@ def _check_priority(body: AnyBody) -> int | None:
     return None if value is None else between("priority", value, -PRIORITY_MAX, PRIORITY_MAX, default=0)
 
 
-def _check_slo(body: AnyBody) -> SloWish:
+def _check_slo(body: AnyBody) -> SloOptions:
     options = body.baton or BatonOptions()
-    return SloWish(
+    return SloOptions(
         slo_class=options.slo_class,
         service_tier=body.service_tier,
         ttft_s=_check_objective_s("baton.ttft_ms", options.ttft_ms, 3_600_000),

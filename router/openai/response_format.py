@@ -1,8 +1,8 @@
 """The shape that a request asks of its answer, as a `Grammar`. Pure.
 
 A request says it in OpenAI's `response_format`, in vLLM's `structured_outputs` or in one of the older
-`guided_*` fields, and in one of them only. What cannot be enforced is refused here, by the judge that the
-worker asks again.
+`guided_*` fields, and in one of them only. Schemas that cannot be enforced are refused here, by the same
+check that the worker makes.
 """
 
 from typing import Any
@@ -26,7 +26,8 @@ class Structured(msgspec.Struct, frozen=True):
 
 
 def grammar_of(body: Body) -> Structured | None:
-    """Return what the request asks for. Raises ClientError that names the field and the keyword."""
+    """Return the grammar that the request asks for. Raises ClientError that names the field and the
+    keyword."""
     asked = [
         (name, value)
         for name in ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
@@ -86,7 +87,7 @@ def _decoded(text: str, where: str) -> Any:
 _OPTIONS = frozenset(
     {"disable_any_whitespace", "disable_fallback", "disable_additional_properties", "whitespace_pattern"}
 )
-"""Fields of vLLM's `structured_outputs` that say how, not what."""
+"""Fields of vLLM's `structured_outputs` that configure the matching. They name no shape."""
 
 
 def _of_structured_outputs(value: Any) -> Structured:

@@ -1,7 +1,7 @@
 """OpenAI answers, as bytes. Pure.
 
-A stream's chunks differ in very little, so what they share is encoded once: building them so costs a
-tenth of encoding an object per token.
+A stream's chunks differ in very little, so their common part is encoded once. Building them so costs a tenth
+of encoding an object per token.
 """
 
 import math
@@ -37,7 +37,7 @@ class Usage(msgspec.Struct):
 
 
 class AnswerFormat:
-    """Shapes of one request's answer: the whole of it, or its stream's chunks."""
+    """The shapes of one request's answer: the whole of it, or its stream's chunks."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class AnswerFormat:
         system_fingerprint: Callable[[], str],
         include_usage: bool = False,
     ) -> None:
-        """`system_fingerprint` is asked once, when there is something to say: a request may have waited for
+        """`system_fingerprint` is called once, when the answer begins, since a request may have waited for
         the first worker."""
         self.is_chat = endpoint is Endpoint.CHAT
         self.prompt_field = "messages" if self.is_chat else "prompt"
@@ -75,8 +75,8 @@ class AnswerFormat:
         return self._stream_head + b',"choices":[{"index":'
 
     def first_chunk(self, index: int, prompt_ids: Sequence[int] | None = None) -> bytes:
-        """Before a choice's text: who speaks, and, if the client wants token ids, to what. Completions
-        have no such chunk otherwise."""
+        """Return the chunk before a choice's text. It has the role and, if the client wants token ids, those
+        of the prompt. Completions have no such chunk otherwise."""
         if not self.is_chat:
             said = {"text": "", "prompt_token_ids": prompt_ids}
             return b"" if prompt_ids is None else self.rich_chunk(index, said, None, [])
@@ -87,7 +87,7 @@ class AnswerFormat:
         return b"%b%d%b%b" % (self._chunk_head, index, role, tail)
 
     def chunk(self, index: int, text: str, token_ids: Sequence[int] | None = None) -> bytes:
-        """`token_ids` None: the client did not ask for them."""
+        """Return a chunk with text. `token_ids` is None if the client does not want any."""
         return b"%b%d%b%b%bnull%b%b" % (
             self._chunk_head,
             index,
@@ -109,7 +109,7 @@ class AnswerFormat:
         )
 
     def end_chunk(self, usage: Usage | None, baton: dict[str, Any] | None) -> bytes:
-        """After all choices: what the client asked for of usage and `baton`."""
+        """Return the chunk after all choices, with usage and `baton` as far as the client asked for them."""
         said: dict[str, Any] = {} if usage is None else {"usage": usage.as_dict()}
         if baton is not None:
             said["baton"] = baton
@@ -122,16 +122,17 @@ class AnswerFormat:
         logprobs: dict[str, Any] | None,
         token_ids: Sequence[int] | None,
     ) -> bytes:
-        """`said`: the chunk's delta or text."""
+        """Return a chunk with logprobs or token ids. `said` has the chunk's delta or text."""
         body = {"index": index, **said, "logprobs": logprobs, "finish_reason": None}
         if token_ids is not None:
             body["token_ids"] = token_ids
-        # Without the part that `_chunk_head` and `_chunk_tail` bring.
+        # `_chunk_head` and `_chunk_tail` bring the rest of the object.
         inner = orjson.dumps(body)[len(b'{"index":') : -1]
         return self._chunk_head + inner + self._chunk_tail
 
     def whole(self, choices: Sequence[dict[str, Any]], usage: Usage, extra: dict[str, Any]) -> bytes:
-        """`choices`: as `choice` makes them, by index. `extra`: further fields of the answer."""
+        """Return the complete answer. `choices` are made by `choice`, by index. `extra` has further
+        fields."""
         return orjson.dumps(self._head | {"choices": choices, "usage": usage.as_dict()} | extra)
 
     def choice(
@@ -142,7 +143,7 @@ class AnswerFormat:
         logprobs: dict[str, Any] | None,
         token_ids: Sequence[int] | None,
     ) -> dict[str, Any]:
-        """`said`: its message or text, and what else belongs there."""
+        """Return one choice. `said` has its message or text and further fields."""
         ids = {} if token_ids is None else {"token_ids": token_ids}
         return {"index": index, **said, "logprobs": logprobs, "finish_reason": reason, **ids}
 
@@ -162,12 +163,12 @@ def error_of(error: BatonError) -> bytes:
 
 
 def error_event(error: BatonError) -> bytes:
-    """The last event of a stream that broke; no [DONE] follows."""
+    """Return the last event of a stream that broke. No [DONE] follows it."""
     return b"data: " + error_of(error) + b"\n\n"
 
 
 def retry_after_s(error: BatonError) -> int | None:
-    """Whole seconds for the Retry-After header, where trying again may help."""
+    """Return whole seconds for the Retry-After header, where trying again may help."""
     if isinstance(error, RateLimited) and error.is_final:
         return None
     if isinstance(error, Overloaded):

@@ -1,9 +1,10 @@
-"""Where the time to a request's first token went, and who served it, as clients are told. Pure."""
+"""The parts of the time to a request's first token, and the workers that served it, as clients see them.
+Pure."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from router.openai.choice_stream import Choice
+from router.openai.choice_stream import ChoiceStream
 
 PARTS = (
     "route",
@@ -17,20 +18,20 @@ PARTS = (
     "transfer",
     "first_decode",
 )
-"""In the order in which they happen. The time to first token is the sum of all but the last two."""
+"""Parts in the order in which they happen. The time to first token is the sum of all but the last two."""
 
 
 class EdgeTimes(NamedTuple):
-    """Of one request, before its sequences were submitted; seconds."""
+    """Seconds that one request took before its sequences were submitted."""
 
     route_s: float = 0.0
-    """From the request's head on: its body is read and checked, its sequences are made."""
+    """Time from the request's head until its sequences are made: its body is read and checked."""
     tokenize_s: float = 0.0
-    """Waiting for the tokenizer included."""
+    """Time of tokenising, including the wait for the tokenizer."""
 
 
-def parts_of(edge: EdgeTimes, choice: Choice) -> Iterator[tuple[str, float]]:
-    """(part, seconds) in order; those of the workers only if they told."""
+def parts_of(edge: EdgeTimes, choice: ChoiceStream) -> Iterator[tuple[str, float]]:
+    """Yield (part, seconds) in order. Parts of workers are missing if the workers did not report them."""
     yield "route", edge.route_s
     yield "tokenize", edge.tokenize_s
     if (latency_breakdown := choice.latency_breakdown) is not None:
@@ -38,13 +39,13 @@ def parts_of(edge: EdgeTimes, choice: Choice) -> Iterator[tuple[str, float]]:
             yield part, getattr(latency_breakdown, f"{part}_s")
 
 
-def first_of(choices: Sequence[Choice]) -> Choice:
-    """The one whose token came first: the request's time to first token is its."""
+def first_of(choices: Sequence[ChoiceStream]) -> ChoiceStream:
+    """Return the choice whose token came first. It decides the time to first token of the request."""
     return min(choices, key=lambda choice: choice.first_token_s or float("inf"))
 
 
-def timings_body(edge: EdgeTimes, choices: Sequence[Choice]) -> dict[str, Any]:
-    """The answer's `baton` object."""
+def timings_body(edge: EdgeTimes, choices: Sequence[ChoiceStream]) -> dict[str, Any]:
+    """Return the answer's `baton` object."""
     choice = first_of(choices)
     body: dict[str, Any] = {"timings": {f"{part}_s": round(s, 6) for part, s in parts_of(edge, choice)}}
     if (served := choice.served) is not None:

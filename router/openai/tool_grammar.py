@@ -15,10 +15,8 @@ STRICT_PARSERS = frozenset({"hermes"})
 
 
 def tool_grammar(tools: ToolUse, parser: str) -> Grammar | None:
-    """Return what the text must match so that the calls are as asked, or None where anything goes.
-
-    Raises ClientError for schemas that cannot be enforced where they must be.
-    """
+    """Return the grammar of the calls that the request allows, or None where anything goes. Raises
+    ClientError for schemas that cannot be enforced where they must be."""
     match tools.mode:
         case ToolMode.NONE:
             return None
@@ -36,7 +34,7 @@ def _where(tools: ToolUse, tool: Tool) -> str:
 
 
 def _required(tools: ToolUse) -> Grammar:
-    """A list of calls, each with a name and the parameters of that function."""
+    """Return the grammar of a list of calls, each with a name and the parameters of that function."""
     definitions: dict[str, Any] = {}
     branches: list[dict[str, Any]] = []
     for number, tool in enumerate(tools.tools):
@@ -60,7 +58,8 @@ def _required(tools: ToolUse) -> Grammar:
 
 
 def _moved(schema: Any, number: int, definitions: dict[str, Any]) -> Any:
-    """The schema as part of a larger one; what it refers to moves to the new root, under names of its own."""
+    """Return the schema as part of a larger one. Its definitions move to the new root, under names of their
+    own."""
     if not isinstance(schema, dict):
         return schema
     inner = dict(schema)

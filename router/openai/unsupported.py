@@ -1,9 +1,9 @@
-"""Fields of OpenAI's API, and of its common extensions, that this server knows and does not do yet.
+"""Fields of OpenAI's API, and of its common extensions, that this server knows and does not support yet.
 
-A request that needs one of them is refused: an answer that silently lacks what was asked for is worse
-than none. Values that change nothing pass, null always. Fields found neither here nor in the request
-types are unknown and ignored, as are those that only inform the server (`metadata`,
-`prompt_cache_key`, `prediction` …).
+A request that needs one of them is refused: an answer that silently ignores a field is worse than none.
+Values that change nothing pass, and null always does. Fields found neither here nor in the request types are
+unknown and ignored, as are those that only inform the server (`metadata`, `prompt_cache_key`, `prediction`
+…).
 """
 
 from typing import Any
@@ -42,7 +42,7 @@ EMBEDDING: dict[str, Harmless] = {"messages": (), "prompt_embeds": (), "normaliz
 
 
 def refuse_unsupported(fields: dict[str, Any], table: dict[str, Harmless]) -> None:
-    """Raises ClientError naming the first field that asks for something this server does not do."""
+    """Raise ClientError for the first field that asks for something this server does not do."""
     for name in fields.keys() & table.keys():
         value, harmless = fields[name], table[name]
         if value is None or any(_same(value, other) for other in harmless):
@@ -56,5 +56,5 @@ def refuse_unsupported(fields: dict[str, Any], table: dict[str, Harmless]) -> No
 
 
 def _same(value: Any, other: Any) -> bool:
-    """Equal, and not merely 0 for False or the other way round."""
+    """Return whether two values are equal and of one kind: 0 is not False."""
     return value == other and isinstance(value, bool) == isinstance(other, bool)

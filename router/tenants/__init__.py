@@ -1,5 +1,5 @@
-"""Who may ask, and for how much: API keys, their tenants, and the tenants' budgets.
+"""API keys, their tenants, and the tenants' budgets.
 
-`keys` and `key_files` are the pure part; `keyring` keeps a file or a Redis in view; `budgets` and its
-backends count what is taken; `gate` puts them in front of the public API.
+`keys` is pure; `key_files` reads and writes files of keys, and `keyring` follows a file or a Redis. `budgets`
+and its backends count what is taken. `router.http.authentication` applies both to the public API.
 """

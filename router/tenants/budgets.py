@@ -1,4 +1,5 @@
-"""Where budgets are counted: here, or in one place for all routers; and what happens when that is away."""
+"""Counting of budgets: in this router, or in one shared place for all routers; and what happens when that is
+away."""
 
 import asyncio
 import logging
@@ -14,16 +15,16 @@ from kv_store.directory.interface import DirectoryLost
 log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
-"""After the shared place did not answer, it is not asked for so long."""
+"""Pause after the shared place did not answer."""
 
 
 class Budgets(Protocol):
     async def take(self, ask: Ask) -> Grant:
-        """Raises DirectoryLost when it does not answer in time."""
+        """Take from the budgets. Raises DirectoryLost if there is no answer in time."""
         ...
 
     async def settle(self, settle: Settle) -> None:
-        """The same."""
+        """Give back the refund. Raises DirectoryLost if there is no answer in time."""
         ...
 
     async def close(self) -> None: ...
@@ -44,7 +45,7 @@ class LocalBudgets:
 
 
 class RemoteBudgets:
-    """The control plane's."""
+    """Budgets that the control plane counts."""
 
     def __init__(self, address: str, *, timeout_s: float) -> None:
         self._client = BudgetsClient(address, timeout_s=timeout_s)
@@ -66,8 +67,8 @@ class RemoteBudgets:
 
 
 class SharedBudgets:
-    """Asks the shared place; while that is away, this router spends its part of the budget by itself: as
-    much as comes to one of the routers that were there last."""
+    """Budgets of a shared place. While that is away, this router spends its part of the budget by itself: an
+    equal part among the routers that were there last."""
 
     def __init__(self, shared: Budgets) -> None:
         self._shared, self._local = shared, LocalBudgets()
@@ -88,8 +89,8 @@ class SharedBudgets:
         return await self._local.take(divided(ask, self._router_count))
 
     async def settle(self, settle: Settle) -> None:
-        """Where it was taken is not known any more: a refund in both places errs for the client, by at most
-        what was under way when the shared place went away."""
+        """Give the refund back to both places, since it is not known any more where it was taken. That errs
+        for the client, by at most what was in flight when the shared place went away."""
         part = max(1, settle.tokens_per_minute // self._router_count) if settle.tokens_per_minute else 0
         await self._local.settle(msgspec.structs.replace(settle, tokens_per_minute=part))
         now_s = asyncio.get_running_loop().time()
@@ -110,7 +111,7 @@ class SharedBudgets:
 
 
 def divided(ask: Ask, router_count: int) -> Ask:
-    """One router's part of each limit; at least 1."""
+    """Return one router's part of each limit, at least 1."""
 
     def part(limit: int) -> int:
         return max(1, limit // router_count) if limit else 0

@@ -23,7 +23,7 @@ LOCK_LOOK_S = 0.02
 
 
 def read_file(path: Path) -> KeyBook:
-    """Raises SetupError: it cannot be read, or something in it is wrong."""
+    """Read a file of keys. Raises SetupError if it cannot be read or has an error."""
     fields = read_structured(path, what="keys", bytes_max=FILE_BYTES_MAX)
     if fields is None:
         fields = {}
@@ -34,9 +34,9 @@ def read_file(path: Path) -> KeyBook:
 
 @contextmanager
 def changing(path: Path) -> Generator[None]:
-    """From reading a file to writing it: one at a time, or what another has written in between is lost. The
-    folder is locked, where links lead to, not the file, which is replaced. Raises SetupError: no folder, or
-    others hold it too long."""
+    """Hold the lock of a file from reading to writing it. Without it, changes that others write in between
+    would be lost. The lock is on the folder that links lead to, since the file itself is replaced. Raises
+    SetupError if there is no folder, or others hold the lock too long."""
     try:
         folder = os.open(Path(os.path.realpath(path)).parent, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
@@ -49,7 +49,7 @@ def changing(path: Path) -> Generator[None]:
 
 
 def _lock(folder: int, path: Path) -> None:
-    """Until it is closed. Raises SetupError."""
+    """Lock an open folder until it is closed. Raises SetupError."""
     deadline_s = time.monotonic() + LOCK_S
     while True:
         try:
@@ -57,13 +57,14 @@ def _lock(folder: int, path: Path) -> None:
         except BlockingIOError:
             if time.monotonic() > deadline_s:
                 raise SetupError(f"keys: somebody else has been changing {path} for {LOCK_S:g} s") from None
-        except OSError:  # a file system without locks: no worse than before there was one
+        except OSError:  # Some file systems have no locks; a change then goes unprotected.
             return None
         time.sleep(LOCK_LOOK_S)
 
 
 def write_file(path: Path, book: KeyBook) -> None:
-    """In one step: whoever reads it sees the old one or the new one. For its owner only, if it is new."""
+    """Write a file in one step: readers see the old one or the new one. Only its owner may read a new
+    file."""
     fields = msgspec.to_builtins(book)
     if path.suffix == ".toml":
         text = _toml(book)
@@ -75,7 +76,7 @@ def write_file(path: Path, book: KeyBook) -> None:
 
 
 def _toml(book: KeyBook) -> str:
-    """Tables of strings, numbers and lists of strings, which are JSON as TOML has them."""
+    """Return the keys as TOML. Strings, numbers and lists of strings are written in it as in JSON."""
     lines: list[str] = []
     for name, tenant in book.tenants.items():
         lines.append(f"[tenants.{json.dumps(name)}]")

@@ -1,5 +1,5 @@
-"""Keeps keys in view: a file that is read again when it changes, or a Redis. Serves with the last that was
-good."""
+"""A live view of keys: a file that is read again when it changes, or a Redis. The last good version
+serves."""
 
 import asyncio
 import json
@@ -22,14 +22,15 @@ log = logging.getLogger(__name__)
 
 FILE_LOOK_S = 1.0
 REDIS_LOOK_S = 2.0
-"""A key that is revoked works for this long, at most."""
+"""Interval of looks at Redis. A revoked key works for at most this long."""
 
 
 class KeySource(Protocol):
     look_s: float
 
     async def read(self, *, first: bool) -> KeyBook | None:
-        """None: as before. Raises SetupError for what is wrong, DirectoryLost if it does not answer."""
+        """Return the keys; None: they did not change. Raises SetupError for an error in them, DirectoryLost
+        if there is no answer."""
         ...
 
     async def close(self) -> None: ...
@@ -66,7 +67,7 @@ def redis_key(name: str) -> str:
 
 
 class RedisSource:
-    """One hash: `version`, `tenant:NAME` and `key:SHA256`, whose values are JSON."""
+    """A source with one hash: `version`, `tenant:NAME` and `key:SHA256`, whose values are JSON."""
 
     look_s = REDIS_LOOK_S
 
@@ -103,7 +104,7 @@ class RedisSource:
         return read_book(fields, "keys in Redis")
 
     async def put(self, name: str, tenant: Tenant | None, record: KeyRecord) -> None:
-        """`tenant` None: it is there already."""
+        """Add a key. `tenant` is None if the tenant exists already."""
         fields = msgspec.to_builtins(record)
         del fields["sha256"]
         pairs: list[str] = [f"key:{record.sha256}", json.dumps(fields)]
@@ -118,7 +119,7 @@ class RedisSource:
             await self._client.run(("HDEL", self._key, *names), self._changed())
 
     def _changed(self) -> tuple[str, ...]:
-        """Never a version that was there before, also not in a Redis that lost what it had."""
+        """Set a version that was never there before, even in a Redis that lost its data."""
         return ("HSET", self._key, "version", secrets.token_hex(8))
 
     async def close(self) -> None:
@@ -126,27 +127,28 @@ class RedisSource:
 
 
 def source_of(place: str, *, name: str, timeout_s: float) -> FileSource | RedisSource:
-    """`place`: a file's path or a Redis URL. Raises SetupError."""
+    """Return the source at `place`, a file's path or a Redis URL. Raises SetupError."""
     if "://" not in place:
         return FileSource(Path(place))
-    from kv_store.directory.redis_client import RedisClient  # only who has a Redis waits for its client
+    from kv_store.directory.redis_client import RedisClient  # Only clusters with a Redis load its client.
 
     return RedisSource(RedisClient(place, timeout_s=timeout_s), name)
 
 
 class LiveKeys:
-    """The keys that count now. Looked at again and again, aside, whether requests come or not: the first one
-    after a quiet hour must not find a key that was revoked in it."""
+    """The keys that count now. A task looks for changes whether requests come or not, so that a key revoked
+    in a quiet hour is gone before the next request."""
 
     def __init__(self, source: KeySource) -> None:
         self._source = source
         self._ring = Keyring(KeyBook())
         self._task: asyncio.Task[None] | None = None
         self.trouble = ""
-        """Why the last look failed; the keys before it count."""
+        """Error of the last look. The keys before it count."""
 
     async def open(self) -> None:
-        """Raises SetupError when the first look fails: without keys nobody could be served."""
+        """Read the keys. Raises SetupError if the first look fails, since without keys nobody could be
+        served."""
         try:
             book = await self._source.read(first=True)
         except DirectoryLost as error:
@@ -159,12 +161,12 @@ class LiveKeys:
         log.info("%d keys of %d tenants", len(book.keys), len(book.tenants))
 
     def tenant_of(self, key: str) -> tuple[str, Tenant] | None:
-        """Whose it is, by what is known now."""
+        """Return the tenant of a key, by the last look."""
         name = self._ring.tenant_of(key)
         return None if name is None else (name, self._ring.book.tenants[name])
 
     async def look(self) -> None:
-        """Now; for tests, and for whoever cannot wait."""
+        """Look for changes now. Tests and callers that cannot wait use it."""
         try:
             book = await self._source.read(first=False)
         except (SetupError, DirectoryLost) as error:

@@ -20,29 +20,30 @@ KEY_BYTES = 32
 ID_CHARACTERS = 12
 KEY_LENGTH_MAX = 512
 NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
-"""Of tenants. No slash: what is before it in a fairness key is the tenant."""
+"""Pattern of tenant names. It has no slash, because the part of a fairness key before the slash is the
+tenant."""
 
 KEYS_MAX = 1_000_000
 
 
 class Tenant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What one tenant may do. Limits of 0 do not bound anything."""
+    """Permissions and limits of one tenant. A limit of 0 does not bound anything."""
 
     weight: float = 1.0
-    """Its share of service in relation to others'."""
+    """Weight of the tenant's service relative to others'."""
     slo_class: str = ""
-    """Of its requests that name none."""
+    """Service class of requests that name none."""
     slo_classes: tuple[str, ...] = ()
-    """That its requests may name; empty: all."""
+    """Service classes that requests may name; empty: all."""
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
-    """Of prompts and answers."""
+    """Most tokens of prompts and answers per minute."""
     concurrent_max: int = 0
-    """Requests at once."""
+    """Most requests at once."""
     salt: str = ""
-    """Mixed into its block hashes; empty: its name. Tenants of one salt share KV, others never do."""
+    """Salt of the tenant's block hashes; empty: its name. Tenants of one salt share KV, others never do."""
     may_load_adapters: bool = False
-    """By /v1/load_lora_adapter and /v1/unload_lora_adapter."""
+    """True if the tenant may use /v1/load_lora_adapter and /v1/unload_lora_adapter."""
 
     def __post_init__(self) -> None:
         if not 0.001 <= self.weight <= 1000:
@@ -54,20 +55,20 @@ class Tenant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
 class KeyRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     sha256: str
-    """Of the whole key, hexadecimal."""
+    """Digest of the whole key, hexadecimal."""
     tenant: str
     created: str = ""
-    """Date and time, UTC."""
+    """Date and time of creation, UTC."""
     note: str = ""
 
     @property
     def key_id(self) -> str:
-        """Names the key in lists and logs; says nothing of it."""
+        """Name of the key in lists and logs. It reveals nothing of the key."""
         return self.sha256[:ID_CHARACTERS]
 
 
 class KeyBook(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A whole file of keys."""
+    """The content of a file of keys."""
 
     tenants: dict[str, Tenant] = {}
     keys: tuple[KeyRecord, ...] = ()
@@ -82,7 +83,7 @@ def digest_of(key: str) -> str:
 
 
 def read_book(fields: Mapping[str, Any], source: str) -> KeyBook:
-    """Raises SetupError naming what is wrong in `source`."""
+    """Return the keys of decoded fields. Raises SetupError naming what is wrong in `source`."""
     try:
         book = msgspec.convert(fields, KeyBook)
     except msgspec.ValidationError as error:
@@ -103,7 +104,7 @@ def read_book(fields: Mapping[str, Any], source: str) -> KeyBook:
 
 
 class Keyring:
-    """Finds whose a key is."""
+    """An index from keys to tenants."""
 
     def __init__(self, book: KeyBook) -> None:
         self.book = book
@@ -112,7 +113,8 @@ class Keyring:
             self._by_id.setdefault(record.key_id, []).append(record)
 
     def tenant_of(self, key: str) -> str | None:
-        """None: nobody's. Takes the same time however much of a digest is right."""
+        """Return the tenant of a key; None: it is nobody's. The time does not depend on how much of a digest
+        is right."""
         if not key or len(key) > KEY_LENGTH_MAX:
             return None
         digest = digest_of(key)
@@ -124,12 +126,12 @@ class Keyring:
 
 
 def salt_of(name: str, tenant: Tenant) -> bytes:
-    """Of a tenant's block hashes, to be mixed with the cluster's."""
+    """Return the salt of a tenant's block hashes, to be mixed with the cluster's."""
     return blake2b((tenant.salt or name).encode(), digest_size=16, person=b"baton-tenant").digest()
 
 
 def with_key(book: KeyBook, name: str, record: KeyRecord) -> KeyBook:
-    """A tenant that is not there comes with the key, without limits."""
+    """Return the keys with one more. An unknown tenant is added without limits."""
     tenants = book.tenants if name in book.tenants else {**book.tenants, name: Tenant()}
     return KeyBook(tenants, (*book.keys, record))
 

@@ -7,7 +7,8 @@ from router.tenants.keyring import LiveKeys, source_of
 
 
 async def open_keys(config: Config) -> LiveKeys | None:
-    """Raises SetupError: without its keys a router serves nobody."""
+    """Open the configured keys; None: there are none. Raises SetupError, since without its keys a router
+    serves nobody."""
     if not config.router.keys:
         return None
     store = config.store
@@ -22,12 +23,13 @@ async def open_keys(config: Config) -> LiveKeys | None:
 
 
 def budgets_of(config: Config, control_address: str | None, router_id: str) -> Budgets:
-    """Shared by all routers where there is a Redis or a control plane. Raises SetupError for a bad URL."""
+    """Return the budgets. All routers share them where there is a Redis or a control plane. Raises SetupError
+    for a bad URL."""
     if not config.router.keys:
         return LocalBudgets()
     store = config.store
     if url := config.router.budgets_url or store.directory:
-        from kv_store.directory.redis_client import RedisClient  # only who has a Redis waits for its client
+        from kv_store.directory.redis_client import RedisClient  # Only clusters with a Redis load its client.
         from router.tenants.redis_budgets import RedisBudgets
 
         client = RedisClient(url, timeout_s=store.directory_timeout_s)

@@ -76,7 +76,7 @@ class RedisBudgets:
         return root, f"{root}:leases"
 
     async def take(self, ask: Ask) -> Grant:
-        """Raises DirectoryLost."""
+        """Take from the budgets. Raises DirectoryLost."""
         keys = self._keys(ask.tenant)
         limits = (ask.requests_per_minute, ask.tokens_per_minute, ask.concurrent_max)
         async with self._client.deadline():
@@ -93,14 +93,15 @@ class RedisBudgets:
         )
 
     async def settle(self, settle: Settle) -> None:
-        """Raises DirectoryLost."""
+        """Give back the refund. Raises DirectoryLost."""
         per_minute = settle.tokens_per_minute
         refund_s = settle.refund_tokens * 60 / per_minute if per_minute else 0.0
         async with self._client.deadline():
             await self._client.run(("EVAL", SETTLE, 2, *self._keys(settle.tenant), refund_s, settle.lease))
 
     async def _count_routers(self) -> None:
-        """Who shares the budgets: told now and then, apart, since it is in another slot."""
+        """Count the routers that share the budgets, now and then. It is a command of its own, since its key
+        is in another slot."""
         now_s = asyncio.get_running_loop().time()
         if now_s < self._count_due_s:
             return

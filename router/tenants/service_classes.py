@@ -1,7 +1,7 @@
-"""Service classes: which objectives a request has, and whether they were met. Pure.
+"""Service classes: the objectives of a request, and whether they were met. Pure.
 
-Goodput is what met its objectives over all that was offered, refusals included (DistServe, Zhong et al., OSDI
-2024): every offered request ends in exactly one `Verdict`.
+Goodput is the requests that met their objectives over all that were offered, refusals included (DistServe,
+Zhong et al., OSDI 2024). Every offered request ends in exactly one `RequestVerdict`.
 """
 
 from enum import StrEnum, auto
@@ -19,62 +19,63 @@ from baton.core.errors import (
     QueueFull,
     RateLimited,
 )
-from router.openai.call import SloWish
+from router.openai.call import SloOptions
 from router.tenants.keys import Tenant
 
 HEADER = "x-baton-slo-class"
 DEFAULT_TENANT = "default"
-"""Whose requests all are where no keys are configured."""
+"""Tenant of all requests where no keys are configured."""
 
 
-class Objectives(msgspec.Struct, frozen=True):
-    """Of one request. Objectives of 0 hold whatever happens."""
+class RequestObjectives(msgspec.Struct, frozen=True):
+    """Objectives of one request. An objective of 0 always holds."""
 
     slo_class: str = ""
     ttft_s: float = 0.0
-    """From the request's arrival to its first token."""
+    """Objective of the time from the request's arrival to its first token."""
     tpot_s: float = 0.0
     priority: int = 0
     refuse_late: bool = False
-    """Not worth serving once they are lost."""
+    """True if the request is not worth serving once its objectives are lost."""
 
 
-NO_OBJECTIVES = Objectives()
+NO_OBJECTIVES = RequestObjectives()
 NO_RECORD = Tenant()
 
 
-class Classes:
-    """Chooses: what the request says, else what its tenant has, else what its model has, else the default."""
+class ServiceClasses:
+    """The choice of a request's class: as the request says, else its tenant's, else its model's, else the
+    default."""
 
     def __init__(self, config: SloConfig) -> None:
         self._config = config
 
     def of(
         self,
-        wish: SloWish,
+        wish: SloOptions,
         *,
         header: str | None = None,
         tenant: str = "",
         record: Tenant = NO_RECORD,
         model: str,
-    ) -> Objectives:
-        """`header`: the value of `HEADER`. Raises ClientError."""
+    ) -> RequestObjectives:
+        """Return the objectives of a request. `header` is the value of `HEADER`. Raises ClientError."""
         config = self._config
         name = self._named(wish, header, record.slo_classes)
         if not name:
             name = self._known(record.slo_class) or config.tenants.get(tenant) or config.models.get(model)
         name = name or config.default
         chosen = config.classes.get(name)
-        objectives = Objectives(refuse_late=config.late == "refuse")
+        objectives = RequestObjectives(refuse_late=config.late == "refuse")
         if chosen is not None:
-            objectives = Objectives(
+            objectives = RequestObjectives(
                 name, chosen.ttft_s, chosen.tpot_s, chosen.priority, (chosen.late or config.late) == "refuse"
             )
         ttft_s = objectives.ttft_s if wish.ttft_s is None else wish.ttft_s
         tpot_s = objectives.tpot_s if wish.tpot_s is None else wish.tpot_s
         return msgspec.structs.replace(objectives, ttft_s=ttft_s, tpot_s=tpot_s)
 
-    def _named(self, wish: SloWish, header: str | None, allowed: tuple[str, ...]) -> str:
+    def _named(self, wish: SloOptions, header: str | None, allowed: tuple[str, ...]) -> str:
         for param, name in (("baton.slo_class", wish.slo_class), (HEADER, header)):
             if name is None:
                 continue
@@ -95,49 +96,51 @@ class Classes:
         return name if name in self._config.classes else ""
 
 
-class Verdict(StrEnum):
+class RequestVerdict(StrEnum):
     MET = auto()
-    """Completed, with both objectives (or without any)."""
+    """It completed, with both objectives met (or without any)."""
     MISSED_TTFT = auto()
     MISSED_TPOT = auto()
     MISSED_BOTH = auto()
     REFUSED_QUEUE = auto()
-    """The line was full."""
+    """The admission queue was full."""
     REFUSED_SLO = auto()
     """It would have missed its objectives."""
     REFUSED_CAPACITY = auto()
-    """No place in time."""
+    """No worker had room in time."""
     REFUSED_QUOTA = auto()
-    """The tenant's own limits."""
+    """The tenant's own limits were reached."""
     DEADLINE = auto()
     FAILED = auto()
     CANCELLED = auto()
-    """By its client, before its objectives were lost: says nothing of the server."""
+    """Its client cancelled it before its objectives were lost. That says nothing of the server."""
 
 
-def verdict_of_answer(objectives: Objectives, *, ttft_s: float, tpot_s: float) -> Verdict:
-    """Of a request that completed. `tpot_s`: of its slowest sequence, 0 for one token."""
+def verdict_of_answer(objectives: RequestObjectives, *, ttft_s: float, tpot_s: float) -> RequestVerdict:
+    """Return the verdict on a request that completed. `tpot_s` is that of its slowest sequence, 0 for one
+    token."""
     is_late = 0 < objectives.ttft_s < ttft_s
     is_slow = 0 < objectives.tpot_s < tpot_s
     if is_late:
-        return Verdict.MISSED_BOTH if is_slow else Verdict.MISSED_TTFT
-    return Verdict.MISSED_TPOT if is_slow else Verdict.MET
+        return RequestVerdict.MISSED_BOTH if is_slow else RequestVerdict.MISSED_TTFT
+    return RequestVerdict.MISSED_TPOT if is_slow else RequestVerdict.MET
 
 
-def verdict_of_error(error: BatonError) -> Verdict | None:
-    """None: the request could never work, and was not offered in this sense."""
+def verdict_of_error(error: BatonError) -> RequestVerdict | None:
+    """Return the verdict on a request that failed. None: the request could never work, and does not count as
+    offered."""
     match error:
         case ClientError():
             return None
         case RateLimited():
-            return Verdict.REFUSED_QUOTA
+            return RequestVerdict.REFUSED_QUOTA
         case QueueFull():
-            return Verdict.REFUSED_QUEUE
+            return RequestVerdict.REFUSED_QUEUE
         case ObjectivesUnmet():
-            return Verdict.REFUSED_SLO
+            return RequestVerdict.REFUSED_SLO
         case NoCapacity() | Overloaded():
-            return Verdict.REFUSED_CAPACITY
+            return RequestVerdict.REFUSED_CAPACITY
         case DeadlineOver():
-            return Verdict.DEADLINE
+            return RequestVerdict.DEADLINE
         case _:
-            return Verdict.FAILED
+            return RequestVerdict.FAILED

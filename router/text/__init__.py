@@ -1,4 +1,4 @@
 """Text to tokens and back: tokenizer, chat templates, incremental detokenisation, message parsers.
 
-Pure, but for the files that a tokenizer is read from.
+All of it is pure, except that a tokenizer is read from files.
 """

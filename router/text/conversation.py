@@ -10,7 +10,8 @@ import msgspec
 from baton.core.errors import ClientError
 
 MESSAGES_MAX = 8192
-"""Of one request, and parts of one message: a template's rendering of more would hold everybody up."""
+"""Most messages of one request, and most parts of one message. Rendering more in a template would block other
+requests."""
 TOOLS_MAX = 128
 """OpenAI's bound."""
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
@@ -18,7 +19,7 @@ TOOL_NAME = re.compile(r"[a-zA-Z0-9_.:-]{1,128}")
 
 
 class Template(msgspec.Struct, frozen=True):
-    """How a conversation becomes a prompt."""
+    """The options with which a conversation becomes a prompt."""
 
     documents: tuple[dict[str, str], ...] = ()
     kwargs: dict[str, Any] = {}
@@ -36,22 +37,22 @@ class ToolMode(StrEnum):
 class Tool(msgspec.Struct, frozen=True):
     name: str
     parameters: dict[str, Any]
-    """JSON schema of its arguments."""
+    """JSON schema of the tool's arguments."""
     is_strict: bool
     declared: dict[str, Any]
-    """As the client wrote it, which is what templates get."""
+    """The declaration as the client wrote it. Templates get it in this form."""
 
 
 class ToolUse(msgspec.Struct, frozen=True):
     tools: tuple[Tool, ...] = ()
     mode: ToolMode = ToolMode.NONE
     name: str = ""
-    """NAMED only."""
+    """Name of the tool to call, in the mode NAMED only."""
     is_parallel: bool = True
 
     @property
     def allowed(self) -> tuple[Tool, ...]:
-        """Those that may be called."""
+        """Tools that may be called."""
         if self.mode is ToolMode.NAMED:
             return tuple(tool for tool in self.tools if tool.name == self.name)
         return () if self.mode is ToolMode.NONE else self.tools

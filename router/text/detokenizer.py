@@ -1,20 +1,21 @@
 """Token ids in, text out, as a stream: no broken characters, and nothing of a stop string.
 
-Pure and synchronous; one `Detokenizer` per choice. It works with any `decode` function, through the
-two offsets that text-generation-inference and vLLM use: the window holds the tokens of the previous
-delta (so that a decoder which drops the first token's space drops it where it did before) and those
-whose text is not sent yet; what the second part adds to the text of the first is the delta.
-`tokenizers.DecodeStream` does the same but neither ends (it has no flush) nor bounds what it holds
-back, and it raises where a byte-fallback decoder revises earlier text.
+Pure and synchronous, with one `Detokenizer` per choice. It works with any `decode` function, through the two
+offsets that text-generation-inference and vLLM use. The window holds the tokens of the previous delta and
+those whose text is not sent yet; the delta is what the latter add to the text of the former. The tokens of
+the previous delta stay so that a decoder which drops the first token's space drops it where it did before.
+`tokenizers.DecodeStream` does the same, but it has no flush, does not bound what it holds back, and raises
+where a byte-fallback decoder revises earlier text.
 """
 
 from collections.abc import Callable, Sequence
 
 Decode = Callable[[list[int]], str]
-"""Token ids to text. Special tokens never reach it."""
+"""A function from token ids to text. Special tokens never reach it."""
 
 REPLACEMENT = "\ufffd"
-"""What decoders write for bytes that are not UTF-8, an unfinished character at the end among them."""
+"""Character that decoders write for bytes that are not UTF-8, including an unfinished character at the end.
+"""
 
 HELD_TOKENS_MAX = 16
 """A character has at most 4 bytes: more unsent tokens than that are broken bytes, not half a character."""
@@ -26,7 +27,7 @@ class TextWindow:
     __slots__ = ("_context_count", "_context_text", "_decode", "_ids")
 
     def __init__(self, decode: Decode, context: Sequence[int] = ()) -> None:
-        """`context`: the prompt's last tokens, which decide whether the first word begins with a space."""
+        """`context` has the prompt's last tokens, which decide whether the first word begins with a space."""
         self._decode = decode
         self._ids = list(context)
         self._context_count = len(self._ids)
@@ -35,9 +36,9 @@ class TextWindow:
             self._ids, self._context_count, self._context_text = [], 0, ""
 
     def push(self, token: int) -> str:
-        """The text that is certain now. It never ends inside a character.
+        """Return the text that is certain now. It never ends inside a character.
 
-        One token at a time: where bytes have tokens of their own, a decoder writes a whole run of them
+        Tokens come one at a time: where bytes have tokens of their own, a decoder writes a whole run of them
         as broken while its last character is unfinished, so every chance to cut must be taken.
         """
         self._ids.append(token)
@@ -49,7 +50,7 @@ class TextWindow:
         return ""
 
     def push_all(self, tokens: Sequence[int]) -> str:
-        """As `push` of one after the other: at once, if that can make no difference."""
+        """Push several tokens, in one step if that can make no difference."""
         ids = [*self._ids, *tokens]
         text, last = self._decode(ids), self._decode(ids[-1:])
         if not last or REPLACEMENT in text or REPLACEMENT in last:
@@ -59,11 +60,12 @@ class TextWindow:
         return delta
 
     def flush(self) -> str:
-        """What is left at the end: an unfinished character becomes U+FFFD."""
+        """Return the text that is left at the end. An unfinished character becomes U+FFFD."""
         return self._cut(self._decode(self._ids), len(self._ids)) if self._ids else ""
 
     def _cut(self, text: str, count: int) -> str:
-        """`text` is that of the window's first `count` tokens; they become the context."""
+        """Return the next delta. `text` is that of the window's first `count` tokens, which become the
+        context."""
         delta = text[len(self._context_text) :]
         # Tokens without any text (a lone space that the decoder drops) stay, and decide what follows.
         drop = self._context_count if delta else max(0, count - HELD_TOKENS_MAX)
@@ -89,23 +91,24 @@ class TextWindow:
 
 
 class StopFinder:
-    """Cuts text at the first stop string, and holds back what may be the beginning of one.
+    """A finder of stop strings. It cuts text at the first one, and holds back what may be the beginning of
+    one.
 
-    First means complete first; of several that are complete at the same character, the longest. So
-    the result does not depend on how the text is cut into deltas.
+    The first stop string is the one that is complete first; of several that are complete at the same
+    character, the longest. So the result does not depend on how the text is cut into deltas.
     """
 
     __slots__ = ("_held", "_keeps_stop", "_stops", "found")
 
     def __init__(self, stops: Sequence[str], *, keeps_stop: bool = False) -> None:
-        """`keeps_stop`: what was found is part of the text."""
+        """`keeps_stop` keeps the found stop string in the text."""
         self._stops = tuple(stops)
         self._keeps_stop = keeps_stop
         self._held = ""
         self.found: str | None = None
 
     def push(self, text: str) -> str:
-        """The text that is certain not to belong to a stop string."""
+        """Return the text that is certain not to belong to a stop string."""
         if self.found is not None:
             return ""
         text = self._held + text
@@ -128,7 +131,8 @@ class StopFinder:
 
     @staticmethod
     def _beginning(text: str, stop: str) -> int:
-        """Where the longest end of `text` begins that is a beginning of `stop`; len(text): nowhere."""
+        """Return the position of the longest end of `text` that is a beginning of `stop`. len(text): there is
+        none."""
         at = text.find(stop[0], max(0, len(text) - len(stop) + 1))
         while at >= 0:
             if stop.startswith(text[at:]):
@@ -144,8 +148,8 @@ class Detokenizer:
     stop_ids      tokens that end the text and are not part of it
     stops         strings that end the text and are not part of it
     context       the prompt's last tokens, see `TextWindow`
-    keeps_stop    whatever ends the text is part of it
-    min_tokens    stop strings are looked for in what follows so many tokens
+    keeps_stop    the stop string or token that ends the text is part of it
+    min_tokens    number of tokens in which no stop string is looked for
     """
 
     __slots__ = (
@@ -177,9 +181,9 @@ class Detokenizer:
         self._special_ids, self._stop_ids = special_ids, stop_ids
         self._not_plain = special_ids | stop_ids
         self.stopped = False
-        """A stop string or stop token was met: further tokens change nothing."""
+        """True once a stop string or stop token was met. Further tokens change nothing."""
         self.token_count = 0
-        """Tokens looked at, up to and including the one that stopped."""
+        """Number of tokens up to and including the one that stopped the text."""
 
     @property
     def found_stop_string(self) -> bool:
@@ -187,18 +191,19 @@ class Detokenizer:
 
     @property
     def held_characters(self) -> int:
-        """Decoded, but not sent, since it may be the beginning of a stop string."""
+        """Number of characters that are decoded but not sent, since they may be the beginning of a stop
+        string."""
         return 0 if self._finder is None else self._finder.held_characters
 
     def push(self, tokens: Sequence[int]) -> str:
-        """The text to send now."""
+        """Return the text to send now."""
         if self._finder is None and not self.stopped and self._not_plain.isdisjoint(tokens):
             self.token_count += len(tokens)
             return self._window.push_all(tokens) if tokens else ""
         return "".join([self._text_of(token) for token in tokens])
 
     def finish(self) -> str:
-        """The text that was held back, when no more tokens come. Once."""
+        """Return the text that was held back, once, when no more tokens come."""
         if self._finder is None:
             return self._window.flush()
         if self._finder.found is not None:

@@ -1,4 +1,4 @@
-"""What the router must know of a model: how long a sequence may be, which ids exist, which ones end it."""
+"""Facts that the router needs of a model: how long a sequence may be, which ids exist, which ones end it."""
 
 import json
 from pathlib import Path
@@ -12,16 +12,16 @@ from engine.model_files.read_spec import load_spec
 
 class ModelCard(msgspec.Struct, frozen=True):
     context_tokens: int
-    """Prompt plus generated tokens of one sequence, at most."""
+    """Most prompt and generated tokens of one sequence together."""
     vocab_size: int
-    """Ids are 0 … vocab_size-1."""
+    """Number of token ids, which are 0 … vocab_size-1."""
     eos_token_ids: tuple[int, ...]
     model_type: str = ""
     hidden_size: int = 0
-    """Numbers in an embedding."""
+    """Number of values in an embedding."""
     layer_count: int = 0
     matryoshka_dimensions: tuple[int, ...] | None = None
-    """Lengths that embeddings may be cut to; empty: any; None: they may not."""
+    """Lengths that embeddings may be cut to. Empty: any length; None: embeddings may not be cut."""
 
 
 def prompt_too_long(prompt_tokens: int, context_tokens: int, field: str) -> PromptTooLong:
@@ -33,7 +33,8 @@ def prompt_too_long(prompt_tokens: int, context_tokens: int, field: str) -> Prom
 
 
 def _matryoshka(config: dict[str, Any]) -> tuple[int, ...] | None:
-    """As sentence-transformers and vLLM read it: `matryoshka_dimensions`, or `is_matryoshka` for any."""
+    """Return the allowed lengths as sentence-transformers and vLLM read them: `matryoshka_dimensions`, or
+    `is_matryoshka` for any."""
     dimensions = config.get("matryoshka_dimensions")
     if isinstance(dimensions, list):
         return tuple(int(one) for one in dimensions)
@@ -41,7 +42,8 @@ def _matryoshka(config: dict[str, Any]) -> tuple[int, ...] | None:
 
 
 def read_model_card(folder: Path) -> ModelCard:
-    """Raises SetupError: no model folder, or a model that cannot be served; see `load_spec`."""
+    """Read the facts from a model folder. Raises SetupError if there is none, or the model cannot be served;
+    see `load_spec`."""
     spec = load_spec(folder)
     path = folder / "config.json"
     config: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {}

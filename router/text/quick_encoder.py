@@ -1,9 +1,9 @@
-"""Text to ids by fastokens, where it says exactly what the tokenizers library says in a tenth of the time.
+"""Text to ids by fastokens, where it gives exactly the ids of the tokenizers library in a tenth of the time.
 
 fastokens (https://github.com/crusoecloud/fastokens) reads the same tokenizer.json. It knows byte-pair
-encodings with the usual normalisers and splits; for other make-ups, and where the two were seen to differ,
-there is no quick encoder, and the tokenizers library does it all. It is not trusted blindly
-either: when a model is loaded both encode the probes below and every word of the vocabulary.
+encodings with the usual normalisers and splits. There is no quick encoder for other tokenizers, nor where the
+two were seen to differ; the tokenizers library then does all the work. Each model's encoder is also tested
+when it is loaded: both encode the probes below and every word of the vocabulary.
 """
 
 import json
@@ -26,45 +26,48 @@ PROBES = (
     "CamelCase snake_case kebab-case https://example.org/a?b=c#d 1234567890 I'LL",
     "▁ ▁▁ Ġ <0x41> <s> </s> <unk> <|im_start|>user",
 )
-"""Scripts, spaces, numbers, contractions, compositions, and what looks like a token."""
+"""Texts to compare: scripts, spaces, numbers, contractions, compositions, and look-alikes of tokens."""
 
 PROBED_ADDED_TOKENS = 256
-"""Of the added tokens, this many are probed alone, between words and side by side."""
+"""Number of added tokens that are probed alone, between words and side by side."""
 
 
 BYTE_TOKEN = "<0x"
-"""Tokens of single bytes begin so. No merge makes one, but fastokens (0.3.5) makes one of a text `<0x41>`."""
+"""Beginning of single bytes' tokens. No merge makes one, but fastokens (0.3.5) makes one of a text `<0x41>`.
+"""
 
 WORDS_AT_ONCE = 4096
 
 
 class QuickEncoder:
-    """Safe to share between threads; gives up the GIL while it works."""
+    """A quick encoder. It is safe to share between threads, and gives up the GIL while it works."""
 
     def __init__(self, encoder: Any, *, avoids: str = "") -> None:
         self._encoder, self._avoids = encoder, avoids
 
     def ids(self, text: str, *, with_special: bool) -> tuple[int, ...] | None:
-        """None: it is not for this text, or gave up on it, as at a regular expression that backtracks far."""
+        """Return the ids. None: the encoder does not handle this text, or gave up on it, as at a regular
+        expression that backtracks far."""
         if self._avoids and self._avoids in text:
             return None
         try:
             return tuple(self._encoder.encode(text, add_special_tokens=with_special).ids)
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException:  # a panic of Rust's is not an Exception; it must not end the router
+        except BaseException:  # A panic in Rust is not an Exception, and must not end the router.
             return None
 
 
 def quick_encoder(rust: Any) -> tuple[QuickEncoder | None, str]:
-    """For what `rust`, a `tokenizers.Tokenizer`, does; or None, and why there is none."""
+    """Return a quick encoder that agrees with `rust`, a `tokenizers.Tokenizer`; or None and the reason why
+    there is none."""
     tokenizer_json: str = rust.to_str()
     parts: dict[str, Any] = json.loads(tokenizer_json)
     if reason := _unsuitable(parts):
         return None, reason
     try:
         native = fastokens.Tokenizer.from_json_str(tokenizer_json)
-    except Exception as error:  # whatever a file from elsewhere makes it raise
+    except Exception as error:  # A foreign file may make it raise anything.
         return None, f"fastokens cannot read it: {error}"
     encoder = QuickEncoder(native, avoids=BYTE_TOKEN if parts["model"].get("byte_fallback") else "")
     for text in chain(_probes(parts), _words(rust, encoder)):
@@ -81,7 +84,7 @@ def _unsuitable(parts: dict[str, Any]) -> str:
         return "it is no byte-pair encoding"
     if model.get("dropout"):
         return "its merges drop out by chance"
-    # Seen to differ (0.3.5): such a token right after another added one.
+    # The two differ (0.3.5) on such a token right after another added one.
     if any(token.get("single_word") for token in parts.get("added_tokens") or []):
         return "it has added tokens that match whole words only"
     return ""
@@ -99,8 +102,8 @@ def _probes(parts: dict[str, Any]) -> Iterator[str]:
 
 
 def _words(rust: Any, encoder: QuickEncoder) -> Iterator[str]:
-    """What the vocabulary's words stand for, and how they are written there, as far as the two differ in
-    them: many at once, since all cost a second per 60,000."""
+    """Return texts of the vocabulary's words, as far as the two encoders may differ in them. A text has many
+    words, since each 60,000 cost a second."""
     vocab: dict[str, int] = rust.get_vocab(with_added_tokens=False)
     words_left = iter(vocab.items())
     while some := list(islice(words_left, WORDS_AT_ONCE)):

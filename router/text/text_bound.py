@@ -1,20 +1,20 @@
-"""How long a text may be and still fit into a number of tokens, as far as a tokenizer's make-up tells."""
+"""The longest text that may fit into a number of tokens, as far as the kind of tokenizer tells."""
 
 import json
 from typing import Any
 
 NFC_SHRINKS = 4
-"""Characters that canonical composition makes one of, at most."""
+"""Most characters that canonical composition makes one of."""
 
 LOSSLESS_NORMALIZERS = frozenset({"NFC", "Prepend", "Replace"})
 
 
 def characters_per_token_max(tokenizer_json: str) -> int | None:
-    """The most characters of a text that one token can stand for; None: there is no such bound.
+    """Return the most characters of a text that one token can stand for. None: there is no such bound.
 
-    There is one where every character of the text is in some token: in a byte-level or byte-fallback
-    BPE whose normaliser drops nothing. Elsewhere a single unknown token may swallow a whole word, and
-    a normaliser any amount of spaces.
+    There is one where every character of the text is in some token, as in a byte-level or byte-fallback BPE
+    whose normaliser drops nothing. Otherwise a single unknown token may stand for a whole word, and a
+    normaliser may drop any number of spaces.
     """
     parts: dict[str, Any] = json.loads(tokenizer_json)
     model: dict[str, Any] = parts["model"]
@@ -38,7 +38,8 @@ def _flat(part: dict[str, Any] | None, inner: str) -> list[dict[str, Any]]:
 
 
 def _is_byte_level(parts: dict[str, Any]) -> bool:
-    """Such a pre-tokeniser maps every byte to a character of the vocabulary. None may throw away."""
+    """Return whether the pre-tokeniser maps every byte to a character of the vocabulary. No step may drop
+    any."""
     pre = _flat(parts.get("pre_tokenizer"), "pretokenizers")
     drops = any(one.get("behavior") == "Removed" for one in pre)
     return not drops and any(one.get("type") == "ByteLevel" for one in pre)

@@ -14,15 +14,16 @@ _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def byte_of_character() -> dict[str, int]:
-    """How a byte-level BPE writes bytes as printable characters (Radford et al. 2019, GPT-2's encoder):
-    printable ones stand for themselves, the others for U+0100 and on, in order."""
+    """Return the bytes by the characters that a byte-level BPE writes them as (Radford et al. 2019, GPT-2's
+    encoder). Printable bytes are written as themselves, the others as U+0100 and on, in order."""
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
 def token_bytes_of(tokenizer_json: str, piece_of: Callable[[int], str | None]) -> TokenBytes:
-    """`tokenizer_json`: the Rust tokenizer, as `to_str()` writes it. Unknown ids have no bytes."""
+    """Return the bytes of tokens. `tokenizer_json` is the Rust tokenizer as `to_str()` writes it. Unknown ids
+    have no bytes."""
     parts: dict[str, Any] = json.loads(tokenizer_json)
     added = {token["id"]: token["content"].encode() for token in parts.get("added_tokens") or []}
     decoders = _flat(parts.get("decoder"))

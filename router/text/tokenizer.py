@@ -23,28 +23,29 @@ log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 ChatMessage = dict[str, Any]
-"""What the chat template sees: at least `role` and `content`, the latter as text."""
+"""A message as the chat template gets it: at least `role` and `content`, the latter as text."""
 
 
 class ChatPrompt(NamedTuple):
     tokens: tuple[int, ...]
     end: str
-    """The last characters of the rendered conversation: whether the answer begins within reasoning."""
+    """Last characters of the rendered conversation. They show whether the answer begins within reasoning."""
 
 
 PLAIN_TEMPLATE = Template()
 PROMPT_END_CHARACTERS = 64
 
 THREADS = 2
-"""The Rust tokenizers release the GIL; two threads keep a long prompt from holding up short ones."""
+"""Number of threads. The Rust tokenizers release the GIL; a second thread keeps a long prompt from holding up
+short ones."""
 
 ON_LOOP_CHARACTERS = 4096
-"""Shorter texts are tokenised on the event loop if there is a quick encoder: 0.04 ms for 2,000 characters in
-words not seen before, 0.01 ms otherwise, 0.7 ms for 4,000 that make no words. A thread is longer in the way
-of the loop: both want the GIL."""
+"""Shorter texts are tokenised on the event loop if there is a quick encoder. 2,000 characters take 0.04 ms in
+words not seen before and 0.01 ms otherwise; 4,000 that make no words take 0.7 ms. A thread would hold the
+loop up longer, since both want the GIL."""
 
 WAITING_MAX = 512
-"""Texts waiting for a thread; one more is refused."""
+"""Most texts that wait for a thread; one more is refused."""
 
 
 def first_line(error: Exception) -> str:
@@ -56,10 +57,10 @@ def _quick(rust: Any) -> tuple[QuickEncoder | None, str]:
 
 
 def _check_templates(pretrained: Any, folder: Path) -> None:
-    """Raises SetupError if a chat template is no template: every conversation would be refused for it. What
-    one says to a conversation is for those who ask."""
-    told = pretrained.chat_template or {}
-    for source in told.values() if isinstance(told, dict) else [told]:
+    """Raise SetupError if a chat template is not valid, since every conversation would be refused for it.
+    Errors of a valid one in a conversation are errors of that request."""
+    templates = pretrained.chat_template or {}
+    for source in templates.values() if isinstance(templates, dict) else [templates]:
         try:
             pretrained.apply_chat_template(
                 [{"role": "user", "content": "hi"}], chat_template=source, tokenize=False
@@ -69,16 +70,17 @@ def _check_templates(pretrained: Any, folder: Path) -> None:
                 f"the chat template of {folder} does not parse: line {error.lineno}: {first_line(error)}; "
                 "mend it in chat_template.jinja or tokenizer_config.json, or take it out"
             ) from error
-        except Exception:  # a program that came with the model: it may not like this conversation
+        except Exception:  # The template is a program of the model, and may not accept this conversation.
             log.debug("the chat template of %s refuses a greeting", folder, exc_info=True)
 
 
 class Tokenizer:
-    """Shared by all requests. Encoding runs in threads unless it is short; decoding is quick enough for the
-    event loop."""
+    """The tokenizer of a model, shared by all requests. Encoding runs in threads unless it is short; decoding
+    is quick enough for the event loop."""
 
     def __init__(self, pretrained: Any, card: ModelCard, *, may_be_quick: bool = True) -> None:
-        """`pretrained`: a transformers tokenizer. `may_be_quick`: as `router.quick_tokenizer`."""
+        """`pretrained` is a transformers tokenizer. `may_be_quick` is the setting
+        `router.quick_tokenizer`."""
         self._pretrained = pretrained
         self.card = card
         rust = getattr(pretrained, "backend_tokenizer", None)
@@ -87,7 +89,7 @@ class Tokenizer:
             rust.no_padding()
         self._rust = rust
         self._quick, self.why_not_quick = _quick(rust) if may_be_quick else (None, "it was switched off")
-        """And why there is none; empty: there is one."""
+        """Reason why there is no quick encoder; empty: there is one."""
         self._characters_per_token = None if rust is None else characters_per_token_max(rust.to_str())
         added: dict[int, Any] = pretrained.added_tokens_decoder
         self._token_bytes: dict[int, bytes] = {}
@@ -106,7 +108,8 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str, revision: str = "main", *, may_be_quick: bool = True) -> "Tokenizer":
-        """Raises SetupError if the folder (or hub model) is missing or has no usable tokenizer."""
+        """Load a tokenizer. Raises SetupError if the folder (or hub model) is missing or has no usable
+        tokenizer."""
         folder = resolve_model(path, revision, files=FILES_WITHOUT_WEIGHTS)
         card = read_model_card(folder)
         try:
@@ -117,25 +120,25 @@ class Tokenizer:
         return cls(pretrained, card, may_be_quick=may_be_quick)
 
     def limit_context(self, tokens_max: int) -> None:
-        """To what the operator allows; 0: what the model allows."""
+        """Limit the context to what the operator allows; 0: the model's own limit."""
         if tokens_max:
             tokens = min(tokens_max, self.card.context_tokens)
             self.card = msgspec.structs.replace(self.card, context_tokens=tokens)
 
     @property
     def template_text(self) -> str:
-        """Source of the chat template, of all if there are several; empty: there is none."""
+        """Source of the chat template, or of all if there are several; empty: there is none."""
         template = self._pretrained.chat_template or ""
         return "\n".join(template.values()) if isinstance(template, dict) else str(template)
 
     def token_bytes(self, token: int) -> bytes:
-        """What one token stands for; half a character where it is half a character."""
+        """Return the bytes of one token, which may be half a character."""
         if token not in self._token_bytes:
             self._token_bytes[token] = self._bytes_of(token)
         return self._token_bytes[token]
 
     def ids_of_special(self, contents: Collection[str]) -> frozenset[int]:
-        """Ids of the special tokens that are written so."""
+        """Return the ids of the special tokens with these texts."""
         return frozenset(i for i in self.special_ids if self.decode([i]) in contents)
 
     @property
@@ -143,12 +146,13 @@ class Tokenizer:
         return bool(self._pretrained.chat_template)
 
     def decode(self, ids: list[int]) -> str:
-        """Exactly what the tokens say: no clean-up of spaces, ids outside the vocabulary are nothing."""
+        """Return exactly the text of the tokens. Spaces are not cleaned up, and ids outside the vocabulary
+        have no text."""
         if self._rust is None:
             return self._decode_slowly(ids)
         if len(ids) != 1:
             return self._rust.decode(ids, skip_special_tokens=False)
-        # Half of all calls: the token that the next one is decoded beside.
+        # Half of all calls decode a single token, beside which the next one is decoded.
         text = self._text_of_one.get(ids[0])
         if text is None:
             text = self._rust.decode(ids, skip_special_tokens=False)
@@ -162,7 +166,8 @@ class Tokenizer:
     async def encode(
         self, text: str, *, field: str = "prompt", with_special: bool = True, may_be_cut: bool = False
     ) -> tuple[int, ...]:
-        """Ids of a prompt, with what the model wants before it (usually its beginning-of-sequence).
+        """Return the ids of a prompt, after those that the model wants before it (usually its
+        beginning-of-sequence).
 
         Raises PromptTooLong if they do not fit into the context, unless the prompt `may_be_cut` later;
         QueueFull when too many texts wait.
@@ -172,7 +177,7 @@ class Tokenizer:
         )
 
     def encode_now(self, text: str) -> tuple[int, ...]:
-        """Without a thread, whatever the length: for tools."""
+        """Return the ids without a thread, whatever the length. Tools use it."""
         return self.text_ids(text, with_special=False, may_be_cut=True)
 
     def chat_prompt(
@@ -184,9 +189,10 @@ class Tokenizer:
         with_special: bool = False,
         may_be_cut: bool = False,
     ) -> ChatPrompt:
-        """Ids of a conversation, up to where the assistant's answer begins. For `in_thread`.
+        """Return the ids of a conversation, up to where the assistant's answer begins. It runs by
+        `in_thread`.
 
-        Raises ClientError if the template refuses the messages or has no use for what it is given,
+        Raises ClientError if the template refuses the messages or does not use what it is given,
         PromptTooLong if they do not fit into the context.
         """
         if not self.has_chat_template:
@@ -200,7 +206,8 @@ class Tokenizer:
         await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
 
     async def in_thread(self, work: Callable[[], R]) -> R:
-        """Work on a long prompt, where it holds nobody up. Raises QueueFull when too much waits."""
+        """Run work on a long prompt in a thread, where it does not block the loop. Raises QueueFull when too
+        much waits."""
         if self._waiting_count >= WAITING_MAX:
             raise QueueFull(f"{WAITING_MAX} prompts are waiting to be tokenised")
         self._waiting_count += 1
@@ -210,8 +217,8 @@ class Tokenizer:
             self._waiting_count -= 1
 
     async def on_loop_or_in_thread(self, characters: float, work: Callable[[], R]) -> R:
-        """Work on a text of so many characters: a short one takes less than the way to a thread and back.
-        Raises QueueFull when too much waits."""
+        """Run work on a text of so many characters. A short one takes less time than the way to a thread and
+        back. Raises QueueFull when too much waits."""
         if self._quick is not None and characters <= ON_LOOP_CHARACTERS:
             return work()
         return await self.in_thread(work)
@@ -219,7 +226,8 @@ class Tokenizer:
     def text_ids(
         self, text: str, *, field: str = "prompt", with_special: bool = True, may_be_cut: bool = False
     ) -> tuple[int, ...]:
-        """As `encode`, for `in_thread`: what can't fit is refused before it costs anything more."""
+        """Return the ids as `encode` does, for `in_thread`. A text that cannot fit is refused before it costs
+        more."""
         context = self.card.context_tokens
         bound = None if may_be_cut else self._characters_per_token
         if bound is not None and len(text) > context * bound:
@@ -240,7 +248,7 @@ class Tokenizer:
         ids = None if self._quick is None else self._quick.ids(text, with_special=with_special)
         if ids is not None:
             return ids
-        # Of a batch, since that gives up the GIL; `encode` keeps it.
+        # Encoding a batch gives up the GIL; `encode` keeps it.
         (encoding,) = self._rust.encode_batch_fast([text], add_special_tokens=with_special)
         return tuple(encoding.ids)
 
@@ -257,14 +265,14 @@ class Tokenizer:
                 continue_final_message=template.continue_final_message,
                 **template.kwargs,
             )
-        except Exception as error:  # a program that came with the model: it may fail in any way
+        except Exception as error:  # The template is a program of the model, and may fail in any way.
             raise ClientError(
                 f"the model's chat template refused the messages: {first_line(error):.500}", param="messages"
             ) from error
         return text
 
     def _check_use(self, tools: Sequence[dict[str, Any]], template: Template) -> None:
-        """What the template does not look at would be left out without a word."""
+        """Refuse arguments that the template does not read. It would ignore them silently."""
         source = self.template_text
         for field, is_given, name in (
             ("tools", bool(tools), "tools"),
@@ -279,7 +287,8 @@ class Tokenizer:
                 )
 
     def _known_roles(self, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-        """`developer` is OpenAI's newer name for `system`; few templates know it."""
+        """Return the messages with roles that the template knows. `developer` is OpenAI's newer name for
+        `system`; few templates know it."""
         if "developer" in str(self._pretrained.chat_template):
             return list(messages)
         return [m | {"role": "system"} if m["role"] == "developer" else m for m in messages]

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from baton.core.errors import IncompatiblePeer, TransferFailed
+from baton.core.transfer_backends import BACKENDS
 from kv_transfer.layout import RangeCopy
 from tests.contract.transfer_peer import BLOCK_BYTES, BLOCK_COUNT, LocalPeer, PeerProcess, Pool, make_backend
 from tests.loopback_backend import LoopbackFabric
 
-KINDS = ["cma", "nixl", "nixl_tcp", "tcp", "nccl", "loopback"]
+KINDS = [*BACKENDS, "nixl_tcp", "loopback"]
 KERNEL_COPIES = ("cma", "nixl")
-"""Within one host the kernel copies, and asks no peer."""
+"""Backends whose reads within one host are copies by the kernel: a frozen peer can be read."""
 FABRIC = LoopbackFabric()
 TIMEOUT_S = 20.0
 

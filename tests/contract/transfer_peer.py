@@ -12,15 +12,13 @@ import numpy as np
 
 from baton.core.ids import ReadId, WorkerId
 from kv_transfer.backend import KVMemory, TransferBackend
-from kv_transfer.backends.cma import CmaBackend
-from kv_transfer.backends.nccl import NcclBackend
-from kv_transfer.backends.nixl import NixlBackend
-from kv_transfer.backends.tcp import TcpBackend
 from kv_transfer.read import BlockRead
+from kv_transfer.registry import BackendSite, build_backends
 from tests.loopback_backend import LoopbackBackend, LoopbackFabric
 
 BLOCK_BYTES = 4096
 BLOCK_COUNT = 64
+HOST = "127.0.0.1"
 
 
 def shard_of(blocks, geometry, width, rank):
@@ -63,24 +61,19 @@ def content(seed, block_bytes, block_count, shard=None):
 
 
 def make_backend(kind, worker_id, memory, fabric: LoopbackFabric) -> TransferBackend:
-    match kind:
-        case "nixl" | "nixl_tcp":
-            return NixlBackend(worker_id, memory)
-        case "cma":
-            return CmaBackend(worker_id, memory)
-        case "tcp":
-            return TcpBackend(worker_id, memory, host="127.0.0.1")
-        case "nccl":
-            from engine.kv.pairs import TorchPairs  # torch takes seconds to import
+    """A backend of the table, `nixl_tcp` (NIXL under forced TCP) or `loopback`, a double of the tests."""
+    if kind == "loopback":
+        return LoopbackBackend(worker_id, memory, fabric)
+    site = BackendSite(worker_id, memory, HOST, make_pairs=lambda: _torch_pairs(memory))
+    (backend,) = build_backends((kind.removesuffix("_tcp"),), site)
+    return backend
 
-            size = memory.pool_bytes
-            pool = torch_bytes(memory.base_address, size).view(memory.block_count, memory.block_bytes)
-            pairs = TorchPairs(pool, host="127.0.0.1")
-            return NcclBackend(worker_id, memory, pairs, host="127.0.0.1")
-        case "loopback":
-            return LoopbackBackend(worker_id, memory, fabric)
-        case _:
-            raise AssertionError(kind)
+
+def _torch_pairs(memory):
+    from engine.kv.pairs import TorchPairs  # torch takes seconds to import
+
+    pool = torch_bytes(memory.base_address, memory.pool_bytes)
+    return TorchPairs(pool.view(memory.block_count, memory.block_bytes), host=HOST)
 
 
 def torch_bytes(address, size):

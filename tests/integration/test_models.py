@@ -159,7 +159,7 @@ def test_orders_say_which_model(cluster):
     assert baton(cluster, "scale", "aggregated", "2", "--model", AGGREGATED).returncode == 0
     eventually("another worker", lambda: len(workers_of(cluster, AGGREGATED)) == 2, timeout_s=60)
     assert len(workers_of(cluster, PAIR)) == 2, "the other model's stayed"
-    drained = baton(cluster, "drain", "both-1", "--no-replace", "--model", AGGREGATED)
+    drained = baton(cluster, "drain", "aggregated-1", "--no-replace", "--model", AGGREGATED)
     assert drained.returncode == 0, drained.stdout + drained.stderr
     eventually("it is gone", lambda: len(workers_of(cluster, AGGREGATED)) == 1, timeout_s=60)
     told = json.loads(baton(cluster, "status", "--json", "--model", AGGREGATED).stdout)

@@ -30,6 +30,7 @@ from baton.core.messages import (
     StepOutput,
 )
 from baton.core.sampling import SamplingParams
+from baton.core.transfer_backends import BACKENDS
 from baton.wire.client import peer_session, worker_session, worker_status
 from tests.models import make_model
 from tests.ports import free_port
@@ -193,7 +194,7 @@ def model(tmp_path_factory):
     return make_model(tmp_path_factory.mktemp("m") / "tiny", "llama", seed=5)
 
 
-@pytest.mark.parametrize("backend", ["cma", "nixl", "nccl", "tcp"])
+@pytest.mark.parametrize("backend", BACKENDS)
 async def test_prefill_here_and_decode_there_gives_the_tokens_of_one_worker(model, backend):
     prompt = prompt_of(300, seed=1)
     with workers(model, **{"transfer.backends": backend}) as (prefill, decode):

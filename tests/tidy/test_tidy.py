@@ -92,12 +92,12 @@ SLEEPERS = {
     "tests/faulty_backend.py",  # delay is what it is for
     "kv_transfer/backends/tcp_server.py",  # backoff when out of descriptors
     "router/http/tls.py",  # certificates are looked at at intervals
-    "router/live/peers/following.py",  # backoff before dialling again
-    "router/live/peers/sharer.py",  # what changed is told at intervals
+    "router/live/peers/follower.py",  # backoff before dialling again
+    "router/live/peers/publisher.py",  # what changed is told at intervals
     "router/tenants/key_files.py",  # a file's lock with a deadline can only be asked for again
     "router/tenants/keyring.py",  # keys are looked at at intervals
     "router/live/sessions.py",  # backoff before dialling again
-    "router/live/reporting.py",  # demand is told at intervals
+    "router/live/demand_reporter.py",  # demand is told at intervals
     "tests/integration/test_worker_process.py",  # asks another process until it is idle
     "tests/unit/wire/test_core_driver.py",  # its event loop has virtual time
 }

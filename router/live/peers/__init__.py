@@ -1,1 +1,1 @@
-"""Other routers of the same cluster: what they have in flight counts here, and ours counts there."""
+"""Other routers of the same cluster. Each counts what the others have in flight."""

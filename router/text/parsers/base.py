@@ -1,27 +1,28 @@
-"""What the parsers of all families share: running the generator, content around calls, JSON calls."""
+"""The base of all family parsers: running the generator, content around calls, JSON calls."""
 
 import json
 from collections.abc import Collection
 
 from router.text.parsers.deltas import CallArguments, CallStart, Content, Delta, merged
-from router.text.parsers.reader import SPACE, Parse, Reader
+from router.text.parsers.reader import SPACE, Parse, TextReader
 
 
 class ToolParser:
-    """A family's parser defines `_main`, and `markers`: the special tokens that it must see as text."""
+    """The base class of a family's parser. The family defines `_main`, and `markers`: the special tokens that
+    it must see as text."""
 
     markers: tuple[str, ...] = ()
 
     def __init__(self, names: Collection[str]) -> None:
-        """`names`: of the functions that may be called; a call of another one is content."""
+        """`names` has the functions that may be called. A call of another one is content."""
         self._names = names
-        self._reader = Reader()
+        self._reader = TextReader()
         self._out: list[Delta] = []
         self._call_count = 0
         self._space = ""
         """White space at the end of the content so far: dropped if a call follows."""
         self._gap = ""
-        """The same, to be put back if content goes on after the call."""
+        """White space to restore if content goes on after the call."""
         self._has_content = self._is_after_call = self._is_broken = False
         self._is_over = False
         self._run = self._main()
@@ -47,13 +48,13 @@ class ToolParser:
         return merged(deltas)
 
     def _main(self) -> Parse[None]:
-        """To the end of the text."""
+        """Read to the end of the text."""
         raise NotImplementedError
 
     # --- what it says -----------------------------------------------------------------------------
 
     def _content(self, text: str) -> None:
-        """White space between calls, and between content and a call, is not content."""
+        """Emit content, without the white space between calls and between content and a call."""
         if self._is_after_call:
             text = text.lstrip(SPACE)
             if not text:
@@ -71,7 +72,7 @@ class ToolParser:
         pass
 
     def _rest(self, text: str) -> None:
-        """Between a call's JSON and the end of the call: what broken arguments go on with."""
+        """Read what is between a call's JSON and the end of the call, where broken arguments continue."""
         if self._is_broken:
             self._arguments(text)
 
@@ -89,7 +90,8 @@ class ToolParser:
     # --- calls written as JSON --------------------------------------------------------------------
 
     def _call_object(self, argument_keys: tuple[str, ...] = ("arguments", "parameters")) -> Parse[bool]:
-        """Read {"name": …, "arguments": …}, in any order. False: it is none, and nothing was said of it."""
+        """Read {"name": …, "arguments": …}, in any order. Returns False if it is not a call; nothing was
+        emitted then."""
         reader = self._reader
         if (yield from reader.take_if(("{",))) is None:
             return False
@@ -138,7 +140,7 @@ class ToolParser:
         return text[1:-1]
 
     def _name(self) -> Parse[str | None]:
-        """A string that names a function."""
+        """Read a string that names a function."""
         if (yield from self._reader.peek()) != '"':
             return None
         text, _ = yield from self._reader.string()
@@ -146,7 +148,8 @@ class ToolParser:
         return name if name in self._names else None
 
     def _argument_value(self) -> Parse[bool]:
-        """An object, or the same as a string. False: broken off; what there was is said."""
+        """Read an object, or an object in a string. Returns False if it was broken off; its beginning was
+        emitted."""
         reader = self._reader
         if (yield from reader.peek()) != '"':
             return (yield from reader.value(self._arguments))
@@ -160,7 +163,8 @@ class ToolParser:
         return (yield from self._reader.take_if((",", "}")))
 
     def _call_array(self, argument_keys: tuple[str, ...] = ("arguments", "parameters")) -> Parse[bool]:
-        """Read a JSON list of calls. False: its first element is none, and nothing was said."""
+        """Read a JSON list of calls. Returns False if its first element is not a call; nothing was emitted
+        then."""
         reader = self._reader
         if (yield from reader.take_if(("[",))) is None:
             return False
@@ -180,7 +184,7 @@ class ToolParser:
 
 
 def unquoted(text: str) -> str:
-    """What a JSON string says; any other text as it is."""
+    """Return the value of a JSON string, or any other text unchanged."""
     if text.startswith('"'):
         try:
             found = json.loads(text)

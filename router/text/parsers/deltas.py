@@ -1,4 +1,4 @@
-"""What parsers say, and what it adds up to."""
+"""The deltas that parsers emit, and the message that they add up to."""
 
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol
@@ -16,13 +16,13 @@ class Reasoning(NamedTuple):
 
 class CallStart(NamedTuple):
     call: int
-    """Counted from 0."""
+    """Number of the call, from 0."""
     name: str
 
 
 class CallArguments(NamedTuple):
     call: int
-    """Counted from 0."""
+    """Number of the call, from 0."""
     text: str
     """A piece of the JSON text of the arguments."""
 
@@ -34,12 +34,12 @@ class MessageParser(Protocol):
     def feed(self, text: str) -> list[Delta]: ...
 
     def finish(self) -> list[Delta]:
-        """No more text comes. Once."""
+        """Return the last deltas, once, when no more text comes."""
         ...
 
 
 def merged(deltas: Iterable[Delta]) -> list[Delta]:
-    """The same with fewer: neighbours of one kind become one."""
+    """Return equivalent deltas with neighbours of one kind merged."""
     found: list[Delta] = []
     for delta in deltas:
         last = found[-1] if found else None
@@ -55,7 +55,7 @@ def merged(deltas: Iterable[Delta]) -> list[Delta]:
     return found
 
 
-class Call(msgspec.Struct):
+class ToolCall(msgspec.Struct):
     name: str
     arguments: str = ""
 
@@ -63,7 +63,7 @@ class Call(msgspec.Struct):
 class Message(msgspec.Struct):
     content: str = ""
     reasoning: str = ""
-    calls: list[Call] = []
+    calls: list[ToolCall] = []
 
     def add(self, deltas: Iterable[Delta]) -> None:
         for delta in deltas:
@@ -73,6 +73,6 @@ class Message(msgspec.Struct):
                 case Reasoning(text):
                     self.reasoning += text
                 case CallStart(_, name):
-                    self.calls.append(Call(name))
+                    self.calls.append(ToolCall(name))
                 case CallArguments(index, text):
                     self.calls[index].arguments += text

@@ -8,7 +8,7 @@ from router.text.parsers.base import ToolParser
 from router.text.parsers.reader import Parse
 
 HELD_CHARACTERS_MAX = 64 * 1024
-"""Of a list of Python calls, which is read as a whole."""
+"""Most characters of a list of Python calls, which is read as a whole."""
 
 
 class Hermes(ToolParser):
@@ -204,7 +204,7 @@ class Phi4Mini(ToolParser):
 class Qwen3Coder(ToolParser):
     """<tool_call><function=NAME><parameter=KEY>value</parameter>…</function></tool_call>: Qwen3-Coder.
 
-    A value is text; it is taken for JSON where that is what it is, unless it is to be a string.
+    A value is text. It is read as JSON if it is valid JSON, unless the schema wants a string.
     """
 
     markers = ("<tool_call>", "</tool_call>")
@@ -255,7 +255,7 @@ def _json_of(text: str) -> str:
 
 
 class ForcedCall(ToolParser):
-    """The whole text is the arguments of one function, as a grammar has it."""
+    """The whole text is the arguments of one function, as its grammar demands."""
 
     def __init__(self, name: str) -> None:
         super().__init__((name,))
@@ -268,7 +268,7 @@ class ForcedCall(ToolParser):
 
 
 class ForcedCalls(ToolParser):
-    """The whole text is a JSON list of calls, as a grammar has it."""
+    """The whole text is a JSON list of calls, as its grammar demands."""
 
     def _main(self) -> Parse[None]:
         self._reader.mark()

@@ -1,8 +1,8 @@
-"""Reading text that is still arriving, as if it were all there.
+"""A reader of text that is still arriving, as if all of it were there.
 
-A parser is a generator that reads through a `Reader` and yields wherever it needs more text than has come.
-Each reading step's result depends on the text alone, never on where it was cut: that is what makes whole
-parsers so.
+A parser is a generator that reads through a `TextReader` and yields wherever it needs more text than has
+come. Each reading step's result depends on the text alone, never on where it was cut. So the same holds for
+whole parsers.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -15,7 +15,7 @@ Emit = Callable[[str], None]
 SPACE = " \t\r\n"
 
 
-class Reader:
+class TextReader:
     def __init__(self) -> None:
         self._text = ""
         self._is_ended = False
@@ -34,23 +34,23 @@ class Reader:
         return taken
 
     def mark(self) -> None:
-        """Remember what is read from here on, until `since_mark`."""
+        """Remember the text that is read from here on, until `since_mark`."""
         self._record = []
 
     def since_mark(self) -> str:
-        """Forgets the mark."""
+        """Return the text read since the mark, and forget the mark."""
         record, self._record = self._record, None
         return "".join(record or ())
 
     def rest(self) -> str:
-        """All that has come and was not read."""
+        """Return all text that came and was not read."""
         return self._take(len(self._text))
 
     # --- steps ------------------------------------------------------------------------------------
 
     def until(self, markers: Sequence[str], emit: Emit) -> Parse[str | None]:
-        """Read up to and with the first of `markers`; what comes before it goes to `emit`, piece by piece.
-        None: the text ended first. No marker may be part of another."""
+        """Read up to and with the first of `markers`. The text before it goes to `emit`, piece by piece.
+        Returns None if the text ended first. No marker may be part of another."""
         while True:
             hits = [(at, marker) for marker in markers if (at := self._text.find(marker)) >= 0]
             if hits:
@@ -69,8 +69,8 @@ class Reader:
             yield
 
     def take_if(self, options: Sequence[str]) -> Parse[str | None]:
-        """Read whichever of `options` comes next; None, and nothing read: none does. None of them may
-        begin another."""
+        """Read whichever of `options` comes next. Returns None, and reads nothing, if none does. No option
+        may begin another."""
         while True:
             for option in options:
                 if self._text.startswith(option):
@@ -91,13 +91,14 @@ class Reader:
             yield
 
     def peek(self) -> Parse[str]:
-        """The next character, which stays; empty: the text ended."""
+        """Return the next character without reading it; empty: the text ended."""
         while not self._text and not self._is_ended:
             yield
         return self._text[:1]
 
     def string(self) -> Parse[tuple[str, bool]]:
-        """Read a JSON string, which comes next, as it is written. False: the text ended within it."""
+        """Read a JSON string, which comes next, as it is written. Returns False if the text ended within
+        it."""
         at, is_escaped = 1, False
         while True:
             while at < len(self._text):
@@ -114,8 +115,8 @@ class Reader:
             yield
 
     def value(self, emit: Emit) -> Parse[bool]:
-        """Read a JSON value of any kind, to its end by brackets and quotes; pieces of it go to `emit`.
-        False: the text ended within it, or brackets do not match."""
+        """Read a JSON value of any kind, to its end by brackets and quotes. Its pieces go to `emit`. Returns
+        False if the text ended within it, or brackets do not match."""
         first = yield from self.peek()
         if first == '"':
             text, is_whole = yield from self.string()
@@ -131,8 +132,8 @@ class Reader:
             emit(self._take(1))
 
     def python_list(self, emit: Emit, characters_max: int) -> Parse[bool]:
-        """Read to the end of a Python list, which comes next, by brackets and quotes. False: it has none,
-        or is longer than `characters_max`."""
+        """Read to the end of a Python list, which comes next, by brackets and quotes. Returns False if it has
+        no end, or is longer than `characters_max`."""
         depth, quote, is_escaped = 0, "", False
         for _ in range(characters_max):
             char = yield from self.peek()
@@ -194,7 +195,8 @@ class Reader:
 
 
 def _beginning(text: str, marker: str) -> int:
-    """Where the longest end of `text` begins that is a beginning of `marker`; len(text): nowhere."""
+    """Return the position of the longest end of `text` that is a beginning of `marker`. len(text): there is
+    none."""
     at = text.find(marker[0], max(0, len(text) - len(marker) + 1))
     while at >= 0:
         if marker.startswith(text[at:]):

@@ -1,28 +1,28 @@
-"""Reasoning told from the answer, and gpt-oss's channels, which tell calls too."""
+"""Parsers that separate reasoning from the answer, and gpt-oss's channels, which contain calls too."""
 
 from collections.abc import Collection
 
 from router.text.parsers.base import ToolParser
 from router.text.parsers.deltas import Content, Delta, Reasoning, merged
-from router.text.parsers.reader import SPACE, Emit, Parse, Reader
+from router.text.parsers.reader import SPACE, Emit, Parse, TextReader
 
 
 class Think:
-    """<think>…</think> before the answer: Qwen3, DeepSeek R1, and those trained on their like.
+    """<think>…</think> before the answer: Qwen3, DeepSeek R1, and models trained in the same way.
 
-    `is_open`: the prompt ended within the segment, or the family always begins with one. Otherwise there
-    is one only if the text begins with its tag.
+    `is_open` says that the prompt ended within the segment, or that the family always begins with one.
+    Otherwise there is a segment only if the text begins with its tag.
     """
 
     markers = ("<think>", "</think>")
 
     def __init__(self, *, is_open: bool, opening: str = "<think>", closing: str = "</think>") -> None:
         self._is_open, self._opening, self._closing = is_open, opening, closing
-        self._reader = Reader()
+        self._reader = TextReader()
         self._out: list[Delta] = []
         self._space = ""
         self._is_fresh = True
-        """Nothing but white space came of the segment so far."""
+        """True while only white space came of the segment."""
         self._is_over = False
         self._run = self._main()
 
@@ -57,11 +57,11 @@ class Think:
             yield from reader.space()
         elif before:
             self._out.append(Content(before))
-        # Nothing of it is special from here on.
+        # All further text is content.
         self._out += [Content(rest)] if (rest := reader.rest()) else []
 
     def _reasoning(self, text: str) -> None:
-        """Without the white space around it."""
+        """Emit reasoning without the white space around it."""
         if self._is_fresh:
             text = text.lstrip(SPACE)
             self._is_fresh = not text
@@ -109,7 +109,7 @@ class Harmony(ToolParser):
             yield from reader.until(ends, emit)
 
     def _begin(self, header: str) -> Emit:
-        """Where the text of a message with this header goes."""
+        """Return the function that receives the text of a message with this header."""
         _, _, recipient = header.partition("to=")
         name = recipient.split("<")[0].split()[0] if recipient.split("<")[0].split() else ""
         name = name.removeprefix("functions.")

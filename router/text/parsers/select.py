@@ -1,4 +1,5 @@
-"""Which parser reads a model's text: by configuration, or by what its chat template writes. Pure."""
+"""The choice of the parsers that read a model's text, by configuration or by what its chat template writes.
+Pure."""
 
 from collections.abc import Callable, Collection
 
@@ -46,7 +47,7 @@ NONE = "none"
 
 
 class Parsers(msgspec.Struct, frozen=True):
-    """Of one model; "": it has none."""
+    """The parsers of one model, by name. "": it has none."""
 
     tool: str = ""
     reasoning: str = ""
@@ -63,7 +64,8 @@ class Parsers(msgspec.Struct, frozen=True):
 
 
 def choose_parsers(*, tool: str, reasoning: str, template: str, model_type: str) -> Parsers:
-    """`tool` and `reasoning` as configured, empty: by the model. Raises SetupError for an unknown name."""
+    """Return the parsers of a model. `tool` and `reasoning` are as configured; if they are empty, the model
+    decides. Raises SetupError for an unknown name."""
     return Parsers(
         _named("model.tool_parser", tool, TOOL_ALIASES, TOOL_PARSERS)
         if tool
@@ -110,45 +112,46 @@ def _reasoning_parser_of(template: str, model_type: str) -> str:
     return "deepseek_r1" if "</think>" in template else ""
 
 
-class Start(msgspec.Struct, frozen=True):
-    """How a rendered prompt leaves off, as far as reasoning goes."""
+class ReasoningStart(msgspec.Struct, frozen=True):
+    """The state of reasoning at the end of a rendered prompt."""
 
     is_open: bool
-    """The text begins within the reasoning segment."""
+    """True if the text begins within the reasoning segment."""
     is_closed: bool
-    """There is none: the prompt closed it, or the family has none."""
+    """True if there is no reasoning: the prompt closed it, or the family has none."""
 
 
-def reasoning_start(parser: str, prompt_end: str) -> Start:
-    """`prompt_end`: the last characters of the rendered prompt."""
+def reasoning_start(parser: str, prompt_end: str) -> ReasoningStart:
+    """Return the state of reasoning. `prompt_end` has the last characters of the rendered prompt."""
     if not parser:
-        return Start(is_open=False, is_closed=True)
+        return ReasoningStart(is_open=False, is_closed=True)
     if parser == "harmony":
-        return Start(is_open=False, is_closed=False)
+        return ReasoningStart(is_open=False, is_closed=False)
     end = prompt_end.rstrip()
     if end.endswith("</think>"):
-        return Start(is_open=False, is_closed=True)
-    return Start(is_open=parser == "deepseek_r1" or end.endswith("<think>"), is_closed=False)
+        return ReasoningStart(is_open=False, is_closed=True)
+    return ReasoningStart(is_open=parser == "deepseek_r1" or end.endswith("<think>"), is_closed=False)
 
 
 def make_parser(
-    parsers: Parsers, tools: ToolUse, start: Start, *, is_constrained: bool, with_reasoning: bool
-) -> "Stages | None":
-    """For one choice; None: its text is its content. `is_constrained`: a grammar begins after reasoning."""
+    parsers: Parsers, tools: ToolUse, start: ReasoningStart, *, is_constrained: bool, with_reasoning: bool
+) -> "ParserChain | None":
+    """Make the parser of one choice. None: its text is its content. `is_constrained` says that a grammar
+    begins after reasoning."""
     names = [tool.name for tool in tools.allowed]
     stages: list[MessageParser] = []
     if parsers.reasoning == "harmony":
         forced = tools.mode in (ToolMode.REQUIRED, ToolMode.NAMED)
         stages.append(Harmony(() if forced else names))
     elif not start.is_closed:
-        # Under a grammar whatever precedes the closing tag is reasoning: only the rest was constrained.
+        # The grammar constrains only what follows the closing tag, so all text before it is reasoning.
         stages.append(Think(is_open=start.is_open or is_constrained))
     if (calls := _call_parser(parsers, tools, names)) is not None:
         stages.append(calls)
     if not stages:
         return None
     only_one = not tools.is_parallel
-    return Stages(stages, with_reasoning=with_reasoning, calls_max=1 if only_one else None)
+    return ParserChain(stages, with_reasoning=with_reasoning, calls_max=1 if only_one else None)
 
 
 def _call_parser(parsers: Parsers, tools: ToolUse, names: list[str]) -> MessageParser | None:
@@ -178,15 +181,15 @@ def _fed(stage: MessageParser, deltas: list[Delta]) -> list[Delta]:
     return passed
 
 
-class Stages:
-    """Each parser reads what the one before it calls content."""
+class ParserChain:
+    """A chain of parsers. Each reads what the one before it calls content."""
 
     def __init__(self, stages: list[MessageParser], *, with_reasoning: bool, calls_max: int | None) -> None:
         self._stages = stages
         self._with_reasoning, self._calls_max = with_reasoning, calls_max
         self.has_calls = False
         self.is_done = False
-        """As many calls as are allowed were read: what follows is not wanted."""
+        """True once as many calls as are allowed were read. Further text is not wanted."""
 
     def feed(self, text: str) -> list[Delta]:
         return self._kept(self._through([Content(text)]))

@@ -133,7 +133,7 @@ def test_a_bad_file_is_named(tmp_path, name, text, said):
 def test_names_are_one_things(path):
     with pytest.raises(SetupError, match=r"model\.path describes one model"):
         each_model(load_config([], {"model.path": "x"}, models=path))
-    with pytest.raises(SetupError, match="small is the name of something else"):
+    with pytest.raises(SetupError, match="the name small is taken by a model or another adapter"):
         each_model(load_config(["models.org/chat.v2.model.adapters=small=x"], models=path))
     with pytest.raises(SetupError, match=r"write models\.NAME\.SECTION\.FIELD"):
         load_config(["models.small=x"])

@@ -1,4 +1,4 @@
-"""A real router on a real port, with workers that live in the test and do as they are told."""
+"""A real router on a real port, with fake workers that live in the test and follow its instructions."""
 
 import asyncio
 import contextlib
@@ -39,7 +39,7 @@ BOUND_S = 20.0
 
 
 def make_folder(path: Path) -> Path:
-    """What a router needs of a model: no weights."""
+    """Write the files that a router needs of a model, which are all but the weights."""
     path.mkdir(parents=True, exist_ok=True)
     save_tokenizer(path)
     (path / "config.json").write_text(
@@ -77,7 +77,7 @@ class FakeLink:
 
     async def __anext__(self):
         if self.inbox.empty() and not self._worker.is_heard:
-            self._worker.is_heard = True  # the router has taken in all that was said
+            self._worker.is_heard = True  # The router has taken in every message.
             self._worker._notify()
         message = await self.inbox.get()
         if isinstance(message, Exception):
@@ -86,7 +86,8 @@ class FakeLink:
 
 
 class FakeWorker:
-    """Says `reply` to every sequence, one token per turn of the loop while `gate` is open."""
+    """A worker that answers every sequence with `reply`, one token per turn of the loop while `gate` is
+    open."""
 
     def __init__(
         self,
@@ -104,7 +105,7 @@ class FakeWorker:
         self.timings = timings
         self.pauses_at = pauses_at
         self.refuses = None
-        """Why it starts nothing: no worker could."""
+        """Reason for which it starts nothing."""
         self.link = None
         self.is_heard = False
         self.gate = asyncio.Event()
@@ -173,7 +174,8 @@ class FakeWorker:
         return self.reply[index % len(self.reply)] if self.endless or index < len(self.reply) else 1
 
     def logprobs(self, start, index, token):
-        """Made up, and told apart by the seed: (index + 1) / 8 below nothing, whole alternatives below."""
+        """Return made-up logprobs, which the seed tells apart: (index + 1) / 8 below zero, and alternatives
+        at whole steps below."""
         if start.sampling.logprobs is None:
             return ()
         own = -(index + 1) / 8 - (start.sampling.seed % 97) / 1000
@@ -200,7 +202,7 @@ class FakeWorker:
             await self.gate.wait()
             await asyncio.sleep(0)
             if index == self.pauses_at:
-                await asyncio.Event().wait()  # until it is cancelled: a busy router may be slow to do so
+                await asyncio.Event().wait()  # It waits to be cancelled, which a busy router may do late.
             token = self.token(start, index)
             finish = finish_after(start.sampling, token, index + 1)
             cached = 3 if index == start.generated_count and start.phase is not Phase.DECODE else None
@@ -224,7 +226,7 @@ class FakeWorker:
 
 
 def called(monkeypatch, thing, name):
-    """An event that is set right after the method was called."""
+    """Return an event that is set right after the method was called."""
     event, method = asyncio.Event(), getattr(thing, name)
 
     def call(*args, **kwargs):
@@ -238,7 +240,7 @@ def called(monkeypatch, thing, name):
 
 
 def check_driver(driver):
-    """Accounts of core and driver agree."""
+    """Check that the accounts of core and driver agree."""
     driver._core.check()
     assert bool(driver._sinks) != driver._idle.is_set()
 
@@ -271,7 +273,7 @@ class Cluster:
             await worker.until(lambda worker=worker: worker.is_heard)
 
     async def nothing_in_flight(self):
-        """Every way out of a request gives everything back, on the router and on the workers."""
+        """Check that every way out of a request gives everything back, on the router and on the workers."""
         assert await self.driver.idle(BOUND_S)
         for worker in self.workers:
             await worker.until(lambda worker=worker: not worker.running)

@@ -1,4 +1,4 @@
-"""A prefix index of dictionaries and sets: what `router.decisions.prefix_index` must agree with."""
+"""A prefix index of dictionaries and sets, with which `router.decisions.prefix_index` must agree."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ class _Holder:
         self.bit = bit
         self.stored: set[BlockHash] = set()
         self.expected: dict[BlockHash, float] = {}
-        """Not confirmed yet -> when it is given up."""
+        """Unconfirmed blocks, with the time when each is given up."""
         self.next_number: int | None = None
-        """None: unknown until a snapshot comes."""
+        """Number of the next message; None: unknown until a snapshot comes."""
         self.asked_at_s: float | None = None
 
 
@@ -29,7 +29,7 @@ class DictIndex:
         self._expiries: deque[tuple[float, _Holder, WorkerId, Sequence[BlockHash]]] = deque()
 
     def add_worker(self, worker_id: WorkerId) -> None:
-        """A new session: nothing is known before its snapshot. The worker must not be known."""
+        """Begin a session. Nothing is known before its snapshot. The worker must not be known."""
         assert worker_id not in self._holders
         bit = 1
         while bit in self._worker_of_bit:
@@ -44,10 +44,10 @@ class DictIndex:
         del self._worker_of_bit[holder.bit]
 
     def apply(self, worker_id: WorkerId, events: BlockEvents, *, now_s: float) -> bool:
-        """Returns True when the router must ask the worker for a snapshot.
+        """Apply a message. Returns True when the router must ask the worker for a snapshot.
 
-        After a gap the worker's blocks are unknown, which counts as none, until the snapshot comes.
-        A message heard twice changes nothing.
+        After a gap the worker's blocks are unknown, which counts as none, until the snapshot comes. A
+        repeated message changes nothing.
         """
         holder = self._holders[worker_id]
         number = events.sequence_number
@@ -69,7 +69,7 @@ class DictIndex:
         return False
 
     def expect(self, worker_id: WorkerId, hashes: Sequence[BlockHash], *, now_s: float) -> None:
-        """A sequence with these blocks was just placed there: its siblings should find them."""
+        """Note that a sequence with these blocks was just placed there, so that its siblings find them."""
         holder = self._holders[worker_id]
         until_s = now_s + EXPECTED_S
         news = [h for h in hashes if h not in holder.stored and h not in holder.expected]
@@ -97,7 +97,8 @@ class DictIndex:
         return self._expiries[0][0] if self._expiries else None
 
     def match(self, hashes: Sequence[BlockHash]) -> dict[WorkerId, int]:
-        """Leading blocks of `hashes` that each worker holds; workers that hold none are left out."""
+        """Return how many leading blocks of `hashes` each worker holds. Workers that hold none are left
+        out."""
         found: dict[WorkerId, int] = {}
         bits = self._bits
         left = bits.get(hashes[0], 0) if hashes else 0
@@ -114,15 +115,15 @@ class DictIndex:
         return found
 
     def block_count(self, worker_id: WorkerId) -> int:
-        """Confirmed blocks."""
+        """Number of confirmed blocks."""
         return len(self._holders[worker_id].stored)
 
     def is_known(self, worker_id: WorkerId) -> bool:
-        """False: the worker's snapshot has not come yet."""
+        """Return whether the worker's snapshot has come."""
         return self._holders[worker_id].next_number is not None
 
     def check(self) -> None:
-        """The bit sets say exactly what the workers' own sets say."""
+        """Check that the bit sets equal the workers' own sets."""
         bits: dict[BlockHash, int] = {}
         for worker_id, holder in self._holders.items():
             assert self._worker_of_bit[holder.bit] == worker_id

@@ -1,4 +1,4 @@
-"""A router core under a script of events, and all it ever said."""
+"""A router core under a script of events, with a record of all its actions."""
 
 import random
 from typing import Any
@@ -44,7 +44,7 @@ BLOCK_TOKENS = 4
 
 
 class Script:
-    """A router core, a clock, and all it ever said."""
+    """A router core, a clock, and a record of all actions."""
 
     def __init__(self, **config: Any) -> None:
         self.core = RouterCore(
@@ -52,11 +52,11 @@ class Script:
         )
         self.now_s = 0.0
         self.actions: list[RouterAction] = []
-        """Of the last event."""
+        """Actions of the last event."""
         self.delivered: dict[str, list[int]] = {}
         self.ends: dict[str, Finished | Failed] = {}
         self.starts: dict[str, dict[str, StartSequence]] = {}
-        """Sequence -> worker -> the newest start."""
+        """Newest start by sequence and worker."""
 
     def do(self, event: RouterEvent) -> list[RouterAction]:
         self.actions = self.core.handle(event, now_s=self.now_s)
@@ -178,7 +178,7 @@ class Script:
         return self.do(WorkerLost(WorkerId(worker), "silent"))
 
     def ended(self, seq: str = "s") -> tuple[FinishReason, int, int]:
-        """(reason, generated, cached) of a sequence that finished."""
+        """Return (reason, generated, cached) of a sequence that finished."""
         end = self.ends[seq]
         assert isinstance(end, Finished)
         return end.reason, end.generated_count, end.cached_token_count
@@ -187,7 +187,7 @@ class Script:
         return max(start.epoch for start in self.starts[seq].values())
 
     def started(self) -> dict[str, StartSequence]:
-        """By the last event: worker -> start."""
+        """Return the starts of the last event by worker."""
         return {
             a.worker_id: a.message
             for a in self.actions
@@ -198,7 +198,7 @@ class Script:
         return {worker: start.phase for worker, start in self.started().items()}
 
     def cancelled(self) -> dict[str, int]:
-        """By the last event: worker -> epoch."""
+        """Return the epochs that the last event cancelled, by worker."""
         return {
             a.worker_id: a.message.epoch
             for a in self.actions

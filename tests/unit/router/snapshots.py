@@ -1,4 +1,4 @@
-"""Snapshots of workers that never were, for tests of what decides on snapshots."""
+"""Made-up snapshots of workers, for tests of decisions on snapshots."""
 
 from collections.abc import Mapping
 
@@ -27,7 +27,7 @@ def worker_snapshot(
     is_refusing: bool = False,
     is_stale: bool = False,
 ) -> WorkerSnapshot:
-    """`load`: prompt tokens that wait there."""
+    """Return a snapshot. `load` is the number of prompt tokens that wait there."""
     cluster = ClusterView(silence_s=1e9)
     hello = WorkerHello(
         WorkerId(name), role, fingerprint, "m", block_tokens, block_count, 16_000, costs=COSTS
@@ -46,7 +46,7 @@ def worker_snapshot(
 def cluster_snapshot(
     *workers: WorkerSnapshot, suspended: frozenset[WorkerId] = frozenset(), now_s: float = 0.0
 ) -> ClusterSnapshot:
-    """As a `ClusterView` of these workers would freeze them."""
+    """Return a snapshot as a `ClusterView` of these workers would freeze it."""
     cluster = ClusterView(silence_s=1e9)
     for worker in workers:
         facts = worker.facts

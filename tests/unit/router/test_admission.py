@@ -1,4 +1,4 @@
-"""The line of those that wait: its order, bounds and fairness, against dull models."""
+"""The admission queue: its order, bounds and fairness, against simple models."""
 
 import itertools
 import random
@@ -98,7 +98,7 @@ COSTS = st.lists(st.integers(1, 50), min_size=20, max_size=60)
     weights=st.lists(st.sampled_from([0.5, 1, 2]), min_size=4, max_size=4),
 )
 def test_while_tenants_wait_their_service_differs_by_two_requests_at_most(costs, weights):
-    """The bound of virtual token counters: 2 · max cost, here over weights."""
+    """The bound is that of virtual token counters: 2 · max cost, here over weights."""
     line = AdmissionQueue(new_max=1000)
     served = [0.0] * len(costs)
     for t, of_tenant in enumerate(costs):
@@ -218,7 +218,7 @@ def test_classes_and_tenants_have_bounds_of_their_own():
 
 
 class LineAgainstModel(RuleBasedStateMachine):
-    """The order of a line is that of a list sorted anew each time."""
+    """The order of the queue is that of a list sorted anew each time."""
 
     def __init__(self):
         super().__init__()
@@ -312,7 +312,7 @@ def test_the_pace_is_learnt_only_while_somebody_waits():
     pace = DrainRate()
     assert pace.takes_s(100, 0.0) is None
     for i in range(50):
-        pace.placed(100, i * 0.1)  # as fast as they come
+        pace.placed(100, i * 0.1)  # Requests are placed as fast as they come.
     assert pace.takes_s(100, 5.0) is None
     pace.began(5.0)
     for i in range(50):
@@ -353,7 +353,7 @@ def test_each_refused_request_is_told_a_later_time_and_let_in_then():
     assert promises.book("u", "k0", wait_s=2.0, work_s=1.0, now_s=0.0, most_s=60.0) == 2.0
     assert promises.expected_s("t", 4.0) == 3.0
     assert promises.expected_s("u", 9.0) == 1.0
-    assert not promises.take("t", "k0", 1.0)  # too early: it keeps its time
+    assert not promises.take("t", "k0", 1.0)  # A client that comes too early keeps its time.
     assert promises.book("t", "k0", wait_s=50.0, work_s=1.0, now_s=1.0, most_s=60.0) == 1.0
     assert promises.take("t", "k0", 2.5)
     assert not promises.take("t", "k0", 2.5)

@@ -1,4 +1,4 @@
-"""Beam search finds what transformers' finds."""
+"""Beam search finds the same beams as transformers."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Who is kept out, for how long, and how it comes back."""
+"""Breakers: which workers are kept out, for how long, and how they come back."""
 
 import pytest
 from hypothesis import given, settings
@@ -36,7 +36,7 @@ def test_failures_in_a_row_open_it_and_a_success_between_does_not():
     assert state(book, 0.0) is BreakerState.CLOSED
     fail(book, times=1)
     assert state(book, 0.0) is BreakerState.OPEN
-    assert book.state(A, now_s=0.0).reason == "3 times in a row: broken"
+    assert book.state(A, now_s=0.0).reason == "3 failures in a row, the last one: broken"
     assert book.suspended(POOL, now_s=1.9) == {A}
 
 
@@ -47,7 +47,7 @@ def test_one_probe_at_a_time_and_its_success_closes_it():
     assert book.suspended(POOL, now_s=2.0) == frozenset()
     book.placed(A, SEQ, now_s=2.0)
     assert book.suspended(POOL, now_s=2.1) == {A}
-    book.worked(A, OTHER, now_s=2.2)  # was placed before: says nothing
+    book.worked(A, OTHER, now_s=2.2)  # It was placed before, so it says nothing.
     assert state(book, 2.2) is BreakerState.HALF_OPEN
     book.worked(A, SEQ, now_s=2.3)
     assert state(book, 2.3) is BreakerState.CLOSED
@@ -58,7 +58,7 @@ def test_a_probe_that_ends_without_a_verdict_makes_room_for_the_next():
     book = breakers()
     fail(book)
     book.placed(A, SEQ, now_s=2.0)
-    book.left(SEQ, ())  # the client went away
+    book.left(SEQ, ())  # The client went away.
     assert book.suspended(POOL, now_s=2.1) == frozenset()
     book.placed(A, OTHER, now_s=2.1)
     book.worked(A, OTHER, now_s=2.2)
@@ -86,7 +86,7 @@ def test_after_long_good_times_it_begins_with_the_shortest_time_again():
     book.placed(A, SEQ, now_s=2.0)
     book.worked(A, SEQ, now_s=2.0)
     fail(book, now_s=3.0)
-    assert state(book, 6.9) is BreakerState.OPEN  # so soon again: 4 s
+    assert state(book, 6.9) is BreakerState.OPEN  # It failed again soon, so the wait is 4 s.
     book.placed(A, SEQ, now_s=7.0)
     book.worked(A, SEQ, now_s=7.0)
     fail(book, now_s=1000.0)
@@ -99,7 +99,7 @@ def test_half_of_many_attempts_failing_opens_it():
         book.worked(A, SEQ, now_s=0.0)
         book.failed(A, "broken", now_s=0.0)
         book.worked(A, SEQ, now_s=0.0)
-    assert state(book, 0.0) is BreakerState.CLOSED  # a third: too few
+    assert state(book, 0.0) is BreakerState.CLOSED  # A third is too few.
     for _ in range(10):
         book.worked(A, SEQ, now_s=0.0)
         book.failed(A, "broken", now_s=0.0)

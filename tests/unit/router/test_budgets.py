@@ -1,4 +1,4 @@
-"""How much may be done twice."""
+"""Retry budgets: how much work may be done twice."""
 
 import pytest
 from hypothesis import given
@@ -23,7 +23,7 @@ def test_what_succeeds_earns_its_share():
     assert [budget.take(0.0), budget.take(0.0)] == [True, False]
     budget.earn(0.0)
     assert budget.take(0.0)
-    assert not budget.take(30.0)  # all of it is long ago
+    assert not budget.take(30.0)  # All of it is long ago.
 
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(0, 3)), max_size=200), st.floats(0, 1), st.integers(0, 5))

@@ -1,4 +1,5 @@
-"""The router's decisions as scripts of events: what workers and clients say, and what they are told."""
+"""The router's decisions as scripts of events: messages of workers and clients, and the actions that
+follow."""
 
 import pytest
 
@@ -174,10 +175,10 @@ def test_promised_blocks_count_before_any_report_shows_them():
     script = Script()
     script.join("p", Role.PREFILL)
     script.join("d", Role.DECODE, blocks=5)
-    script.submit("a", (1, 2, 3, 4, 5, 6, 7, 8))  # 3 blocks with the next token
+    script.submit("a", (1, 2, 3, 4, 5, 6, 7, 8))  # The next token needs 3 blocks.
     script.submit("b", (2, 2, 3, 4, 5, 6, 7, 8))
     assert script.phases() == {}
-    script.report("d", Role.DECODE, free=5)  # may have left before "a" arrived there
+    script.report("d", Role.DECODE, free=5)  # It may have left before "a" arrived there.
     assert script.phases() == {}
     script.output("d", 0, 1, 2, 3, 4, seq="a", finish=FinishReason.LENGTH)
     assert set(script.phases()) == {"p", "d"}
@@ -221,7 +222,7 @@ def test_without_a_queue_what_finds_a_place_is_served():
     assert len(script.phases()) == 2
     script.lose("d")
     script.lose("p")
-    assert "s" not in script.ends  # it was admitted before: it may wait
+    assert "s" not in script.ends  # It was admitted before, so it may wait.
     script.submit("late")
     assert script.ends["late"].kind is FailureKind.QUEUE_FULL
 

@@ -1,5 +1,5 @@
-"""The router against a fake cluster that loses, refuses, repeats and delays: whatever happens, every
-sequence ends once, with exactly its tokens, and nobody is left holding anything."""
+"""The router against a fake cluster that loses, refuses, repeats and delays. Whatever happens, every sequence
+ends once, with exactly its tokens, and no worker holds anything in the end."""
 
 import random
 from dataclasses import dataclass, field
@@ -50,7 +50,7 @@ STOP_TOKEN = 0
 
 
 def right_token(seq_id: str, index: int) -> int:
-    """What a greedy model generates there, wherever it runs; 0 now and then."""
+    """Return the token that a greedy model generates there, wherever it runs; 0 now and then."""
     return (len(seq_id) * 31 + int(seq_id[1:]) * 7 + index * 5) % 11
 
 
@@ -63,7 +63,8 @@ class Running:
 
 @dataclass
 class FakeWorker:
-    """Messages wait in both directions until a rule moves them, so cancels and outputs cross."""
+    """A worker whose messages wait in both directions until a rule moves them, so that cancels and outputs
+    cross."""
 
     role: Role
     inbox: list[RouterMessage] = field(default_factory=list)
@@ -126,7 +127,8 @@ class RouterAgainstCluster(RuleBasedStateMachine):
                     pass
 
     def started(self, start: StartSequence) -> None:
-        """An attempt goes on behind what the client has; its epoch was never used before."""
+        """Check that an attempt starts after the tokens that the client has, with an epoch that was never
+        used."""
         prompt = self.submitted[start.seq_id].prompt
         assert start.tokens == (*prompt, *self.delivered[start.seq_id])
         assert start.prompt_token_count == len(prompt)
@@ -179,7 +181,7 @@ class RouterAgainstCluster(RuleBasedStateMachine):
         self.emit(worker, run, token_count)
 
     def pull(self, run: Running, worker: FakeWorker, says_joined: bool) -> bool:
-        """KV arrives if the source has computed it; then the source is free of the sequence."""
+        """Deliver KV if the owner has computed it. The owner is then free of the sequence."""
         assert run.start.source is not None
         source = self.workers.get(run.start.source.worker_id)
         phase = source.running.get(run.start.seq_id) if source else None
@@ -203,7 +205,7 @@ class RouterAgainstCluster(RuleBasedStateMachine):
         worker.outbox.append(StepOutput((output,)))
 
     def say(self, name) -> None:
-        """One message of the worker reaches the router."""
+        """Deliver one message of the worker to the router."""
         message = self.workers[name].outbox.pop(0)
         if isinstance(message, StepOutput):
             self.history.append((name, message))
@@ -320,7 +322,7 @@ class RouterAgainstCluster(RuleBasedStateMachine):
     def teardown(self):
         if not hasattr(self, "core"):
             return
-        # The others stay as they are, with whatever they hold.
+        # The other workers stay as they are, with all that they hold.
         self.join("w0", Role.PREFILL)
         self.join("w1", Role.DECODE)
         self.run_without_faults()

@@ -1,4 +1,4 @@
-"""What a router tells of its requests: each is counted once, whatever becomes of it."""
+"""Reports of demand: each request counts once, whatever becomes of it."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""Text streams: whatever the tokens and however they are cut, the client reads what `decode` says."""
+"""Text streams: whatever the tokens and their cuts, the client reads the output of `decode`."""
 
 import functools
 import itertools
@@ -21,7 +21,8 @@ def byte_level() -> Tokenizer:
 
 @functools.cache
 def sentencepiece() -> Tokenizer:
-    """Pieces with a mark for spaces, bytes for what has no piece: as Llama 2 and Mistral have it."""
+    """Return a decoder like that of Llama 2 and Mistral: pieces with a mark for spaces, bytes for characters
+    without a piece."""
     pieces = ["<s>", "</s>", "▁", "a", "b", "▁a", "▁b", "ab", "▁ab", "é", "▁世", ".", "▁▁"]
     vocab = {piece: i for i, piece in enumerate([*pieces, *(f"<0x{b:02X}>" for b in range(256))])}
     tokenizer = Tokenizer(models.BPE(vocab, [], byte_fallback=True))
@@ -42,7 +43,7 @@ def stream(detokenizer: Detokenizer, parts: list[list[int]]) -> list[str]:
 
 
 TOKENS = st.lists(st.integers(0, 511), max_size=80)
-BROKEN = st.lists(st.integers(5, 5 + 255), max_size=80)  # single bytes: mostly not UTF-8
+BROKEN = st.lists(st.integers(5, 5 + 255), max_size=80)  # Single bytes are mostly not UTF-8.
 CUTS = st.lists(st.integers(0, 100), max_size=20)
 
 
@@ -112,7 +113,7 @@ def test_endless_broken_bytes_are_neither_held_back_nor_decoded_again_and_again(
 
 
 def expected_cut(text: str, stops: list[str]) -> str:
-    """The dull model: look at every prefix of the text for a stop string that is complete."""
+    """Return the expected text by looking at every prefix for a stop string that is complete."""
     for end in range(1, len(text) + 1):
         ending = [stop for stop in stops if text[:end].endswith(stop)]
         if ending:
@@ -129,7 +130,7 @@ def test_stop_strings_are_found_across_deltas_and_never_sent(text, stops, cuts):
     parts = ["".join(map(chr, part)) for part in chunks([ord(c) for c in text], cuts)]
     sent = "".join(finder.push(part) for part in parts)
     expected = expected_cut(text, stops)
-    assert expected.startswith(sent)  # also before the end is known
+    assert expected.startswith(sent)  # This holds before the end is known, too.
     assert sent + ("" if finder.found else finder.flush()) == expected
 
 

@@ -25,7 +25,7 @@ from tests.unit.router.http_fakes import BOUND_S, FakeWorker, check_driver, soon
 
 
 class Collected:
-    """A sink that remembers."""
+    """A sink that keeps what it gets."""
 
     def __init__(self):
         self.tokens = []
@@ -84,7 +84,7 @@ async def with_workers(*workers, membership=None, silence_s=60.0, model="tiny", 
 async def test_tokens_arrive_in_order_and_once():
     worker = FakeWorker(reply=[10, 11, 12])
     async with with_workers(worker) as (driver, _):
-        sink = submit(driver)  # before any worker is there: it waits
+        sink = submit(driver)  # It waits, since there is no worker yet.
         await soon(sink.ended)
         assert sink.tokens == [10, 11, 12, 1]
         assert sink.end.generated_count == 4
@@ -128,7 +128,7 @@ async def test_a_broken_session_is_opened_again_and_the_sequence_goes_on():
 
 async def test_a_silent_worker_is_lost_and_dialled_again():
     worker = FakeWorker(reply=[10])
-    worker.gate.clear()  # it hangs, and its connection stays
+    worker.gate.clear()  # The worker hangs, and its connection stays.
     sessions_seen = []
     async with with_workers(worker, silence_s=0.05) as (driver, _):
         sink = submit(driver, max_tokens=1)
@@ -152,7 +152,7 @@ async def test_a_worker_that_cannot_be_told_anything_is_lost():
 
         driver._connections[worker.hello.worker_id].send = broken
         sink = submit(driver)
-        await soon(sink.ended)  # over a new session
+        await soon(sink.ended)  # This goes over a new session.
         assert worker.link is not link
         assert sink.tokens == [10, 1]
 
@@ -162,7 +162,7 @@ async def test_a_broken_session_ends_whatever_its_worker_still_says():
     async with with_workers(worker) as (driver, _):
         await worker.until(lambda: worker.is_heard)
         link = worker.link
-        # A heartbeat is there in the very moment in which the session turns out to be broken.
+        # A heartbeat arrives in the moment in which the session turns out to be broken.
         worker.tell(LoadReport(Role.AGGREGATED, False, 100_000, 0, 0, 0, 0.01))
         driver._connections[worker.hello.worker_id].break_off()
         await worker.until(lambda: worker.link is not None and worker.link is not link)
@@ -238,7 +238,7 @@ async def test_one_session_per_worker_under_whatever_address():
         known = driver._connections[worker.hello.worker_id]
         twin = type(known)(worker.hello, "other:1", lambda _: None, lambda: None)
         assert not driver.connected(twin)
-        driver.disconnected(twin, "the twin ended")  # and takes nothing with it
+        driver.disconnected(twin, "the twin ended")  # Nothing else is lost with it.
         assert len(driver.status().workers) == 1
 
 
@@ -265,7 +265,7 @@ async def test_workers_join_as_the_directory_lists_them_and_survive_its_restart(
     async with with_workers(first, second, membership=FollowedMembership()) as (driver, sessions):
         sessions.on_view(view(1, member(first)))
         await first.until(lambda: first.is_heard)
-        sessions.on_view(view(0, life="b"))  # it has restarted and knows nobody
+        sessions.on_view(view(0, life="b"))  # The worker restarted and knows no sequence.
         assert len(driver.status().workers) == 1
         sessions.on_view(view(1, member(second), life="b"))
         await second.until(lambda: second.is_heard)
@@ -295,7 +295,7 @@ def test_a_roster_reports_changes_of_known_workers_only():
     assert membership.addresses == {"hand:1", "a:1"}
     switched = Member(WorkerId("a.1"), Role.DECODE, "a:1", "m", "f", is_draining=True)
     assert membership.on_view(view(6, switched)) == [WorkerUpdated(WorkerId("a.1"), Role.DECODE, True)]
-    assert membership.on_view(view(4, a)) == []  # old news
+    assert membership.on_view(view(4, a)) == []  # This view is outdated.
     assert membership.on_view(view(6, switched)) == []
     assert membership.on_view(view(1, life="b")) == []
     assert membership.addresses == {"hand:1"}
@@ -342,7 +342,7 @@ async def test_the_directory_is_followed_through_its_absence():
 
 
 class OverdueCore:
-    """Its next tick was due long ago, whatever happens."""
+    """A core whose next tick is always overdue."""
 
     next_tick_s = -1.0
 

@@ -11,7 +11,7 @@ HEDGING = {"policy": "least_loaded", "hedge_share": 0.5, "hedge_after_s": 1.0, "
 
 
 def warm(script, count=20):
-    """Sequences that get their token after 0.1 s: what is usual."""
+    """Run sequences that get their token after 0.1 s, so that this is usual."""
     for i in range(count):
         script.submit(f"w{i}", max_tokens=1)
         [worker] = script.started()
@@ -31,7 +31,8 @@ def four():
 
 
 def hedged(script, seq="s", **fields):
-    """A sequence whose first token is overdue: (its phases, the hedge's phases, the hedge's name)."""
+    """Return a sequence whose first token is overdue: (its phases, its backup's phases, its backup's
+    name)."""
     script.submit(seq, **fields)
     first = script.phases()
     script.at(script.now_s + 1.0)
@@ -57,7 +58,7 @@ def test_an_overdue_first_token_is_asked_for_elsewhere_and_the_first_to_bring_it
     assert four.notes() == ["hedge_won", "first_token"]
     assert cancels(four) == {(w, "s") for w in first}
     assert four.delivered["s"] == [10]
-    four.output(first[0], 0, 99, seq="s")  # the loser is not heard
+    four.output(first[0], 0, 99, seq="s")  # The output of the loser is ignored.
     four.output(second[1], 1, 11, 12, 13, seq=name, finish=FinishReason.LENGTH)
     assert four.delivered["s"] == [10, 11, 12, 13]
     assert four.ended() == (FinishReason.LENGTH, 4, 0)
@@ -156,7 +157,7 @@ def test_hedges_keep_to_their_share():
     for i in range(6):
         script.submit(f"s{i}")
     script.at(script.now_s + 2.0)
-    assert script.notes().count("hedged") == 2  # of 26
+    assert script.notes().count("hedged") == 2  # Two of 26 sequences are hedged.
 
 
 # --- budgets ----------------------------------------------------------------------------------------

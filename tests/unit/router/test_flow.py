@@ -1,4 +1,5 @@
-"""The life of one sequence when something goes wrong: a script per row of the design's failure table."""
+"""The life of one sequence when something fails, with a script per row of the table of failures in the
+design."""
 
 import pytest
 
@@ -100,7 +101,7 @@ def test_without_another_decode_worker_it_waits_for_a_report(pair):
         while not pair.started():
             pair.at(pair.core.next_tick_s)
         assert set(pair.phases()) == {"p", "d"}
-    assert pair.now_s > 3.0  # it did not spin
+    assert pair.now_s > 3.0  # The core did not spin.
 
 
 def test_without_room_anywhere_it_ends_with_no_capacity_when_its_wait_is_over():
@@ -124,7 +125,7 @@ def test_decode_lost_while_streaming_resumes_with_all_tokens_sent(pair):
     pair.joined(first)
     pair.output(first, 0, 10, 11, 12)
     pair.lose(first)
-    assert pair.cancelled() == {}  # prefill had done its part
+    assert pair.cancelled() == {}  # Prefill was done.
     assert pair.phases() == {"p": Phase.PREFILL, other: Phase.DECODE}
     assert pair.started()[other].tokens == (1, 2, 3, 4, 5, 10, 11, 12)
     pair.output("p", 3, 13)
@@ -168,7 +169,7 @@ def test_a_lost_attempts_late_failure_or_refusal_changes_nothing(pair):
 
 def test_a_lost_attempts_finish_does_not_end_the_next(pair):
     pair.submit(max_tokens=9)
-    pair.output("d", 2, 12, finish=FinishReason.STOP)  # 0 and 1 never come
+    pair.output("d", 2, 12, finish=FinishReason.STOP)  # Tokens 0 and 1 never come.
     pair.join("d2", Role.DECODE)
     pair.lose("d")
     pair.output("p", 0, 10)
@@ -250,7 +251,7 @@ def test_too_long_ends_at_once(pair):
 
 
 def test_longer_than_every_worker_is_refused_before_it_is_sent(pair):
-    pair.submit(prompt=tuple(range(401)))  # 100 blocks of 4
+    pair.submit(prompt=tuple(range(401)))  # The worker has 100 blocks of 4 tokens.
     assert pair.ends["s"].kind is FailureKind.TOO_LONG
 
 
@@ -314,14 +315,14 @@ def test_a_role_that_switches_is_used_in_its_new_role(pair):
 
 
 def test_while_predictions_are_not_trusted_a_worker_is_not_given_all_there_is():
-    """What waits in the router can go elsewhere when they are trusted again."""
+    """Sequences that wait in the router can go elsewhere when predictions are trusted again."""
     script = Script(policy="slo")
     script.join("p", Role.PREFILL, blocks=4000)
     script.join("d", Role.DECODE, blocks=4000)
     script.core._placing.predictor.is_trusted = False
     names = [f"s{number}" for number in range(6)]
     for number, name in enumerate(names):
-        script.submit(name, tuple(range(number, number + 600)))  # a step takes 512
+        script.submit(name, tuple(range(number, number + 600)))  # A step takes 512 prompt tokens.
     assert [name for name in names if name in script.starts] == ["s0", "s1"]
     for number, name in enumerate(names):
         script.output("p", 0, 10, seq=name)

@@ -1,4 +1,5 @@
-"""What travels beside a sequence's tokens, and where its siblings and its adapter draw it."""
+"""Logprobs and further values that go with a sequence's tokens, and placement by its siblings and its
+adapter."""
 
 import msgspec
 
@@ -108,7 +109,7 @@ def test_siblings_go_together_while_there_is_room():
     assert place("alone", "") == "a"
     first = place("g0", "g")
     assert {place(f"g{i}", "g") for i in range(1, 6)} == {first}
-    assert len({place(f"h{i}", "h") for i in range(12)}) > 1  # one worker has not that much room
+    assert len({place(f"h{i}", "h") for i in range(12)}) > 1  # One worker has less room than that.
 
 
 def test_an_adapter_is_used_again_where_it_is_loaded():

@@ -1,4 +1,4 @@
-"""Streams are written together, at once while there is time, later while there is none."""
+"""Streams are written together: at once while there is time, later while there is none."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from router.live.flusher import SHARE, SLICE_S, WAIT_S_MAX, Flusher
 
 
 class Clock:
-    """Of what flushing takes."""
+    """A clock of the time that flushing takes."""
 
     def __init__(self):
         self.now_s = 0.0
@@ -18,7 +18,7 @@ class Clock:
 
 
 async def flushed(flusher, flush=lambda: None):
-    """Returns how long after being added it was called, in the loop's time."""
+    """Return the time from being added to being called, on the clock of the loop."""
     loop = asyncio.get_running_loop()
     done = loop.create_future()
     began_s = loop.time()
@@ -28,7 +28,7 @@ async def flushed(flusher, flush=lambda: None):
         done.set_result(loop.time() - began_s)
 
     flusher.add(call)
-    assert not done.done()  # never within `add`
+    assert not done.done()  # It is never called within `add`.
     async with asyncio.timeout(5):
         return await done
 
@@ -51,7 +51,7 @@ async def test_the_next_round_waits_for_a_multiple_of_what_the_last_one_took():
         clock.now_s += 0.005
 
     await flushed(flusher, slowly)
-    assert await flushed(flusher) >= 0.005 * SHARE - 0.002  # the loop's clock is a little coarse
+    assert await flushed(flusher) >= 0.005 * SHARE - 0.002  # The clock of the loop is a little coarse.
 
 
 async def test_no_token_waits_long():
@@ -113,8 +113,8 @@ async def test_a_long_round_lets_others_have_their_turn_and_ends_in_order():
 
 
 async def test_the_wait_is_spread_between_the_slices_of_a_round():
-    """Whoever needs several turns of the loop does not meet a slice at each; and a round of many slices rests
-    no longer than a token may wait."""
+    """Work that needs several turns of the loop does not meet a slice at each; and a round of many slices
+    pauses no longer than a token may wait."""
     clock, loop = Clock(), asyncio.get_running_loop()
     written_s, done = [], asyncio.Event()
 
@@ -158,7 +158,7 @@ async def test_tokens_that_come_faster_than_they_are_taken_in_do_not_keep_stream
     await flushed(Flusher(clock, take_in))
     assert waiting[0] > 0, "written before all were in"
     async with asyncio.timeout(5):
-        await all_in.wait()  # the others without being told again
+        await all_in.wait()  # The others are called without being added again.
 
 
 async def test_a_stream_that_fails_takes_no_other_with_it():

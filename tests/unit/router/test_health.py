@@ -1,4 +1,4 @@
-"""When a router says that it is ready though there is no worker."""
+"""A router may be ready though there is no worker."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Who holds more than its share, against a dull model."""
+"""Tenants over their fair share, against a simple model."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""What well-behaved clients see, through a real server and the openai package."""
+"""Answers to well-behaved clients, through a real server and the openai package."""
 
 import asyncio
 import contextlib
@@ -42,7 +42,7 @@ async def test_chat_streams_the_text_with_role_first_and_usage_last(folder, ids)
     assert [ch.choices[0].finish_reason for ch in chunks if ch.choices][-1] == "stop"
     assert chunks[-1].choices == []
     usage = chunks[-1].usage
-    assert usage.completion_tokens == len(ids()) + 1  # the end-of-sequence token counts
+    assert usage.completion_tokens == len(ids()) + 1  # The end-of-sequence token counts, too.
     assert usage.prompt_tokens_details.cached_tokens == 3
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
     assert all(ch.usage is None for ch in chunks[:-1])

@@ -1,4 +1,4 @@
-"""Clients that go away, read slowly or stop reading: nothing stays behind and nobody else notices."""
+"""Clients that go away, read slowly or stop reading leave nothing behind and disturb nobody else."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ import pytest
 from baton.config import Config
 from baton.core.errors import SetupError
 from baton.core.messages import Role
-from router.http.streaming import DEADLINE_GRACE_S, Exchange
+from router.http.streaming import DEADLINE_GRACE_S, ResponseStream
 from router.process import listening_socket, run_router
 from router.text.tokenizer import Tokenizer
 from tests.unit.router.http_fakes import BOUND_S, MODEL, FakeWorker, called, cluster, make_folder, soon
@@ -35,7 +35,7 @@ def letters(folder):
 
 
 class RawClient:
-    """A client whose every read is under the test's control."""
+    """A client whose reads are each controlled by the test."""
 
     @classmethod
     async def post(cls, c, *, receive_bytes=0, **changes):
@@ -59,7 +59,7 @@ class RawClient:
             return await self.reader.readuntil(words)
 
     async def rest(self):
-        """Everything up to the end of the connection, however it ends."""
+        """Read everything up to the end of the connection, however it ends."""
         parts = []
         async with asyncio.timeout(BOUND_S):
             with contextlib.suppress(ConnectionError):
@@ -108,7 +108,7 @@ async def test_leaving_while_decoding(folder, letters, stream):
         await decode.until(lambda: len(decode.started) == 2)
         await prefill.until(lambda: not prefill.running)
         if stream:
-            await client.until(b'"content":"a"')  # the prefill worker's token is there at once
+            await client.until(b'"content":"a"')  # The prefill worker's token comes at once.
         await client.close()
         await decode.until(lambda: len(decode.cancelled) == 2)
         await c.nothing_in_flight()
@@ -120,10 +120,10 @@ async def test_a_client_that_never_takes_its_whole_answer_is_dropped_after_its_d
 
     dropped = asyncio.Event()
     deadline_s = asyncio.get_running_loop().time() - DEADLINE_GRACE_S
-    exchange = Exchange(None, None, deadline_s=deadline_s, unsent_tokens_max=1)
-    await exchange.last_words(written_to_nobody(), on_drop=dropped.set)
+    response = ResponseStream(None, None, deadline_s=deadline_s, unsent_tokens_max=1)
+    await response.write_end(written_to_nobody(), on_drop=dropped.set)
     assert dropped.is_set()
-    assert exchange.dropped_reason
+    assert response.dropped_reason
 
 
 async def test_leaving_before_the_body_is_complete(folder):
@@ -169,7 +169,7 @@ async def test_what_arrives_while_a_client_is_slow_comes_as_larger_deltas(folder
     async with cluster(folder, worker, output_buffer_tokens_max=10**6, context=200_000) as c:
         slow = await RawClient.post(c, stream=True, max_tokens=tokens, receive_bytes=2048)
         await worker.until(lambda: worker.started)
-        await worker.until(lambda: not worker.running)  # the engine did not wait for the client
+        await worker.until(lambda: not worker.running)  # The engine did not wait for the client.
         text = b""
         async with asyncio.timeout(BOUND_S):
             while b"[DONE]" not in text:
@@ -177,7 +177,7 @@ async def test_what_arrives_while_a_client_is_slow_comes_as_larger_deltas(folder
         lines = [line for line in text.split(b"\n") if line.startswith(b"data: {")]
         deltas = [orjson.loads(line[6:])["choices"][0]["delta"].get("content", "") for line in lines]
         assert "".join(deltas) == "abcdefg" * 3000
-        assert len(deltas) < tokens / 2  # while it read nothing, one delta grew
+        assert len(deltas) < tokens / 2  # One delta grew while the client read nothing.
         assert max(map(len, deltas)) > 20
         await slow.close()
 

@@ -1,4 +1,4 @@
-"""Connections that mean harm or know no better: bounded, answered in OpenAI's shape, and closed."""
+"""Malicious and mistaken connections are bounded, answered in OpenAI's shape, and closed."""
 
 import asyncio
 import contextlib
@@ -38,7 +38,7 @@ async def everything(reader):
 
 
 async def exchange(c, data):
-    """All that is answered, up to the end of the connection."""
+    """Send bytes and return the whole answer, up to the end of the connection."""
     async with connected(c) as (reader, writer):
         writer.write(data)
         return await everything(reader)
@@ -56,7 +56,7 @@ def status_and_error(answer):
     "data",
     [
         GET + b"A: " + b"x" * HEADER_BYTES_MAX + b"\r\n\r\n",
-        GET + b"A: " + b"x" * 40 * HEADER_BYTES_MAX,  # which never ends
+        GET + b"A: " + b"x" * 40 * HEADER_BYTES_MAX,  # The header never ends.
         GET + b"A: b\r\n" * HEADERS_MAX + b"\r\n",
         b"GET /" + b"x" * HEADER_BYTES_MAX + b" HTTP/1.1\r\n\r\n",
         b"POST " + CHAT.encode() + b" HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -47,7 +47,7 @@ def decoded(c, start):
 
 
 async def ask(c, *, stream=False, **fields):
-    """(content, reasoning, [(name, arguments)], finish reason)"""
+    """Return (content, reasoning, [(name, arguments)], finish reason)."""
     body = {"model": MODEL, "messages": USER, "max_tokens": 150, "tools": [WEATHER, TIME]} | fields
     answer = await c.openai().chat.completions.create(**body, stream=stream)
     if not stream:
@@ -201,7 +201,7 @@ async def test_adapters_are_models_while_they_are_loaded(folder, ids, tmp_path):
     one, other = make_adapter(tmp_path / "one"), make_adapter(tmp_path / "other", seed=1)
     async with cluster(folder, FakeWorker(reply=ids("Hi"))) as c, c.http() as http:
         load = {"lora_name": "sql", "lora_path": str(one), "load_inplace": None}
-        for _ in range(2):  # again changes nothing
+        for _ in range(2):  # Loading it again changes nothing.
             assert (await http.post("/v1/load_lora_adapter", json=load)).status_code == 200
         cards = (await http.get("/v1/models")).json()["data"]
         assert [(card["id"], card["parent"], card["root"]) for card in cards] == [
@@ -257,7 +257,7 @@ async def test_adapters_that_do_not_fit(folder, tmp_path, changes, status, words
 
 
 async def test_beam_search_through_the_api(folder, ids):
-    """The fake's likeliest token is always its reply's, and the alternatives are worse by whole units."""
+    """The fake's likeliest token is always its reply's; the alternatives are less likely by whole units."""
     async with cluster(folder, FakeWorker(reply=ids("Paris is"))) as c:
         answer = await c.openai().completions.create(
             model=MODEL,
@@ -289,7 +289,12 @@ async def test_a_grammar_begins_after_the_reasoning_and_after_what_the_template_
     async with cluster(folder, FakeWorker(reply=reply)) as c:
         for thinks, after, content, reasoning in (
             (True, (closing,), '{"a": 1}', "hm"),
-            (None, (closing,), '{"a": 1}', "hm"),  # it may think: only what follows is the answer
+            (
+                None,
+                (closing,),
+                '{"a": 1}',
+                "hm",
+            ),  # The model may think; only the text after that is the answer.
             (False, (), 'hm</think>{"a": 1}', ""),
         ):
             c.worker.started.clear()

@@ -1,4 +1,4 @@
-"""The whole router process over real gRPC: workers found through a directory or given by hand."""
+"""The whole router process over real gRPC, with workers found through a directory or given by hand."""
 
 import asyncio
 import contextlib
@@ -68,7 +68,7 @@ async def served(*workers):
 
 @contextlib.asynccontextmanager
 async def routing(folder, *, settings=None, **found):
-    """A router started as a command would start it; its clients' entrance."""
+    """Start a router as a command would, and yield the address for its clients."""
     config = Config(
         model={"path": str(folder)},
         router={
@@ -123,12 +123,12 @@ async def test_workers_found_through_a_directory_outlive_it(folder, reply):
 async def until_health(http, holds):
     async with asyncio.timeout(BOUND_S):
         while not holds(health := (await http.get("/health")).json()):
-            pass  # asking takes its time
+            pass  # The answer takes some time.
     return health
 
 
 class QuietWorker(WireWorker):
-    """It takes sequences, says nothing more, and its reports stay away."""
+    """A worker that takes sequences and sends neither answers nor reports."""
 
     def on_message(self, _):
         pass
@@ -162,7 +162,7 @@ async def test_routers_find_each_other_in_the_directory_and_count_each_others_wo
 
 async def test_routers_that_are_given_to_each_other_need_no_directory(folder, reply, unused_tcp_port_factory):
     ports = unused_tcp_port_factory(), unused_tcp_port_factory()
-    peers = [f"127.0.0.1:{port}" for port in ports]  # itself among them
+    peers = [f"127.0.0.1:{port}" for port in ports]  # The router itself is among them.
     async with contextlib.AsyncExitStack() as stack:
         addresses = await stack.enter_async_context(served(WireWorker(reply=reply)))
         for port in ports:

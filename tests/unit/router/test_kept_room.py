@@ -1,4 +1,4 @@
-"""Room that is kept for tenants that hold less than their share."""
+"""Room that is reserved for tenants below their fair share."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,7 +32,7 @@ def test_a_worker_that_is_alone_keeps_room_too():
 
 @given(st.lists(st.integers(0, BLOCKS), min_size=1, max_size=40), st.integers(1, BLOCKS))
 def test_room_that_was_there_is_there_afterwards(free, tokens):
-    """Wherever the tokens go among the others, one worker in two has its share left, if it had."""
+    """Wherever the tokens go among the others, one worker in two keeps its reserved room, if it had it."""
     workers = pool(*free)
     kept = kept_for_others(workers, tokens)
     count = -(-len(free) // KEPT_EVERY)

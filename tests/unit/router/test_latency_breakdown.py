@@ -1,4 +1,4 @@
-"""Where the time to first token went, as the router adds it up."""
+"""The latency breakdown of the time to first token, as the router adds it up."""
 
 import pytest
 from hypothesis import given

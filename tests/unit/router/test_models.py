@@ -1,4 +1,4 @@
-"""Several models behind one API: who is asked, who answers, and what one has to do with another."""
+"""Several models behind one API, each served apart from the others."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ CHAT, CODE = "org/chat", "code.v2"
 
 
 def make_other_folder(path):
-    """Of another size, with one token per byte: nothing of it is the first one's."""
+    """Write a model of another size, with one token per byte, which shares nothing with the first one."""
     make_folder(path)
     config = json.loads((path / "config.json").read_text()) | {"hidden_size": 32, "vocab_size": 300}
     (path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 128}))
@@ -109,7 +109,7 @@ def ask(model, prompt="Once upon a time", **more):
 
 
 async def first_of(tasks, count):
-    """What at least the first `count` of them came to."""
+    """Return the sum over at least the first `count` of them."""
     done, pending = [], set(tasks)
     while len(done) < count:
         finished, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
@@ -206,7 +206,7 @@ async def test_a_worker_that_is_lost_ends_nothing_of_another_model(folders):
         asking = asyncio.create_task(http.post("/v1/completions", json=ask(CHAT)))
         await one.until(lambda: one.started)
         two.crash()
-        await two.until(lambda: two.is_heard)  # it is dialled again
+        await two.until(lambda: two.is_heard)  # The worker is dialled again.
         assert c.driver(CHAT).in_flight_count == 1
         one.gate.set()
         assert (await asking).status_code == 200
@@ -214,7 +214,7 @@ async def test_a_worker_that_is_lost_ends_nothing_of_another_model(folders):
 
 
 async def test_a_flood_on_one_model_does_not_refuse_another_ones_requests(folders):
-    """Nobody serves the first: two of its requests fill its line, and the others find it full."""
+    """The first model has no worker: two of its requests fill its queue, and further ones find it full."""
     two = worker(CODE, "b", [10])
     async with serving(folders, two, queue_requests_max=2) as c, c.http() as http:
         flood = [asyncio.create_task(http.post("/v1/completions", json=ask(CHAT))) for _ in range(12)]
@@ -233,7 +233,7 @@ async def test_a_flood_on_one_model_does_not_refuse_another_ones_requests(folder
 
 
 async def test_prompts_of_one_model_are_never_looked_for_in_anothers_index(folders):
-    """The same folder twice: the same token ids, and still nothing in common."""
+    """Both models have the same folder and token ids, and still share no blocks."""
     same = {CHAT: folders[CHAT], "twin": folders[CHAT]}
     one, two = worker(CHAT, "a", [10]), worker("twin", "b", [10], fingerprint="e")
     async with serving(same, one, two) as c, c.http() as http:
@@ -289,7 +289,7 @@ async def test_an_adapter_is_of_a_model_that_must_be_named(folders):
         unnamed = await http.post("/v1/load_lora_adapter", json=body)
         assert (unnamed.status_code, unnamed.json()["error"]["param"]) == (400, "model")
         other = await http.post("/v1/load_lora_adapter", json={**body, "lora_name": CODE, "model": CHAT})
-        assert (other.status_code, "is called" in other.text) == (400, True)
+        assert (other.status_code, "is taken" in other.text) == (400, True)
         nowhere = await http.post("/v1/load_lora_adapter", json={**body, "model": CODE})
         assert nowhere.status_code == 404
         assert (await http.post("/v1/unload_lora_adapter", json={"lora_name": "mine"})).status_code == 404

@@ -1,4 +1,4 @@
-"""Whatever a client gets wrong: the right status, OpenAI's error shape, the field by name."""
+"""Client errors get the right status, OpenAI's error shape, and the name of the field."""
 
 import asyncio
 import contextlib
@@ -38,7 +38,7 @@ def without(case, field):
 
 
 BAD = [
-    # (request, status, param, code or None, words in the message)
+    # The columns are request, status, param, code or None, words in the message.
     (chat(model="other"), 404, "model", "model_not_found", "other"),
     (without(chat(), "model"), 400, "model", "missing_required_parameter", "model"),
     (without(chat(), "messages"), 400, "messages", "missing_required_parameter", "messages"),
@@ -336,7 +336,9 @@ async def test_a_prompt_may_fill_the_context_but_for_one_token(folder):
         answer = await c.openai().completions.create(model=MODEL, prompt=[7] * (CONTEXT - 1), max_tokens=1)
         assert answer.usage.total_tokens == CONTEXT
         chat = await c.openai().chat.completions.create(model=MODEL, messages=USER)
-        assert chat.usage.total_tokens == CONTEXT  # what is left, since it says nothing
+        assert (
+            chat.usage.total_tokens == CONTEXT
+        )  # The rest is the default, since the request sets no length.
 
 
 @pytest.mark.parametrize(
@@ -362,7 +364,7 @@ async def test_what_no_worker_can_hold_is_too_long(folder, path, field, prompt):
 
 
 async def test_a_prompt_that_turns_out_too_long_for_every_worker_says_how_much(folder, monkeypatch):
-    """The router takes it before it knows any worker."""
+    """The router accepts it before it knows any worker."""
     worker = FakeWorker("late", reply=[7])
     worker.hello = msgspec.structs.replace(worker.hello, max_model_tokens=50)
     joining = worker.session
@@ -443,7 +445,7 @@ async def test_a_deadline_is_504(folder):
         assert answer.status_code == 504
         assert answer.json()["error"]["type"] == "timeout_error"
         await c.nothing_in_flight()
-        assert len(worker.cancelled) == len(worker.started)  # placed in time or not
+        assert len(worker.cancelled) == len(worker.started)  # It may be placed in time or not.
 
 
 async def test_a_deadline_in_mid_stream_is_an_error_event_without_done(folder):

@@ -1,4 +1,4 @@
-"""Text to messages, by family: what is said does not depend on how the text arrived."""
+"""Text to messages, by family: the message does not depend on how the text arrived."""
 
 import json
 from itertools import pairwise
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from baton.core.errors import ClientError, SetupError
 from router.text.conversation import Tool, ToolMode, ToolUse
-from router.text.parsers.deltas import Call, Message
+from router.text.parsers.deltas import Message, ToolCall
 from router.text.parsers.families import (
     DeepSeek,
     ForcedCall,
@@ -37,43 +37,43 @@ def thinks(*, is_open):
     return lambda: Think(is_open=is_open)
 
 
-F1 = Call("f", '{"a": 1}')
+F1 = ToolCall("f", '{"a": 1}')
 # fmt: off
 CASES = [
-    # (parser, text, content, reasoning, calls)
+    # The columns are parser, text, content, reasoning, calls.
     (tools(Hermes),
      'Let me see.\n\n<tool_call>\n{"name": "f", "arguments": {"a": [1, "}"], "b": "x\\"y"}}\n</tool_call>\n'
      '<tool_call>{"arguments": {"q":1}, "name":"get_weather"}</tool_call>\n',
-     "Let me see.", "", [Call("f", '{"a": [1, "}"], "b": "x\\"y"}'), Call("get_weather", '{"q":1}')]),
+     "Let me see.", "", [ToolCall("f", '{"a": [1, "}"], "b": "x\\"y"}'), ToolCall("get_weather", '{"q":1}')]),
     (tools(Hermes), 'A <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call> B', "A B", "", [F1]),
     (tools(Hermes), '<tool_call>{"name": "unknown", "arguments": {}}</tool_call> x',
      '<tool_call>{"name": "unknown", "arguments": {}}</tool_call> x', "", []),
     (tools(Hermes), "<tool_call>no json</tool_call>", "<tool_call>no json</tool_call>", "", []),
     (tools(Hermes), 'a < b and <tool_c', "a < b and <tool_c", "", []),
     (tools(Hermes), '<tool_call>{"name": "f", "arguments": {"a": 1] </tool_call>',
-     "", "", [Call("f", '{"a": 1] ')]),
-    (tools(Hermes), '<tool_call>{"name": "f", "arguments": {"a": 1', "", "", [Call("f", '{"a": 1')]),
+     "", "", [ToolCall("f", '{"a": 1] ')]),
+    (tools(Hermes), '<tool_call>{"name": "f", "arguments": {"a": 1', "", "", [ToolCall("f", '{"a": 1')]),
     (tools(Hermes), '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', "", "", [F1]),
-    (tools(Hermes), '<tool_call>{"name": "f"}</tool_call>', "", "", [Call("f", "{}")]),
+    (tools(Hermes), '<tool_call>{"name": "f"}</tool_call>', "", "", [ToolCall("f", "{}")]),
     (tools(Hermes), "  plain text \n", "  plain text \n", "", []),
     (tools(Llama3Json), '{"name": "f", "parameters": {"a": 1}}; {"name": "get_weather", "parameters": {}}',
-     "", "", [F1, Call("get_weather", "{}")]),
+     "", "", [F1, ToolCall("get_weather", "{}")]),
     (tools(Llama3Json), '<|python_tag|>{"name": "f", "parameters": {"a": 1}}', "", "", [F1]),
     (tools(Llama3Json), '{"name": "Bob", "age": 3} is it', '{"name": "Bob", "age": 3} is it', "", []),
     (tools(Llama3Json), 'Hi {"name": "f", "parameters": {}}', 'Hi {"name": "f", "parameters": {}}', "", []),
     (tools(Pythonic), "[f(a=1), get_weather(city='Pa]ris', n=[1, 2])]", "", "",
-     [F1, Call("get_weather", '{"city": "Pa]ris", "n": [1, 2]}')]),
+     [F1, ToolCall("get_weather", '{"city": "Pa]ris", "n": [1, 2]}')]),
     (tools(Pythonic), "[1] Smith et al.", "[1] Smith et al.", "", []),
     (tools(Pythonic), "[f(a=open('x'))]", "[f(a=open('x'))]", "", []),
     (tools(Mistral), 'ok [TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}, {"name": "f", "arguments": {}}]',
-     "ok", "", [F1, Call("f", "{}")]),
+     "ok", "", [F1, ToolCall("f", "{}")]),
     (tools(Mistral), '[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]get_weather{"b": 2}', "", "",
-     [F1, Call("get_weather", '{"b": 2}')]),
+     [F1, ToolCall("get_weather", '{"b": 2}')]),
     (tools(Mistral), '[TOOL_CALLS]nope[ARGS]{"a": 1}', '[TOOL_CALLS]nope[ARGS]{"a": 1}', "", []),
     (tools(DeepSeek),
      ('Sure.{b}{c}function{s}f\n```json\n{{"a": 1}}\n```{e}\n'
       '{c}function{s}get_weather\n```json\n{{}}\n```{e}{E}').format(**DS),
-     "Sure.", "", [F1, Call("get_weather", "{}")]),
+     "Sure.", "", [F1, ToolCall("get_weather", "{}")]),
     (tools(DeepSeek), '{b}{c}f{s}{{"a": 1}}{e}{E}'.format(**DS), "", "", [F1]),
     (tools(DeepSeek), '{b}{c}nope{s}{{}}{e}'.format(**DS), '{b}{c}nope{s}{{}}{e}'.format(**DS), "", []),
     (tools(Phi4Mini), 'functools[{"name": "f", "arguments": {"a": 1}}]', "", "", [F1]),
@@ -81,7 +81,7 @@ CASES = [
     (tools(Phi4Mini), "functools is a module", "functools is a module", "", []),
     (tools(Qwen3Coder),
      "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n<parameter=b>\nsay \"x\"\n</parameter>\n"
-     "</function>\n</tool_call>", "", "", [Call("f", '{"a": 1, "b": "say \\"x\\""}')]),
+     "</function>\n</tool_call>", "", "", [ToolCall("f", '{"a": 1, "b": "say \\"x\\""}')]),
     (lambda: ForcedCall("f"), '{"a": 1}', "", "", [F1]),
     (tools(ForcedCalls), '[{"name": "f", "parameters": {"a": 1}}]', "", "", [F1]),
     (thinks(is_open=False), "<think>\nhm\n\n</think>\n\nHi <think> there", "Hi <think> there", "hm", []),
@@ -111,7 +111,7 @@ def parsed(parser, pieces):
 def test_each_family(make, text, content, reasoning, calls):
     expected = Message(content, reasoning, calls)
     assert parsed(make(), [text]) == expected
-    assert parsed(make(), text) == expected  # one character at a time
+    assert parsed(make(), text) == expected  # The text comes one character at a time.
 
 
 def cut(text, places):
@@ -137,7 +137,7 @@ MAKERS = [*map(tools, KINDS), thinks(is_open=True), thinks(is_open=False), lambd
     st.lists(st.integers(0, 10**6), max_size=8),
 )
 def test_any_text_in_any_pieces_is_the_same_message(make, text, places):
-    """And none makes a parser fail."""
+    """No text makes a parser fail, either."""
     assert parsed(make(), cut(text, places)) == parsed(make(), [text])
 
 

@@ -1,4 +1,4 @@
-"""What other routers have in flight counts once while they live, and not at all once they do not."""
+"""The load of other routers counts once while they live, and not at all afterwards."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -60,9 +60,9 @@ class Fleet(RuleBasedStateMachine):
         self.names = 0
         self.routers = {r: Router() for r in ROUTERS}
         self.streams = {}
-        """(follower, followed) -> updates under way."""
+        """Updates under way by (follower, followed)."""
         self.fresh_s = {}
-        """(follower, followed) -> when it was heard last, while that counts."""
+        """Time of the last update by (follower, followed), while that counts."""
 
     def _end(self, pair):
         if self.streams.pop(pair, None) is not None:
@@ -138,7 +138,8 @@ class Fleet(RuleBasedStateMachine):
             assert router.book.count == sum(pair[0] == router_id for pair in self.fresh_s)
 
     def teardown(self):
-        """Once all is heard, each counts exactly what the others have and their reports do not show."""
+        """Check that each router counts exactly the others' load that reports do not show, once all updates
+        have arrived."""
         if not hasattr(self, "routers"):
             return
         for follower in ROUTERS:
@@ -178,7 +179,7 @@ def test_others_work_counts_until_the_second_report_has_seen_it():
     mine.book.on_update(theirs.book.snapshot(ROUTERS[1]), now_s=0.0)
     worker = mine.cluster[WORKERS[0]]
     assert (worker.load.free_blocks, worker.load.load_tokens > before + 500) == (960, True)
-    for _ in range(2):  # the reports have it now
+    for _ in range(2):  # The reports have it now.
         theirs.cluster[WORKERS[0]].on_report(report(960), now_s=1.0)
         worker.on_report(report(960), now_s=1.0)
     mine.book.on_update(theirs.book.changes(ROUTERS[1]), now_s=1.0)
@@ -189,7 +190,7 @@ def test_what_a_silent_router_said_ends_by_itself_and_its_stream_begins_with_a_s
     router = Router()
     load = UnreportedLoad(WORKERS[0], 1, 100, 7)
     router.book.on_update(RouterUpdate(ROUTERS[1], loads=(load,)), now_s=0.0)
-    assert router.book.count == 0  # no snapshot yet
+    assert router.book.count == 0  # No snapshot came yet.
     router.book.on_update(RouterUpdate(ROUTERS[1], is_snapshot=True, loads=(load,)), now_s=0.0)
     router.book.on_update(RouterUpdate(ROUTERS[1]), now_s=1.0)
     assert router.book.next_tick_s == 1.0 + PEER_SILENCE_S
@@ -203,7 +204,7 @@ def test_what_a_silent_router_said_ends_by_itself_and_its_stream_begins_with_a_s
 def test_expected_blocks_are_told_once_and_not_passed_on():
     first, second = Router(), Router()
     first.index.placed(WORKERS[0], HASHES[:2], now_s=0.0)
-    assert first.book.changes(ROUTERS[0]) is None  # nobody listened
+    assert first.book.changes(ROUTERS[0]) is None  # Nobody listened.
     for router in (first, second):
         router.book.listen(is_followed=True)
     first.index.placed(WORKERS[0], HASHES, now_s=0.0)

@@ -70,9 +70,9 @@ async def test_https_and_a_new_certificate_without_a_restart(folder, tmp_path, m
         issue(folder)
         async with asyncio.timeout(BOUND_S):
             while await asyncio.to_thread(serial, str(plain.base_url), folder) == before:
-                pass  # asking takes its time
+                pass  # The answer takes some time.
         with pytest.raises(httpx.HTTPError):
-            await plain.get("/health/live")  # it does not know the authority
+            await plain.get("/health/live")  # This client does not know the authority.
 
 
 def test_files_that_are_of_no_use_are_named(folder, tmp_path):

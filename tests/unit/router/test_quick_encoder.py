@@ -1,4 +1,4 @@
-"""The quick encoder says what the tokenizers library says, token for token, or there is none."""
+"""The quick encoder gives exactly the ids of the tokenizers library, or there is none."""
 
 import json
 import threading
@@ -34,7 +34,7 @@ SPLITS = {
 }
 SPECIAL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
 KINDS = ("gpt2", "prefix_space", *SPLITS, "llama2", "gemma")
-"""How families cut text: https://huggingface.co/docs/tokenizers/components."""
+"""Ways in which families cut text: https://huggingface.co/docs/tokenizers/components."""
 
 
 def _byte_level(kind):
@@ -82,7 +82,7 @@ def made(kind):
             single="<s> $A", special_tokens=[("<s>", tokenizer.token_to_id("<s>"))]
         )
     parts = json.loads(tokenizer.to_str())
-    # Bytes are tokens of the vocabulary, not added ones.
+    # Bytes are tokens of the vocabulary and no added tokens.
     parts["added_tokens"] = [t for t in parts["added_tokens"] if not t["content"].startswith("<0x")]
     return Tokenizer.from_str(json.dumps(parts))
 
@@ -142,7 +142,7 @@ def test_where_it_might_differ_there_is_none(tokenizer, why_not):
 
 
 def test_a_word_of_the_vocabulary_that_it_takes_otherwise_is_found_out(monkeypatch):
-    """Such words there are: tokens of bytes, written out. Texts with them are not for it."""
+    """Such words exist: tokens of bytes, written out. The quick encoder does not handle texts with them."""
     monkeypatch.setattr(module, "BYTE_TOKEN", "")
     encoder, reason = quick_encoder(made("llama2"))
     assert encoder is None
@@ -164,7 +164,7 @@ def test_one_that_says_something_else_is_not_used(monkeypatch):
 
 
 def test_a_long_text_gives_up_the_interpreter():
-    """Others run while it is encoded: a counter that this very thread would keep from counting counts."""
+    """Other threads run while it is encoded: a counter advances that this thread would otherwise halt."""
     encoder, counted, is_over = quick("llama3"), [0], threading.Event()
 
     def count():

@@ -1,4 +1,4 @@
-"""The story of one request, and how many are kept."""
+"""The record of one request, and the number of records kept."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ from router.decisions.events import LatencyBreakdown, Note, Served
 from router.live.recent_requests import MOMENTS_MAX, RECENT_MAX, TROUBLED_MAX, RecentRequests
 from router.openai.responses import Usage
 from router.openai.timings import EdgeTimes
-from router.tenants.service_classes import NO_OBJECTIVES, Objectives, Verdict
+from router.tenants.service_classes import NO_OBJECTIVES, RequestObjectives, RequestVerdict
 
 ROUTER = RouterId("router-1")
 
@@ -39,7 +39,7 @@ def note(request_id, what, **fields):
     return Note(SequenceId(f"{request_id}/0"), what, **{"reason": "", **fields})
 
 
-def ended(recent_requests, request_id, verdict=Verdict.MET, outcome="completed", error=""):
+def ended(recent_requests, request_id, verdict=RequestVerdict.MET, outcome="completed", error=""):
     recent_requests.begin(request_id)
     recent_requests.end(
         request_id, outcome=outcome, error=error, verdict=verdict, objectives=NO_OBJECTIVES, tenant="default"
@@ -47,13 +47,13 @@ def ended(recent_requests, request_id, verdict=Verdict.MET, outcome="completed",
 
 
 def all_of(recent_requests, **wanted):
-    return recent_requests.told(RecentRequestsQuery(**wanted), ROUTER).recent_requests
+    return recent_requests.reply(RecentRequestsQuery(**wanted), ROUTER).recent_requests
 
 
 def test_of_a_request_that_runs_class_and_tenant_are_told(recent_requests):
     recent_requests.begin("r")
-    recent_requests.is_of("r", Objectives("interactive", 1.0, 0.1), "acme")
-    recent_requests.is_of("gone", NO_OBJECTIVES, "acme")
+    recent_requests.classified("r", RequestObjectives("interactive", 1.0, 0.1), "acme")
+    recent_requests.classified("gone", NO_OBJECTIVES, "acme")
     (record,) = all_of(recent_requests)
     assert (record.outcome, record.slo_class, record.tenant) == ("running", "interactive", "acme")
     assert (record.ttft_slo_s, record.tpot_slo_s) == (1.0, 0.1)
@@ -79,8 +79,8 @@ def test_a_request_is_told_with_its_moments_parts_and_objectives(recent_requests
         "r",
         outcome="completed",
         error="",
-        verdict=Verdict.MISSED_TTFT,
-        objectives=Objectives("chat", 0.5, 0.05),
+        verdict=RequestVerdict.MISSED_TTFT,
+        objectives=RequestObjectives("chat", 0.5, 0.05),
         tenant="acme",
     )
     (record,) = all_of(recent_requests, request_id="r")
@@ -116,7 +116,7 @@ def test_one_that_runs_is_told_as_running(recent_requests, clock):
 
 
 def test_those_that_went_well_do_not_push_out_those_that_did_not(recent_requests):
-    ended(recent_requests, "refused", Verdict.REFUSED_QUEUE, "refused", "the line is full")
+    ended(recent_requests, "refused", RequestVerdict.REFUSED_QUEUE, "refused", "the line is full")
     for i in range(2 * RECENT_MAX):
         ended(recent_requests, f"well-{i}")
     told = all_of(recent_requests, limit=10_000)
@@ -124,7 +124,7 @@ def test_those_that_went_well_do_not_push_out_those_that_did_not(recent_requests
     (record,) = all_of(recent_requests, request_id="refused")
     assert record.error == "the line is full"
     for i in range(2 * TROUBLED_MAX):
-        ended(recent_requests, f"failed-{i}", Verdict.FAILED, "failed")
+        ended(recent_requests, f"failed-{i}", RequestVerdict.FAILED, "failed")
     assert len(all_of(recent_requests, limit=10_000)) == RECENT_MAX + TROUBLED_MAX
 
 
@@ -148,7 +148,7 @@ def test_moments_are_bounded_and_unknown_requests_ignored(recent_requests):
 
 
 async def test_they_are_told_over_the_network(recent_requests):
-    ended(recent_requests, "r", Verdict.FAILED, "failed", "worker lost")
+    ended(recent_requests, "r", RequestVerdict.FAILED, "failed", "worker lost")
 
     class Handler:
         async def follow(self, router_id):
@@ -156,7 +156,7 @@ async def test_they_are_told_over_the_network(recent_requests):
             yield
 
         def recent_requests(self, wanted):
-            return recent_requests.told(wanted, ROUTER)
+            return recent_requests.reply(wanted, ROUTER)
 
     server, port = await start_server("127.0.0.1", 0, router=Handler())
     try:

@@ -1,4 +1,4 @@
-"""What the log says of requests: those that were asked for, by their ids, and never more than a bound."""
+"""The request log has the requests that were asked for, by their ids, and never more than a bound."""
 
 import logging
 
@@ -40,7 +40,7 @@ class Clock:
 
 @pytest.fixture(autouse=True)
 def written():
-    """What is logged. (`caplog` would show a fixture what was logged before the test.)"""
+    """Collect the log lines. (`caplog` would show a fixture lines from before the test.)"""
     logger, records, handler = logging.getLogger("baton.requests"), [], logging.Handler()
     handler.emit = records.append
     level = logger.level

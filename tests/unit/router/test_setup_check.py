@@ -1,4 +1,4 @@
-"""What a router would refuse is refused before anything is started."""
+"""Settings that a router would refuse are refused before anything is started."""
 
 import pytest
 

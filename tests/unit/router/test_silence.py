@@ -1,4 +1,4 @@
-"""Silence is the others' only while we could have heard them."""
+"""Silence counts as the peer's only while this process could listen."""
 
 import asyncio
 import threading
@@ -6,33 +6,33 @@ import threading
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.live.silence import Quiet, SilenceWatch
+from router.live.silence import SilenceClock, SilenceWatch
 from tests.unit.router.test_driver import FakeWorker, submit, with_workers
 
 
 def test_real_silence_is_noticed_in_time():
-    quiet = Quiet(3.0, tick_s=0.25, now_s=0.0)
+    quiet = SilenceClock(3.0, tick_s=0.25, now_s=0.0)
     assert [quiet.look(i * 0.25) for i in range(1, 13)] == [False] * 11 + [True]
 
 
 def test_hearing_something_begins_anew():
-    quiet = Quiet(1.0, tick_s=0.25, now_s=0.0)
+    quiet = SilenceClock(1.0, tick_s=0.25, now_s=0.0)
     assert not any(quiet.look(i * 0.25) for i in range(1, 4))
-    quiet.heard()
+    quiet.observe()
     assert not any(quiet.look(i * 0.25) for i in range(4, 7))
     assert quiet.look(1.75)
 
 
 @given(st.lists(st.floats(0.0, 100.0), max_size=40))
 def test_no_stall_of_our_own_is_silence(stalls_s):
-    """However long we were held up, whoever speaks between two of our looks in a row is never silent."""
-    quiet, now_s = Quiet(1.0, tick_s=0.125, now_s=0.0), 0.0
+    """However long we stood still, a peer that speaks between any two of our checks is never silent."""
+    quiet, now_s = SilenceClock(1.0, tick_s=0.125, now_s=0.0), 0.0
     for stall_s in stalls_s:
         now_s += stall_s
         assert not quiet.look(now_s)
         now_s += 0.125
         assert not quiet.look(now_s)
-        quiet.heard()
+        quiet.observe()
 
 
 async def test_a_worker_is_not_lost_reason_we_were_held_up():
@@ -42,9 +42,9 @@ async def test_a_worker_is_not_lost_reason_we_were_held_up():
         sink = submit(driver, max_tokens=1)
         await worker.until(lambda: worker.started)
         link = worker.link
-        threading.Event().wait(1.0)  # nothing runs in this loop meanwhile
+        threading.Event().wait(1.0)  # Nothing runs in this loop meanwhile.
         for _ in range(10):
-            await asyncio.sleep(0)  # what is overdue happens
+            await asyncio.sleep(0)  # Overdue callbacks run now.
         assert worker.link is link
         worker.gate.set()
         await asyncio.wait_for(sink.ended.wait(), 20)

@@ -1,4 +1,4 @@
-"""Which objectives a request has, and how it is counted in the end."""
+"""The objectives of a request, and its verdict in the end."""
 
 import pytest
 
@@ -7,9 +7,15 @@ from baton.core.errors import ClientError, QueueFull, SetupError
 from baton.telemetry.catalogue import SLO_REQUESTS
 from commands.settings import load_config
 from router.http.observe import TENANT_LABELS_MAX
-from router.openai.call import SloWish
+from router.openai.call import SloOptions
 from router.tenants.keys import Tenant
-from router.tenants.service_classes import Classes, Objectives, Verdict, verdict_of_answer, verdict_of_error
+from router.tenants.service_classes import (
+    RequestObjectives,
+    RequestVerdict,
+    ServiceClasses,
+    verdict_of_answer,
+    verdict_of_error,
+)
 from tests.unit.router.http_fakes import MODEL, FakeWorker, cluster, make_folder
 
 CONFIG = SloConfig.model_validate(
@@ -25,7 +31,7 @@ CONFIG = SloConfig.model_validate(
         "tenants": {"acme": "flex"},
     }
 )
-FAST = Objectives("fast", 0.5, 0.05, -1, True)
+FAST = RequestObjectives("fast", 0.5, 0.05, -1, True)
 ASK = {"model": MODEL, "prompt": "hi", "max_tokens": 3}
 
 
@@ -37,39 +43,41 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize(
     ("wish", "where", "name"),
     [
-        (SloWish(), {"model": "m"}, "slow"),
-        (SloWish(), {"model": "sql"}, "fast"),
-        (SloWish(), {"model": "sql", "tenant": "acme"}, "flex"),
-        (SloWish(), {"model": "sql", "tenant": "acme", "record": Tenant(slo_class="slow")}, "slow"),
-        (SloWish(), {"model": "sql", "tenant": "acme", "record": Tenant(slo_class="gone")}, "flex"),
-        (SloWish(service_tier="fast"), {"model": "m", "tenant": "acme"}, "fast"),
-        (SloWish(service_tier="auto"), {"model": "m", "tenant": "acme"}, "flex"),
-        (SloWish(service_tier="fast"), {"model": "m", "header": "slow"}, "slow"),
-        (SloWish(slo_class="free"), {"model": "sql", "header": "slow"}, "free"),
+        (SloOptions(), {"model": "m"}, "slow"),
+        (SloOptions(), {"model": "sql"}, "fast"),
+        (SloOptions(), {"model": "sql", "tenant": "acme"}, "flex"),
+        (SloOptions(), {"model": "sql", "tenant": "acme", "record": Tenant(slo_class="slow")}, "slow"),
+        (SloOptions(), {"model": "sql", "tenant": "acme", "record": Tenant(slo_class="gone")}, "flex"),
+        (SloOptions(service_tier="fast"), {"model": "m", "tenant": "acme"}, "fast"),
+        (SloOptions(service_tier="auto"), {"model": "m", "tenant": "acme"}, "flex"),
+        (SloOptions(service_tier="fast"), {"model": "m", "header": "slow"}, "slow"),
+        (SloOptions(slo_class="free"), {"model": "sql", "header": "slow"}, "free"),
     ],
 )
 def test_what_is_said_nearer_to_the_request_counts(wish, where, name):
-    assert Classes(CONFIG).of(wish, **where).slo_class == name
+    assert ServiceClasses(CONFIG).of(wish, **where).slo_class == name
 
 
 def test_a_request_replaces_single_objectives_and_keeps_the_rest():
-    wish = SloWish(slo_class="fast", ttft_s=2.0)
-    assert Classes(CONFIG).of(wish, model="m") == Objectives("fast", 2.0, 0.05, -1, True)
-    assert Classes(SloConfig()).of(SloWish(tpot_s=0.1), model="m") == Objectives("", 0.0, 0.1, 0, False)
-    assert Classes(CONFIG).of(SloWish(slo_class="fast"), model="m") == FAST
+    wish = SloOptions(slo_class="fast", ttft_s=2.0)
+    assert ServiceClasses(CONFIG).of(wish, model="m") == RequestObjectives("fast", 2.0, 0.05, -1, True)
+    assert ServiceClasses(SloConfig()).of(SloOptions(tpot_s=0.1), model="m") == RequestObjectives(
+        "", 0.0, 0.1, 0, False
+    )
+    assert ServiceClasses(CONFIG).of(SloOptions(slo_class="fast"), model="m") == FAST
 
 
 @pytest.mark.parametrize(
     ("wish", "header", "param"),
     [
-        (SloWish(slo_class="fats"), None, "baton.slo_class"),
-        (SloWish(slo_class=""), None, "baton.slo_class"),
-        (SloWish(), "fats", "x-baton-slo-class"),
+        (SloOptions(slo_class="fats"), None, "baton.slo_class"),
+        (SloOptions(slo_class=""), None, "baton.slo_class"),
+        (SloOptions(), "fats", "x-baton-slo-class"),
     ],
 )
 def test_an_unknown_class_is_refused_with_the_known_ones(wish, header, param):
     with pytest.raises(ClientError) as caught:
-        Classes(CONFIG).of(wish, header=header, model="m")
+        ServiceClasses(CONFIG).of(wish, header=header, model="m")
     assert caught.value.param == param
     assert "fast, flex, free, slow" in str(caught.value)
 
@@ -93,20 +101,20 @@ def test_a_class_is_written_field_by_field_or_as_json():
 @pytest.mark.parametrize(
     ("ttft_s", "tpot_s", "verdict"),
     [
-        (0.5, 0.05, Verdict.MET),
-        (0.51, 0.05, Verdict.MISSED_TTFT),
-        (0.5, 0.06, Verdict.MISSED_TPOT),
-        (9.0, 0.06, Verdict.MISSED_BOTH),
+        (0.5, 0.05, RequestVerdict.MET),
+        (0.51, 0.05, RequestVerdict.MISSED_TTFT),
+        (0.5, 0.06, RequestVerdict.MISSED_TPOT),
+        (9.0, 0.06, RequestVerdict.MISSED_BOTH),
     ],
 )
 def test_an_answer_is_judged_by_both_objectives(ttft_s, tpot_s, verdict):
     assert verdict_of_answer(FAST, ttft_s=ttft_s, tpot_s=tpot_s) is verdict
-    assert verdict_of_answer(Objectives(), ttft_s=ttft_s, tpot_s=tpot_s) is Verdict.MET
+    assert verdict_of_answer(RequestObjectives(), ttft_s=ttft_s, tpot_s=tpot_s) is RequestVerdict.MET
 
 
 def test_what_could_never_work_was_not_offered():
     assert verdict_of_error(ClientError("bad")) is None
-    assert verdict_of_error(QueueFull("full")) is Verdict.REFUSED_QUEUE
+    assert verdict_of_error(QueueFull("full")) is RequestVerdict.REFUSED_QUEUE
 
 
 SLO = {"classes": {"fast": {"ttft_s": 15, "tpot_s": 5, "priority": 7}, "never": {"ttft_s": 1e-9}}}
@@ -141,7 +149,10 @@ async def test_objectives_reach_the_worker_and_the_outcome_is_counted(folder):
 
 
 async def test_a_refusal_counts_as_offered(folder):
-    async with cluster(folder, slo=SLO, queue_wait_s=0.01) as c, c.http() as http:  # no worker at all
+    async with (
+        cluster(folder, slo=SLO, queue_wait_s=0.01) as c,
+        c.http() as http,
+    ):  # There is no worker at all.
         answer = await http.post("/v1/completions", json=ASK | {"baton": {"slo_class": "fast"}})
         assert answer.status_code == 503
         assert count(c, "fast", "refused_capacity") == 1
@@ -151,6 +162,6 @@ async def test_tenants_beyond_a_bound_share_one_label(folder):
     async with cluster(folder, FakeWorker(reply=[9])) as c:
         observer = c.router.models.first.observer
         for i in range(TENANT_LABELS_MAX + 5):
-            observer.on_verdict("", f"t{i}", Verdict.MET)
+            observer.on_verdict("", f"t{i}", RequestVerdict.MET)
         assert count(c, "none", "met", tenant="other") == 5
         assert count(c, "none", "met", tenant="t0") == 1

@@ -59,10 +59,10 @@ def test_some_are_taken_in_the_order_in_which_they_wait_and_the_others_stay():
 def test_attempts_gaps_and_what_belongs_to_the_beginning_stay_apart():
     apart = [
         output(1, 5),
-        output(1, 5, epoch=1),  # another attempt
-        output(4, 6, epoch=1),  # tokens between them are missing
+        output(1, 5, epoch=1),  # This is another attempt.
+        output(4, 6, epoch=1),  # Tokens between them are missing.
         output(5, 7, epoch=1, cached_token_count=3),
-        output(6, 8, epoch=1, logprobs=(TokenLogprobs(8, -1.0, 1),)),  # the one before has none
+        output(6, 8, epoch=1, logprobs=(TokenLogprobs(8, -1.0, 1),)),  # The one before has none.
     ]
     assert merged(apart) == apart
 

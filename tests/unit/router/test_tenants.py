@@ -130,7 +130,7 @@ async def test_a_key_that_was_revoked_while_no_request_came_is_gone_at_the_first
         assert keys.tenant_of(key) is not None
         write_file(path, book_of({}, a=Tenant()))
         async with asyncio.timeout(20):
-            while keys.tenant_of(key) is not None:  # the look in the background is a thread's work
+            while keys.tenant_of(key) is not None:  # The look in the background runs in a thread.
                 await asyncio.to_thread(path.stat)
     finally:
         await keys.close()

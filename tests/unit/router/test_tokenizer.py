@@ -1,4 +1,4 @@
-"""Tokenising as the model's folder says, without holding anybody up."""
+"""Tokenising by the model's folder, without holding up other requests."""
 
 import asyncio
 import json
@@ -124,7 +124,7 @@ async def test_what_cannot_fit_is_refused_before_it_is_tokenised(folder, monkeyp
         with pytest.raises(PromptTooLong, match="8 tokens") as error:
             await tokenizer.encode(text)
         assert (error.value.param, error.value.code) == ("prompt", "context_length_exceeded")
-    monkeypatch.setattr(tokenizer, "_rust", None)  # would be an error to use it, and so would the other
+    monkeypatch.setattr(tokenizer, "_rust", None)  # Using either of them would be an error.
     monkeypatch.setattr(tokenizer, "_pretrained", None)
     with pytest.raises(PromptTooLong, match="characters"):
         await tokenizer.encode("x" * (8 * longest + 1))
@@ -132,7 +132,8 @@ async def test_what_cannot_fit_is_refused_before_it_is_tokenised(folder, monkeyp
 
 
 async def test_what_the_quick_encoder_gives_up_on_is_encoded_nevertheless(tokenizer, monkeypatch):
-    """By the tokenizers library, as a batch: that gives up the interpreter, a single text does not."""
+    """The tokenizers library encodes it as a batch, which gives up the interpreter; a single text does
+    not."""
     batches = []
 
     class Spy:
@@ -162,7 +163,7 @@ async def test_short_texts_are_encoded_at_once_and_long_ones_in_a_thread(tokeniz
     mine = threading.current_thread()
     assert await tokenizer.on_loop_or_in_thread(module.ON_LOOP_CHARACTERS, here) is mine
     assert await tokenizer.on_loop_or_in_thread(module.ON_LOOP_CHARACTERS + 1, here) is not mine
-    monkeypatch.setattr(tokenizer, "_quick", None)  # the tokenizers library takes ten times as long
+    monkeypatch.setattr(tokenizer, "_quick", None)  # The tokenizers library takes ten times as long.
     assert await tokenizer.on_loop_or_in_thread(1, here) is not mine
 
 
@@ -210,7 +211,7 @@ async def test_whatever_goes_wrong_in_a_template_is_the_clients_error(tokenizer)
 @pytest.mark.parametrize("adds_bos", [True, False])
 async def test_a_text_begins_as_transformers_begins_it_and_a_chat_not_twice(tmp_path, adds_bos):
     folder = make_folder(tmp_path / "bos")
-    if adds_bos:  # as Llama's do
+    if adds_bos:  # Llama's templates do so.
         rust = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
         bos = rust.id_to_token(BOS_ID)
         rust.post_processor = tokenizers.processors.TemplateProcessing(

@@ -1,4 +1,4 @@
-"""Grammars of tool calls: what is refused, by its path, and that the worker takes what is not."""
+"""Grammars of tool calls: refused schemas are named by their path, and workers accept all others."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The prefill worker turns the decode worker away and tells the router too; either may be heard first."""
+"""A KV owner refuses the decode worker and reports that to the router; either message may come first."""
 
 import pytest
 

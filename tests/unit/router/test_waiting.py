@@ -1,4 +1,4 @@
-"""Sequences in front of workers that compute one after another: who is served, who is refused, and when."""
+"""Sequences in front of workers that compute one after another: which are served, which refused, and when."""
 
 import random
 from dataclasses import replace
@@ -23,7 +23,8 @@ def mean(values):
 
 @pytest.mark.parametrize("refuse_late", [False, True])
 def test_a_tenant_that_floods_costs_another_five_percent_of_its_goodput_at_most(refuse_late):
-    """One asks for four fifths of its share; the other for two and a half times all there is."""
+    """One tenant asks for four fifths of its fair share, the other for two and a half times the whole
+    capacity."""
     losses = []
     for seed in range(8):
         rng = random.Random(seed)
@@ -39,8 +40,8 @@ def test_a_tenant_that_floods_costs_another_five_percent_of_its_goodput_at_most(
 
 @pytest.mark.parametrize("refuse_late", [False, True])
 def test_what_a_flood_holds_already_leaves_others_room(refuse_late):
-    """Answers hold their blocks for thirty times as long as a prompt takes, so room is what lacks; the meek
-    one's prompts are four times as long as the flood's."""
+    """Answers hold their blocks for thirty times as long as a prompt takes, so room is scarce. The small
+    tenant's prompts are four times as long as the flood's."""
 
     def good(seed, flood_rate, **world):
         rng = random.Random(seed)
@@ -71,7 +72,7 @@ def test_no_room_is_kept_from_a_tenant_that_is_alone():
 
 
 def test_whoever_leaves_room_to_others_is_served_in_the_end():
-    """Nobody has objectives, and nobody is refused though one holds more than its share all the time."""
+    """There are no objectives, and nobody is refused though one tenant is over its share all the time."""
     rng = random.Random(2)
     meek = poisson(rng, 1, until_s=30, tenant="meek", ttft_s=0.0)
     flood = poisson(rng, 12, until_s=30, tenant="flood", ttft_s=0.0)
@@ -110,7 +111,7 @@ def test_at_twice_capacity_little_is_computed_in_vain(seed):
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("rates", [(2, 16), (12, 12)])
 def test_a_client_that_comes_back_when_told_is_let_in(seed, rates):
-    """In bursts, and under a load that never ends."""
+    """Clients come in bursts, and under a load that never ends."""
     rng = random.Random(seed)
     asks = []
     for start in range(0, 80, 10):
@@ -121,7 +122,7 @@ def test_a_client_that_comes_back_when_told_is_let_in(seed, rates):
     returned = [one for one in asked if one.is_return]
     assert len(returned) > 50
     assert mean(one.placed_s is not None for one in returned) >= 0.8
-    # What they were told is not a guess on the safe side either.
+    # The promised time is not far too long, either.
     told = [one.failed.retry_after_s for one in asked if not one.is_return and one.failed]
     assert mean(told) < (5.0 if rates[0] < rates[1] else 20.0)
 
@@ -132,13 +133,13 @@ def test_clients_that_never_come_back_cost_nothing():
 
 
 def test_order_is_decided_as_late_as_possible():
-    """Three wait for one worker; a fourth that comes last, with priority, is next."""
+    """Three sequences wait for one worker. A fourth comes last, with priority, and is next."""
     asks = [Ask(0.0, 1000, ttft_s=60), *(Ask(0.1 + i / 100, 500, ttft_s=60) for i in range(3))]
     asks.append(Ask(0.5, 500, ttft_s=60, priority=-1))
     asked = World().run(asks)
     placed = sorted(range(5), key=lambda i: asked[i].placed_s)
     assert placed == [0, 4, 1, 2, 3]
-    assert asked[4].placed_s >= 0.74  # when its worker had a quarter of a second left to do
+    assert asked[4].placed_s >= 0.74  # Its worker had work for a quarter of a second then.
     at_once = World(config=RouterConfig(hold_above_s=0.0)).run(asks)
     assert max(one.placed_s for one in at_once) == 0.5
 
@@ -163,7 +164,7 @@ def test_what_can_never_be_met_says_so_by_the_longest_hint():
 
 def test_too_slow_a_decode_is_waited_for_and_then_refused():
     world = World(tpot_s=0.5)
-    world.cluster["w0"].load.sequences = 1  # it may end, and then decode is faster
+    world.cluster["w0"].load.sequences = 1  # It may end, and decode is faster then.
     asks = [Ask(0.0, 100, ttft_s=4.0, tpot_slo_s=0.1, refuse_late=True)]
     (asked,) = world.run(asks)
     assert asked.failed.kind is FailureKind.UNMET

@@ -1,4 +1,5 @@
-"""Workers that compute prompts one after another, in virtual time, and the waiting line in front of them."""
+"""Workers that compute prompts one after another, in virtual time, with the admission queue in front of
+them."""
 
 import heapq
 import itertools
@@ -19,7 +20,7 @@ from router.decisions.prediction.forecast import Forecast
 from router.decisions.waiting import Waiting
 
 RATE = 1000.0
-"""Tokens per second of one worker."""
+"""Prompt tokens per second of one worker."""
 BLOCK_TOKENS = 16
 
 
@@ -34,7 +35,7 @@ class Ask:
     priority: int = 0
     refuse_late: bool = False
     returns: bool = False
-    """Refused, it comes back once, when it was told to."""
+    """True if the client comes back once after a refusal, at the time that it was given."""
 
 
 @dataclass
@@ -52,7 +53,7 @@ class Asked:
 
     @property
     def is_wasted(self) -> bool:
-        """Computed, and of no use."""
+        """The prompt was computed in vain."""
         return self.first_token_s is not None and not self.is_met
 
 
@@ -63,11 +64,11 @@ class World:
     tpot_s: float = 0.02
     checks_every: int = 50
     blocks: int = 10**9
-    """Of each worker, of `BLOCK_TOKENS`."""
+    """Blocks of each worker, of `BLOCK_TOKENS` each."""
     stays_s: float = 0.0
-    """A sequence holds its blocks for so long after its first token."""
+    """Time that a sequence holds its blocks after its first token."""
     keeps_room: bool = True
-    """Who has more than its share leaves some."""
+    """Tenants over their share must leave some room."""
 
     def __post_init__(self):
         self.now_s = 0.0
@@ -105,7 +106,7 @@ class World:
             i for i, view in enumerate(views) if view.load.free_blocks >= need and view.worker_id not in kept
         ]
         if not able:
-            return NoPlace("no worker has room")
+            return NoPlace("no worker has enough free blocks")
         at = min(able, key=lambda i: (self.free_at_s[i], i))
         wait_s = max(0.0, self.free_at_s[at] - now_s)
         compute_s = flow.token_count / RATE
@@ -230,7 +231,7 @@ class World:
 
 
 def poisson(rng: random.Random, rate, *, from_s=0.0, until_s=60.0, **ask):
-    """Asks at `rate` per second, of 40 to 160 tokens."""
+    """Return requests at `rate` per second, of 40 to 160 tokens."""
     asks, at_s = [], from_s
     while (at_s := at_s + rng.expovariate(rate)) < until_s:
         asks.append(Ask(at_s, tokens=rng.randint(40, 160), **ask))

@@ -13,7 +13,7 @@ from baton.wire.demand import DemandClient
 from baton.wire.link import LinkBroken
 from baton.wire.proto import baton_pb2 as pb
 from baton.wire.server import start_server
-from router.live.reporting import Reporting
+from router.live.demand_reporter import DemandReporter
 
 TRAITS = Traits(StepCosts(0.01, 1e-4, 1e-3, 1e-7, 1e-9), 512, 64, 100_000)
 WORKER = WorkerLoad(WorkerId("d.x1"), Role.DECODE, 0.5, 100, 3, 900, 0.25, TRAITS)
@@ -70,7 +70,7 @@ class Driver:
 
 async def test_a_router_reports_again_and_again(control):
     client = DemandClient(control.address)
-    task = asyncio.create_task(Reporting(Driver(), client, RouterId("r")).run())
+    task = asyncio.create_task(DemandReporter(Driver(), client, RouterId("r")).run())
     async with asyncio.timeout(10):
         await control.enough.wait()
     task.cancel()

@@ -1,4 +1,4 @@
-"""Tells the routers that follow this one what it has where, a few times a second."""
+"""Publishing the load of this router to those that follow it, a few times a second."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -9,18 +9,18 @@ from baton.core.sharing import RouterUpdate
 from router.live.drivers import Drivers
 from router.live.recent_requests import RecentRequests
 
-SHARED_EVERY_S = 0.025
-"""While something changes."""
+CHANGES_EVERY_S = 0.025
+"""Interval of updates while something changes."""
 
-TOLD_EVERY_S = 0.5
-"""While nothing does: silence means loss."""
+KEEPALIVE_EVERY_S = 0.5
+"""Interval of updates while nothing changes: silence means loss."""
 
 UNREAD_MAX = 80
-"""Updates that wait for a follower; it follows anew, from a snapshot, once there are more."""
+"""Most updates that wait for a follower. Beyond them it must follow anew, from a snapshot."""
 
 
-class Sharer:
-    """`baton.wire.routers.RouterHandler`."""
+class PeerPublisher:
+    """The implementation of `baton.wire.routers.RouterHandler`."""
 
     def __init__(
         self, drivers: Drivers, router_id: RouterId, recent_requests: RecentRequests | None = None
@@ -32,7 +32,7 @@ class Sharer:
 
     async def follow(self, router_id: RouterId) -> AsyncIterator[RouterUpdate]:
         peers = self._drivers.peers
-        self._tell()  # what the snapshot has is told to those who follow already, too
+        self._send_changes()  # Earlier followers must get the changes that the snapshot has.
         queue: asyncio.Queue[RouterUpdate | None] = asyncio.Queue(UNREAD_MAX)
         if not self._queues:
             peers.listen(is_followed=True)
@@ -46,22 +46,22 @@ class Sharer:
             self._drop(queue)
 
     def recent_requests(self, wanted: RecentRequestsQuery) -> RecentRequestsReply:
-        return self._recent_requests.told(wanted, self._router_id)
+        return self._recent_requests.reply(wanted, self._router_id)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Publish changes until cancelled."""
         loop = asyncio.get_running_loop()
-        told_s = 0.0
+        sent_s = 0.0
         while True:
             await self._is_followed.wait()
-            await asyncio.sleep(SHARED_EVERY_S)
-            if self._tell():
-                told_s = loop.time()
-            elif loop.time() - told_s >= TOLD_EVERY_S:
-                told_s = loop.time()
+            await asyncio.sleep(CHANGES_EVERY_S)
+            if self._send_changes():
+                sent_s = loop.time()
+            elif loop.time() - sent_s >= KEEPALIVE_EVERY_S:
+                sent_s = loop.time()
                 self._put(RouterUpdate(self._router_id))
 
-    def _tell(self) -> bool:
+    def _send_changes(self) -> bool:
         update = self._drivers.peers.changes(self._router_id)
         if update is not None:
             self._put(update)

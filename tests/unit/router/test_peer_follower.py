@@ -1,4 +1,4 @@
-"""Who stood still for a while knows the other routers again afterwards."""
+"""A router that stood still for a while knows the other routers again afterwards."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from router.decisions.cluster.view import ClusterView
 from router.decisions.events import PeerLost, PeerUpdated
 from router.decisions.peer_loads import PEER_SILENCE_S, PeerBook
 from router.decisions.prefix_index import PrefixIndex
-from router.live.peers.following import Following
+from router.live.peers.follower import PeerFollower
 
 PEER = RouterId("peer")
 
@@ -41,7 +41,7 @@ async def test_a_peer_given_up_while_this_router_stood_still_is_followed_anew():
         streams += 1
         yield RouterUpdate(PEER, is_snapshot=True)
         if streams == 1:
-            driver.now_s += 2 * PEER_SILENCE_S  # it stood still, and another event came first
+            driver.now_s += 2 * PEER_SILENCE_S  # The router stood still, and another event came first.
             driver.peers.expire(driver.now_s)
             assert driver.peers.count == 0
         else:
@@ -50,7 +50,7 @@ async def test_a_peer_given_up_while_this_router_stood_still_is_followed_anew():
             yield RouterUpdate(PEER)
             await asyncio.sleep(0)
 
-    async with Following(driver, RouterId("me"), addresses=("a:1",), follow=follow):
+    async with PeerFollower(driver, RouterId("me"), addresses=("a:1",), follow=follow):
         await asyncio.wait_for(known.wait(), 30)
         assert PEER in driver.peers
     assert streams == 2

@@ -1,4 +1,5 @@
-"""Sequences awaited as a whole, for answers that are not streamed: embeddings, the steps of a beam search."""
+"""Sequences awaited as a whole, for answers that are not streamed: embeddings and the steps of a beam
+search."""
 
 import asyncio
 
@@ -10,8 +11,8 @@ from router.live.driver import Driver
 from router.openai.choice_stream import error_for
 
 
-class Collector:
-    """The driver's sink: everything of one sequence."""
+class OutputCollector:
+    """A sink of the driver that collects one sequence's whole output."""
 
     def __init__(self, prompt_field: str) -> None:
         self._prompt_field = prompt_field
@@ -39,23 +40,23 @@ class Collector:
             self.ended.set_exception(error_for(failed, self._prompt_field))
 
 
-class GatherStopped(PeerFailure):
-    """Nobody wants the answer any more."""
+class GroupCancelled(PeerFailure):
+    """The client is gone, so nobody wants the answer."""
 
 
-class Gather:
-    """The sequences of one request. Whatever ends waiting for one cancels it."""
+class SequenceGroup:
+    """The sequences of one request. A sequence is cancelled when the wait for it ends early."""
 
     def __init__(self, driver: Driver, prompt_field: str) -> None:
         self._driver, self._prompt_field = driver, prompt_field
-        self._running: dict[SequenceId, Collector] = {}
+        self._running: dict[SequenceId, OutputCollector] = {}
         self._is_stopped = False
 
-    async def run(self, submit: Submit) -> tuple[Collector, Finished]:
-        """Raises BatonError: the sequence failed, or `stop` was called."""
+    async def run(self, submit: Submit) -> tuple[OutputCollector, Finished]:
+        """Run one sequence to its end. Raises BatonError if it failed, and GroupCancelled after `stop`."""
         if self._is_stopped:
-            raise GatherStopped("the client is gone")
-        collector = Collector(self._prompt_field)
+            raise GroupCancelled("the client is gone")
+        collector = OutputCollector(self._prompt_field)
         self._running[submit.seq_id] = collector
         try:
             self._driver.submit(submit, collector)
@@ -65,18 +66,20 @@ class Gather:
             self._driver.client_gone(submit.seq_id)
 
     def stop(self) -> None:
-        """The client is gone: everybody who waits gets GatherStopped."""
+        """Cancel the group because its client is gone. Everybody who waits gets GroupCancelled."""
         self._is_stopped = True
         for collector in self._running.values():
             if not collector.ended.done():
-                collector.ended.set_exception(GatherStopped("the client is gone"))
+                collector.ended.set_exception(GroupCancelled("the client is gone"))
 
-    async def all(self, submits: list[Submit], *, in_flight_max: int) -> list[tuple[Collector, Finished]]:
-        """In order. The first error ends the others."""
-        gate = asyncio.Semaphore(in_flight_max)
+    async def all(
+        self, submits: list[Submit], *, in_flight_max: int
+    ) -> list[tuple[OutputCollector, Finished]]:
+        """Run the sequences and return their outputs in order. The first error ends the others."""
+        slots = asyncio.Semaphore(in_flight_max)
 
-        async def one(submit: Submit) -> tuple[Collector, Finished]:
-            async with gate:
+        async def one(submit: Submit) -> tuple[OutputCollector, Finished]:
+            async with slots:
                 return await self.run(submit)
 
         tasks = [asyncio.create_task(one(submit)) for submit in submits]

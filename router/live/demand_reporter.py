@@ -1,4 +1,4 @@
-"""Tells the control plane what is asked of this router, as often as it wants to hear it."""
+"""Reports of this router's demand to the control plane, at the interval that it asks for."""
 
 import asyncio
 
@@ -11,23 +11,23 @@ from baton.wire.link import LinkBroken
 from router.live.driver import Driver
 
 FIRST_S = 1.0
-"""Until the control plane has said how often, and between attempts while it is away."""
+"""Interval until the control plane has set one, and between attempts while it is away."""
 EVERY_S_MIN, EVERY_S_MAX = 0.1, 30.0
 
 
-class Reporting:
-    """Of one model."""
+class DemandReporter:
+    """Reporter of the demand for one model."""
 
     def __init__(self, driver: Driver, client: DemandClient, router_id: RouterId, *, model: str = "") -> None:
         self._driver, self._client, self._router_id, self._model = driver, client, router_id, model
 
     async def run(self) -> None:
-        """Until cancelled. What is not heard is in the next report: they have totals."""
+        """Send reports until cancelled. A lost report is in the next one, since reports have totals."""
         while True:
             try:
-                heard = await self._client.report(self._report())
-                pause_s = min(EVERY_S_MAX, max(EVERY_S_MIN, heard.every_s))
-            except LinkBroken:  # which is told by whoever watches the directory
+                reply = await self._client.report(self._report())
+                pause_s = min(EVERY_S_MAX, max(EVERY_S_MIN, reply.every_s))
+            except LinkBroken:  # The watch of the directory logs this.
                 pause_s = FIRST_S
             await asyncio.sleep(pause_s)
 

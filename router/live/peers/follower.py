@@ -1,4 +1,4 @@
-"""Follows the other routers: those that the directory lists, and those given by hand."""
+"""Following the other routers: those that the directory lists, and those given by hand."""
 
 import asyncio
 import logging
@@ -18,12 +18,12 @@ from router.live.silence import SilenceWatch
 
 log = logging.getLogger(__name__)
 
-Follow = Callable[[str, RouterId], AsyncGenerator[RouterUpdate]]
-"""`baton.wire.routers.followed`, or a test's. Raises LinkBroken."""
+FollowCall = Callable[[str, RouterId], AsyncGenerator[RouterUpdate]]
+"""The call `baton.wire.routers.followed`, or a test's. Raises LinkBroken."""
 
 
-class Following:
-    """One task per router. Use within `async with`."""
+class PeerFollower:
+    """A follower with one task per router. Use it within `async with`."""
 
     def __init__(
         self,
@@ -31,14 +31,14 @@ class Following:
         router_id: RouterId,
         *,
         addresses: Iterable[str] = (),
-        follow: Follow = followed,
+        follow: FollowCall = followed,
     ) -> None:
-        """`addresses`: followed whatever the directory says; our own among them does no harm."""
+        """`addresses` are followed whatever the directory says. Our own among them does no harm."""
         self._drivers, self._router_id, self._follow = drivers, router_id, follow
         self._given = frozenset(addresses)
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    async def __aenter__(self) -> "Following":
+    async def __aenter__(self) -> "PeerFollower":
         self._follow_all(self._given)
         return self
 
@@ -78,30 +78,30 @@ class Following:
             await asyncio.sleep(backoff.next_s())
 
     async def _listen(self, address: str, backoff: Backoff) -> bool:
-        """Until the stream ends; whether it turned out to be our own."""
-        heard: RouterId | None = None
+        """Handle updates until the stream ends. Returns whether it turned out to be our own."""
+        followed_id: RouterId | None = None
         try:
             async with (
                 asyncio.timeout(None) as ending,
-                aclosing(self._follow(address, self._router_id)) as told,
+                aclosing(self._follow(address, self._router_id)) as updates,
             ):
                 with SilenceWatch(PEER_SILENCE_S, lambda: _end_now(ending)) as silence:
-                    async for update in told:
+                    async for update in updates:
                         if update.router_id == self._router_id:
                             return True
-                        if heard is None:
+                        if followed_id is None:
                             log.info("following router %s at %s", update.router_id, address)
-                            heard = update.router_id
+                            followed_id = update.router_id
                         if not update.is_snapshot and update.router_id not in self._drivers.peers:
-                            # Given up while this process stood still. Changes say nothing without a snapshot,
-                            # and a new stream begins with one.
+                            # It was given up while this process stood still. Changes say nothing without a
+                            # snapshot, and a new stream begins with one.
                             raise LinkBroken(f"{update.router_id} was given up meanwhile")
-                        silence.heard()
+                        silence.observe()
                         backoff.succeeded()
                         self._drivers.feed(PeerUpdated(update))
         finally:
-            if heard is not None:
-                self._drivers.feed(PeerLost(heard))
+            if followed_id is not None:
+                self._drivers.feed(PeerLost(followed_id))
         return False
 
 
