@@ -56,7 +56,7 @@ def measure(
     if case.load.profile in JUMPS:
         run("baton", f"baton, headroom {HEADROOM:g}", headroom=HEADROOM)
     if case.load.later is not None:
-        run("baton", "baton, no flips", can_switch=False)
+        run("baton", "baton, no role switches", can_switch=False)
     foresight = Clairvoyant(ready, ready.settings())
     note(ready.run_rule(foresight, "clairvoyant", first), "clairvoyant", first)
     run("hpa", f"hpa {HPA_TARGET:g}")

@@ -131,7 +131,7 @@ def _servers(
     plain = "engine.speculation=off"
     found = [
         peers.baton_peer(folder, settings=[plain]),
-        peers.baton_peer(folder, name="baton, guessing"),
+        peers.baton_peer(folder, name="baton, speculation"),
     ]
     if "int8" in kinds:
         int8 = ["model.quantization=int8", plain]

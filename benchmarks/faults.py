@@ -319,9 +319,9 @@ def _result(
     faults = tuple(
         InjectedFault(n, what, at_s - origin_s, healed_s) for n, what, at_s, healed_s in cluster.struck
     )
-    told = [line for line in cluster.serve.log if any(who in line for who in OF_CONTROL)]
+    lines = [line for line in cluster.serve.log if any(who in line for who in OF_CONTROL)]
     placed_again = sum((r.attempts or 1) > 1 for r in records)
-    log = tuple(told[-LOG_LINES_MAX:])
+    log = tuple(lines[-LOG_LINES_MAX:])
     return FaultsResult(report, faults, state.decisions, placed_again, state, log)
 
 

@@ -41,9 +41,7 @@ BY_ITSELF = (" starts: ", " drains: ", " being killed: ", " switches to ", "was 
 def faults(
     model: Annotated[str, typer.Option(help="Hugging Face folder or hub id.")],
     trace: Annotated[str, typer.Option(help="Trace as for `baton replay`.")] = "synth:mooncake-conversation",
-    seconds_: Annotated[
-        float, typer.Option("--seconds", min=20, help="Length of the replay, which compresses two days.")
-    ] = 120.0,
+    seconds_: Annotated[float, typer.Option("--seconds", min=20, help="Length of the replay.")] = 120.0,
     rate: Annotated[float, typer.Option(min=0.1, help="Mean requests per second.")] = 2.0,
     length_scale: Annotated[str, typer.Option(help="Factor for the trace's prompts.")] = "1/64",
     output_scale: Annotated[str, typer.Option(help="Factor for the trace's answers.")] = "1/2",
@@ -146,9 +144,9 @@ def _goodput(result: FaultsResult) -> Table:
         met = round(BAR_CHARS * w.met / most)
         missed = round(BAR_CHARS * (w.offered - w.met) / most)
         bar = f"[green]{'█' * met}[/green][red]{'░' * missed}[/red]"
-        told = "" if w.ttft_p50 is None else seconds(w.ttft_p50)
+        ttft = "" if w.ttft_p50 is None else seconds(w.ttft_p50)
         table.add_row(
-            f"{w.start_s:.0f} s", f"{w.met} of {w.offered}", bar, told, _meanwhile(result, w.start_s, width_s)
+            f"{w.start_s:.0f} s", f"{w.met} of {w.offered}", bar, ttft, _meanwhile(result, w.start_s, width_s)
         )
     return table
 

@@ -169,8 +169,8 @@ async def _replay(server: ServerUrl, plan: ReplayPlan, slo: Slo, *, seed: int) -
 
 async def _workers(server: ServerUrl) -> dict[Role, list[dict[str, Any]]]:
     async with httpx.AsyncClient() as client:
-        told = (await client.get(f"{server.origin}/health", timeout=10)).json()
-    return {Role(role): workers for role, workers in told["workers"].items() if workers}
+        health = (await client.get(f"{server.origin}/health", timeout=10)).json()
+    return {Role(role): workers for role, workers in health["workers"].items() if workers}
 
 
 def _costs(worker: dict[str, Any]) -> StepCosts:

@@ -100,8 +100,8 @@ def _show(outcome: FidelityResult, pools: PoolSizes, rate: float) -> None:
             table.add_row(f"{name} {part}, ms", f"{there * 1e3:.1f}", f"{here * 1e3:.1f}", ratio)
     console = new_console()
     console.print(table)
-    told = live.predictions
-    for name, error in (("TTFT", told.ttft), ("TPOT", told.tpot)) if told is not None else ():
+    errors = live.predictions
+    for name, error in (("TTFT", errors.ttft), ("TPOT", errors.tpot)) if errors is not None else ():
         if error is not None:
             console.print(
                 f"predicted {name}: MAPE {error.mape:.1%}, median error {error.ape_p50:.1%}, bias "

@@ -116,11 +116,11 @@ async def _round(bench: GoodputBench, variant: ServerVariant, number: int) -> li
 
 
 def _keys(bench: GoodputBench, variant: ServerVariant, number: int) -> list[RunKey]:
-    told = list(bench.objectives) if variant.knows_objectives else [ANY_OBJECTIVES]
+    given = list(bench.objectives) if variant.knows_objectives else [ANY_OBJECTIVES]
     return [
         RunKey(variant.name, trace.name, name, rate, number)
         for trace in bench.traces
-        for name in told
+        for name in given
         for rate in sorted(trace.rates)
     ]
 

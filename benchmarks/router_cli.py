@@ -18,9 +18,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables
 
 
 def router(
-    model: Annotated[
-        str, typer.Option(help="Folder or hub id of a model, of which only the tokenizer is used.")
-    ],
+    model: Annotated[str, typer.Option(help="Folder or hub id of a model; only its tokenizer is used.")],
     peer: Annotated[
         list[str],
         typer.Option(
@@ -34,19 +32,11 @@ def router(
     requests: Annotated[int, typer.Option(min=100, help="Requests at full load.")] = 2000,
     seconds: Annotated[float, typer.Option(min=1, help="Seconds at half load.")] = 10.0,
     workers: Annotated[int, typer.Option(min=1, help="Free workers; with --pairs, of each role.")] = 2,
-    pairs: Annotated[
-        bool, typer.Option(help="Use prefill and decode workers instead of aggregated ones.")
-    ] = False,
-    step_ms: Annotated[
-        float, typer.Option(min=0.1, help="Milliseconds between two tokens of a sequence.")
-    ] = 10.0,
-    blocks: Annotated[
-        int, typer.Option(min=0, help="Blocks in the prefix index for the decision; 0: skip it.")
-    ] = 10_000_000,
+    pairs: Annotated[bool, typer.Option(help="Use prefill and decode workers, not aggregated ones.")] = False,
+    step_ms: Annotated[float, typer.Option(min=0.1, help="Milliseconds between a sequence's tokens.")] = 10.0,
+    blocks: Annotated[int, typer.Option(min=0, help="Blocks in the prefix index; 0: skip it.")] = 10_000_000,
     index_workers: Annotated[int, typer.Option(min=1)] = 64,
-    http: Annotated[
-        bool, typer.Option(help="Send requests over HTTP; off: measure the decision only.")
-    ] = True,
+    http: Annotated[bool, typer.Option(help="Send requests over HTTP; off: only the decision.")] = True,
     as_json: Json = False,
 ) -> None:
     """Measure the router's own cost in front of workers that cost nothing.

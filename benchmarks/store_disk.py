@@ -157,7 +157,7 @@ class DiskBench:
         calls = calls or {"bare threads": lambda: self._bare(path, kind, mode)}
         for name, call in calls.items():
             drop_cache(path)
-            samples.add(_COMPARED_WITH[kind], call() * payload_share, rival=name)
+            samples.add(_COMPARED_WITH[kind], call() * payload_share, other=name)
 
     def _fio_calls(self, path: Path, kind: str, mode: IoMode) -> dict[str, Callable[[], float]]:
         plan, size = self._plan, slot_disk_bytes(self._slot_bytes)
@@ -205,8 +205,8 @@ class _Samples:
     def __init__(self) -> None:
         self._values: dict[str, dict[str, list[float]]] = {}
 
-    def add(self, what: str, value: float, *, rival: str = "") -> None:
-        self._values.setdefault(what, {}).setdefault(rival, []).append(value)
+    def add(self, what: str, value: float, *, other: str = "") -> None:
+        self._values.setdefault(what, {}).setdefault(other, []).append(value)
 
     def rates(self) -> list[MeasuredRate]:
         """Our median speeds, with the best of the others'."""

@@ -20,8 +20,8 @@ from baton.core.operate import (
     Action,
     ClusterState,
     Decision,
-    Drain,
     DrainNode,
+    DrainWorker,
     Order,
     Outcome,
     RollOut,
@@ -152,7 +152,7 @@ def drain(
                     f"--undo works for nodes, and {target} is a worker: a drained worker does not come back; "
                     "start another one with `baton scale` if none was started in its place"
                 )
-            return Drain(_worker(state, target, model), replace)
+            return DrainWorker(_worker(state, target, model), replace)
         if not any(target and target in (n.host, n.node[: len(target)]) for n in state.nodes):
             names = ", ".join(
                 [*(r.name for r in state.replicas[:20]), *(n.node[:12] for n in state.nodes[:20])]
@@ -300,7 +300,7 @@ def _mind_losses(action: Action, state: ClusterState, options: _OrderOptions) ->
 
 
 def _is_replaced(action: Action) -> bool:
-    return (isinstance(action, Drain) and action.is_replaced) or (
+    return (isinstance(action, DrainWorker) and action.is_replaced) or (
         isinstance(action, DrainNode) and not action.is_undone
     )
 
@@ -319,7 +319,7 @@ async def _until_over(client: OperateClient, decision: Decision) -> Decision:
 
 def _model_of(action: Action, state: ClusterState) -> str:
     """The model of the worker that is drained; empty for a single-model cluster or any other action."""
-    replica = state.replica(action.worker) if isinstance(action, Drain) else None
+    replica = state.replica(action.worker) if isinstance(action, DrainWorker) else None
     return replica.model if replica is not None else ""
 
 

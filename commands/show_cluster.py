@@ -15,7 +15,7 @@ from baton.core.operate import (
     Decision,
     Outcome,
     ReplicaState,
-    has_likenesses,
+    has_ambiguous_names,
 )
 from baton.files.terminal import new_console as standard_console
 
@@ -55,7 +55,7 @@ def _replicas(state: ClusterState) -> Table:
     has_nodes = len({r.node for r in state.replicas if r.node}) > 1
     has_versions = len({r.version for r in state.replicas}) > 1
     has_deaths = any(r.deaths_in_a_row for r in state.replicas)
-    has_models = has_likenesses({r.model for r in state.replicas})
+    has_models = has_ambiguous_names({r.model for r in state.replicas})
     extra = (("model", has_models), ("version", has_versions), ("node", has_nodes), ("deaths", has_deaths))
     table = Table()
     for name in ("worker", "role", "state", "since", *(name for name, is_shown in extra if is_shown)):

@@ -16,8 +16,8 @@ from baton.core.operate import (
     Action,
     ClusterState,
     Decision,
-    Drain,
     DrainNode,
+    DrainWorker,
     NodeState,
     Order,
     Outcome,
@@ -82,7 +82,7 @@ def pool_after(action: Action, state: ClusterState) -> Pool | None:
             pool = _pool(state, replica.model)
             moved = {replica.role: max(0, pool.count(replica.role) - 1), role: pool.count(role) + 1}
             return _resized(pool, moved)
-        case Drain(worker, is_replaced):
+        case DrainWorker(worker, is_replaced):
             replica = _replica(state, worker)
             if replica.state not in (ReplicaState.RUNNING, ReplicaState.SUSPECT):
                 raise OrderRefused(f"{replica.name} is {replica.state}: there is nothing to drain")
@@ -170,7 +170,7 @@ def describe(action: Action) -> str:
             return f"resize{_of(model)} to {_counts(counts)}"
         case SwitchRole(worker, role):
             return f"switch {worker} to {role}"
-        case Drain(worker, is_replaced):
+        case DrainWorker(worker, is_replaced):
             return f"drain {worker}" if is_replaced else f"drain {worker} without a replacement"
         case DrainNode(node, is_undone):
             return f"use node {node} again" if is_undone else f"drain node {node}"

@@ -8,8 +8,8 @@ from baton.core.messages import Role
 from baton.core.operate import (
     Action,
     ClusterState,
-    Drain,
     DrainNode,
+    DrainWorker,
     Pool,
     ReplicaState,
     ReplicaStatus,
@@ -43,7 +43,7 @@ def impact_of(action: Action, state: ClusterState) -> OrderImpact | None:
         left = [role for role in Role if after.count(role)]
         return OrderImpact(_text(after.model, gone, left), is_lasting=True) if gone else None
     match action:
-        case Drain(worker):
+        case DrainWorker(worker):
             leaving = [r for r in state.replicas if worker in (r.worker_id, r.name)]
         case DrainNode(_, is_undone):
             leaving = [] if is_undone else [r for r in state.replicas if r.node == node]

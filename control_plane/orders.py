@@ -11,8 +11,8 @@ from baton.core.messages import Role
 from baton.core.operate import (
     ClusterState,
     Decision,
-    Drain,
     DrainNode,
+    DrainWorker,
     Order,
     Outcome,
     Pool,
@@ -100,7 +100,7 @@ class Orders:
 
     def _followed(self, decision: Decision, state: ClusterState) -> _PendingOrder:
         match decision.action:
-            case SwitchRole(worker) | Drain(worker):
+            case SwitchRole(worker) | DrainWorker(worker):
                 replica = state.replica(worker)
                 assert replica is not None, worker
                 return _PendingOrder(decision, replica.name, replica.worker_id)
@@ -120,7 +120,7 @@ class Orders:
         match order.action:
             case SwitchRole(_, role):
                 roles = {pending.name: role}
-            case Drain(_, is_replaced):
+            case DrainWorker(_, is_replaced):
                 assert pending.worker_id is not None
                 if is_replaced:
                     yield DrainWanted(pending.worker_id, reason)
@@ -169,7 +169,7 @@ def _end_of(pending: _PendingOrder, state: ClusterState) -> tuple[Outcome, str] 
             return _end_of_sizes(state, model, counts)
         case SwitchRole(_, role):
             return _end_of_switch(pending, state, role)
-        case Drain():
+        case DrainWorker():
             is_there = any(r.worker_id == pending.worker_id for r in state.replicas)
             return None if is_there else (Outcome.DONE, f"{pending.worker_id} is gone")
         case DrainNode(_, is_undone):

@@ -12,7 +12,7 @@ import msgspec
 
 from baton.config import Config
 from baton.config.served_models import each_model
-from baton.core.demand import DemandHeard, DemandReport
+from baton.core.demand import DemandReply, DemandReport
 from baton.core.errors import SetupError
 from baton.core.messages import Role
 from baton.core.operate import AutoscaleState, ClusterState, Decision, Order, Outcome, Resize
@@ -124,16 +124,16 @@ class AutoscalerRunner:
         is_only = not model and len(self._models) == 1
         return next((one.live for one in self._models if is_only or one.live.model == model), None)
 
-    def report(self, report: DemandReport) -> DemandHeard:
+    def report(self, report: DemandReport) -> DemandReply:
         live = self._of(report.model)
         if live is None:
-            return DemandHeard(EVERY_S_MAX)
+            return DemandReply(EVERY_S_MAX)
         live.on_report(report, now_s=self._clock())
         if not live.is_at_zero(self._plane.state()):
-            return DemandHeard(min(EVERY_S_MAX, live.settings.interval_s / REPORTS_PER_INTERVAL))
+            return DemandReply(min(EVERY_S_MAX, live.settings.interval_s / REPORTS_PER_INTERVAL))
         if report.queued and not live.settings.is_advice:
             self._wake.set()
-        return DemandHeard(AT_ZERO_S)
+        return DemandReply(AT_ZERO_S)
 
     async def run(self) -> None:
         """Run until cancelled."""

@@ -74,7 +74,7 @@ class _EarlyRequest:
 
 
 class Handovers:
-    """Hand-overs of this worker's PREFILL phases. Pure: the caller has the clock and sends what is told.
+    """Hand-overs of this worker's PREFILL phases. Pure: the caller has the clock and sends the answers.
 
     While a sequence computes it holds its own blocks; `close`d early or `complete`d, what was granted
     stays held until it is `released` or no grant was made for `lease_s`.
@@ -214,11 +214,11 @@ class Handovers:
             self._end(self._handovers[key], "released", now_s=now_s)
 
     def tick(self, *, now_s: float) -> list[Tell]:
-        told: list[Tell] = []
+        answers: list[Tell] = []
         for key in [k for k, early in self._early.items() if early.ends_s <= now_s]:
-            told.append(Tell(self._early.pop(key).reader, _refusal(key, "never heard of the sequence")))
+            answers.append(Tell(self._early.pop(key).reader, _refusal(key, "never heard of the sequence")))
         self._leases.expire(now_s=now_s, lapse=lambda key: self._lapse(self._handovers[key], now_s=now_s))
-        return told
+        return answers
 
     def check(self) -> None:
         self._leases.check()

@@ -244,7 +244,7 @@ class WorkerCore:
             case StoreLost():
                 self._store.lost()
             case FromStore(message):
-                self._out.extend(self._store.heard(message))
+                self._out.extend(self._store.on_message(message))
             case CopyDone():
                 self._out.extend(self._store.copied(event))
             case ReaderLost() | WorkerTick():
@@ -385,7 +385,7 @@ class WorkerCore:
         known = self._epochs.highest(key.seq_id)
         if 0 <= known < key.epoch:
             self._cancel(SeqKey(key.seq_id, known), f"epoch {key.epoch} came", now_s)
-        self._epochs.saw(key, is_start=is_start)
+        self._epochs.observe(key, is_start=is_start)
 
     # --- ways out -------------------------------------------------------------------------------
 

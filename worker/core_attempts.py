@@ -95,7 +95,7 @@ class Epochs:
     def was_started(self, key: SeqKey) -> bool:
         return self._seen.get(key.seq_id) == (key.epoch, True)
 
-    def saw(self, key: SeqKey, *, is_start: bool) -> None:
+    def observe(self, key: SeqKey, *, is_start: bool) -> None:
         """Note that `key` has the highest epoch of its sequence."""
         assert key.epoch >= self.highest(key.seq_id)
         self._seen[key.seq_id] = (key.epoch, is_start or self.was_started(key))

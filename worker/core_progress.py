@@ -35,7 +35,7 @@ class Phases:
             return
         for attempt in self._loading:
             assert attempt.sequence is not None
-            attempt.clock.saw(is_blocked=waits_for_store(attempt.sequence, now_s), now_s=now_s)
+            attempt.clock.observe(is_blocked=waits_for_store(attempt.sequence, now_s), now_s=now_s)
         self._loading = [
             a for a in self._loading if a.sequence is not None and a.sequence.incoming is not None
         ]
@@ -68,7 +68,7 @@ class Phases:
             return
         prompt_logprobs = prompt_logprobs_of(attempt, seq)
         if self.emit(attempt, done, prompt_logprobs, now_s) is None:
-            told = self._handovers.complete(
+            answers = self._handovers.complete(
                 seq.key,
                 seq.block_ids,
                 first_token=done.tokens[0],
@@ -77,7 +77,7 @@ class Phases:
                 cached_token_count=seq.cached_token_count or 0,
                 now_s=now_s,
             )
-            self.tell_readers(told)
+            self.tell_readers(answers)
             self._end(attempt, seq)  # answered: from here on the lease book holds the blocks
         else:
             self.tell_readers(self._handovers.close(seq.key, "finished with its first token", now_s=now_s))
@@ -100,8 +100,8 @@ class Phases:
         committed = seq.block_ids[: seq.committed_count]
         self.tell_readers(self._handovers.committed(seq.key, committed, now_s=now_s))
 
-    def tell_readers(self, told: list[Tell]) -> None:
-        for tell in told:
+    def tell_readers(self, answers: list[Tell]) -> None:
+        for tell in answers:
             self._out.add(ToReader(tell.reader, tell.message))
 
     def fail(self, attempt: Attempt, reason: FailureReason, message: str) -> None:

@@ -137,7 +137,7 @@ class StoreClient:
         self._offers.lost()
         self._loads.lost()
 
-    def heard(self, message: StoreToWorker) -> list[WorkerAction]:
+    def on_message(self, message: StoreToWorker) -> list[WorkerAction]:
         if not self._is_joined:
             return []  # a message of a session that ended
         match message:

@@ -35,7 +35,7 @@ class ExpertLoad:
         self._since_s: float | None = None
         self._then: Counts = np.zeros((len(layers), expert_count), dtype=np.int64)
 
-    def heard(self, counts: Counts, *, now_s: float) -> None:
+    def observe(self, counts: Counts, *, now_s: float) -> None:
         """Take in counts since the engine started. The array must not change afterwards."""
         self.totals = counts.sum(axis=0)
         if self._since_s is None:

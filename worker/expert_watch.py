@@ -21,5 +21,5 @@ class ExpertWatch:
         while True:
             counts = await self._engine.run(self._counts.read)
             if counts is not None:
-                self.load.heard(counts, now_s=time.monotonic())
+                self.load.observe(counts, now_s=time.monotonic())
             await asyncio.sleep(EVERY_S)

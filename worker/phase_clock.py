@@ -18,7 +18,7 @@ class PhaseClock:
         self._load_before_s = 0.0
         """The part of `_load_s` before the attempt's first step."""
 
-    def saw(self, *, is_blocked: bool, now_s: float) -> None:
+    def observe(self, *, is_blocked: bool, now_s: float) -> None:
         """Note whether the attempt waits for blocks of the store from now on."""
         if not is_blocked:
             self._load_s = self._loaded_s(now_s)

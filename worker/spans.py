@@ -49,9 +49,9 @@ class PhaseSpans:
 
     def on_action(self, action: WorkerAction) -> None:
         if isinstance(action, ToRouter):
-            self._told(action.message)
+            self._on_message(action.message)
 
-    def _told(self, message: WorkerMessage) -> None:
+    def _on_message(self, message: WorkerMessage) -> None:
         match message:
             case StepOutput(outputs):
                 for output in outputs:

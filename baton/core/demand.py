@@ -123,7 +123,7 @@ class DemandReport(msgspec.Struct, frozen=True):
     """The model of these requests and workers; empty: the only one."""
 
 
-class DemandHeard(msgspec.Struct, frozen=True):
+class DemandReply(msgspec.Struct, frozen=True):
     """The control plane's answer to a report."""
 
     every_s: float

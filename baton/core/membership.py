@@ -42,7 +42,7 @@ class Silence(NamedTuple, Generic[Id, Info]):
 class _Lease(Generic[Info]):
     info: Info
     ends_s: float
-    heard_s: float
+    renewed_s: float
     suspect_at_s: float
     """When silence makes it suspect; inf: it is suspect."""
 
@@ -106,7 +106,7 @@ class MembershipBook(Generic[Id, Info]):
         """Whoever keeps this book could not listen for this long: no silence counts for that time."""
         for lease in self._leases.values():
             lease.ends_s += for_s
-            lease.heard_s += for_s
+            lease.renewed_s += for_s
             lease.suspect_at_s += for_s
 
     def tick(self, now_s: float) -> Silence[Id, Info]:
@@ -120,7 +120,7 @@ class MembershipBook(Generic[Id, Info]):
     def _suspect(self, now_s: float) -> list[Id]:
         """Nobody, if nobody at all was heard: then it is rather the keeper of this book that is deaf."""
         due = [member_id for member_id, lease in self._leases.items() if lease.suspect_at_s <= now_s]
-        is_deaf = all(now_s - lease.heard_s >= self.suspect_s for lease in self._leases.values())
+        is_deaf = all(now_s - lease.renewed_s >= self.suspect_s for lease in self._leases.values())
         for member_id in due:
             self._leases[member_id].suspect_at_s = now_s + self.suspect_s if is_deaf else inf
         return [] if is_deaf else due

@@ -135,7 +135,7 @@ class SwitchRole(msgspec.Struct, frozen=True, tag=True):
     role: Role
 
 
-class Drain(msgspec.Struct, frozen=True, tag=True):
+class DrainWorker(msgspec.Struct, frozen=True, tag=True):
     """This worker gets nothing new, finishes or hands over what it has, and ends."""
 
     worker: str
@@ -165,7 +165,7 @@ class RollOut(msgspec.Struct, frozen=True, tag=True):
     unavailable_max: SInt64 = 0
 
 
-Action = Scale | Resize | SwitchRole | Drain | DrainNode | RollOut
+Action = Scale | Resize | SwitchRole | DrainWorker | DrainNode | RollOut
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -294,7 +294,7 @@ def replica_prefix(model: str, models: Iterable[str]) -> str:
     return plain + ("-" if is_alone else f"-{blake2b(model.encode(), digest_size=3).hexdigest()}-")
 
 
-def has_likenesses(models: Collection[str]) -> bool:
+def has_ambiguous_names(models: Collection[str]) -> bool:
     """Some of them can hardly be told apart by the names of their replicas."""
     return len({_dashed(model) for model in models}) < len(models)
 

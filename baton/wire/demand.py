@@ -4,7 +4,7 @@ from typing import Any, Protocol
 
 import grpc
 
-from baton.core.demand import DemandHeard, DemandReport
+from baton.core.demand import DemandReply, DemandReport
 from baton.wire.decoding import WireError
 from baton.wire.link import LinkBroken, describe
 from baton.wire.parties import Party
@@ -18,16 +18,16 @@ CALL_S = 5.0
 
 
 class DemandHandler(Protocol):
-    def report(self, report: DemandReport) -> DemandHeard: ...
+    def report(self, report: DemandReport) -> DemandReply: ...
 
 
 class DemandServicer(pb_grpc.DemandServicer):
     def __init__(self, handler: DemandHandler) -> None:
         self._handler = handler
 
-    async def Report(self, request: Any, context: Any) -> pb.DemandHeard:
+    async def Report(self, request: Any, context: Any) -> pb.DemandReply:
         report = await request_of(context, mapping.demand_report_from_pb, request)
-        return mapping.demand_heard_to_pb(self._handler.report(report))
+        return mapping.demand_reply_to_pb(self._handler.report(report))
 
 
 class DemandClient:
@@ -37,10 +37,10 @@ class DemandClient:
         self.address = address
         self._standing = Standing(address, Party.CONTROL, pb_grpc.DemandStub)
 
-    async def report(self, report: DemandReport) -> DemandHeard:
+    async def report(self, report: DemandReport) -> DemandReply:
         try:
             request = mapping.demand_report_to_pb(report)
-            return mapping.demand_heard_from_pb(await self._standing.stub.Report(request, timeout=CALL_S))
+            return mapping.demand_reply_from_pb(await self._standing.stub.Report(request, timeout=CALL_S))
         except (grpc.RpcError, WireError) as error:
             raise LinkBroken(f"{self.address}: {describe(error)}") from None
 

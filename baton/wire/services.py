@@ -13,7 +13,7 @@ import msgspec
 
 from baton.core import messages as m
 from baton.core.budgets import Ask, Grant, Settle
-from baton.core.demand import DemandHeard, DemandReport
+from baton.core.demand import DemandReply, DemandReport
 from baton.core.ids import BlockHash, NodeId, RouterId, WorkerId
 from baton.core.operate import Action, ClusterState, Decision, Order
 from baton.core.recent_requests import RecentRequestsQuery, RecentRequestsReply
@@ -273,7 +273,7 @@ SERVICES = (
     RpcService(
         "Demand",
         "What routers count and see, for the autoscaler.",
-        (Rpc("Report", DemandReport, DemandHeard),),
+        (Rpc("Report", DemandReport, DemandReply),),
     ),
     RpcService(
         "Operate",

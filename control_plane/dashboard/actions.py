@@ -12,8 +12,8 @@ from baton.core.operate import (
     Action,
     ClusterState,
     Decision,
-    Drain,
     DrainNode,
+    DrainWorker,
     NodeState,
     Order,
     Outcome,
@@ -107,7 +107,7 @@ def ask_drain(shell: Shell, replica: ReplicaStatus) -> OrderDialog:
     ask = OrderDialog(shell, f"Drain {replica.name}?", text, verb="Drain", is_harsh=True)
     with ask.fields:
         replaced = ui.checkbox("Start a replacement", value=True)
-    return ask.open(lambda: Drain(replica.name, is_replaced=bool(replaced.value)), replaced)
+    return ask.open(lambda: DrainWorker(replica.name, is_replaced=bool(replaced.value)), replaced)
 
 
 def ask_switch(shell: Shell, replica: ReplicaStatus) -> OrderDialog:

@@ -26,7 +26,7 @@ from engine.sampling.ranking import argmax
 class DraftRequest:
     key: SeqKey
     count: int
-    """Guesses wanted, at most."""
+    """Draft tokens wanted, at most."""
 
 
 @dataclass(slots=True, eq=False)

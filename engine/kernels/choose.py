@@ -38,7 +38,9 @@ def make_kernels(
             try:
                 return _native(engine, pool, "as asked for", tell)
             except NativeUnavailable as error:
-                raise SetupError(_told(f"engine.kernels=native cannot run here: {error}", error)) from error
+                raise SetupError(
+                    _with_compiler_log(f"engine.kernels=native cannot run here: {error}", error)
+                ) from error
         case "triton":
             kernels = _triton(pool)
             _say("kernels: triton, as asked for", tell)
@@ -54,7 +56,7 @@ def _best(engine: EngineConfig, pool: KVPool, tell: Tell) -> Kernels[Any, Any, A
         return _native(engine, pool, "the fastest on a CPU", tell)
     except (NativeUnavailable, SetupError) as error:
         slower = f"kernels: torch, slower, because the native ones are not to be had: {error}"
-        log.warning("%s", _told(slower, error))
+        log.warning("%s", _with_compiler_log(slower, error))
         tell(slower)
         return TorchKernels(pool)
 
@@ -93,6 +95,6 @@ def _say(line: str, tell: Tell) -> None:
     tell(INFO_NOTE + line)
 
 
-def _told(message: str, error: Exception) -> str:
+def _with_compiler_log(message: str, error: Exception) -> str:
     compiler_said = error.log if isinstance(error, NativeUnavailable) else ""
     return f"{message}\n{compiler_said}" if compiler_said else message

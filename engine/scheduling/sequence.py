@@ -14,7 +14,7 @@ from engine.scheduling.incoming import Incoming
 
 
 class Drafter(Protocol):
-    """Guesses what a sequence generates next."""
+    """Proposes draft tokens for a sequence."""
 
     @property
     def hit_rate(self) -> float:
@@ -62,7 +62,7 @@ class Sequence:
     computed_count: int = 0
     """Positions in the KV pool (or, of a swapped one, in its slots)."""
     planned_count: int = 0
-    """The same, when the steps under way are done. Guesses do not count."""
+    """The same, when the steps under way are done. Draft tokens do not count."""
     sampling_count: int = 0
     """Tokens that the steps under way will sample, those after draft tokens left out."""
     steps_open: int = 0

@@ -1,4 +1,4 @@
-"""Guesses of the next tokens, and when they pay.
+"""Draft tokens, and when they pay.
 
 A draft token costs the verification of one more token and can only save steps: the executor draws every token
 as it would have been drawn without speculation (Leviathan et al., "Fast Inference from Transformers via
@@ -211,7 +211,7 @@ def _least_worth(decodes: Ordered[Sequence], times: StepTimeModel) -> float:
 
 
 def _room(seq: Sequence) -> int:
-    """Guesses that could still be of use: the token after them is sampled as well."""
+    """Draft tokens that could still be of use: the token after them is sampled as well."""
     left_count = seq.sampling.max_tokens - seq.generated_count
     return min(left_count, seq.tokens_max - len(seq.tokens)) - 1
 

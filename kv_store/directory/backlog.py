@@ -39,7 +39,7 @@ class PublishBacklog:
         if self._change_count > self._changes_max:
             self.drop()
 
-    def told(self, changes: StoreChanges) -> None:
+    def on_published(self, changes: StoreChanges) -> None:
         """Remove changes that the directory has taken in. Nothing happens if they are not the head any
         more."""
         if self._waiting and self._waiting[0] is changes:

@@ -45,9 +45,9 @@ class _Table:
     """The blocks of one node."""
 
     sequence_number: int | None = None
-    """Number of the last message heard; None: a snapshot is needed."""
+    """Number of the last message received; None: a snapshot is needed."""
     blocks: OrderedDict[BlockHash, Tier] = field(default_factory=OrderedDict[BlockHash, Tier])
-    """Least recently told or looked up first."""
+    """Least recently published or looked up first."""
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from baton.core.store import Holding, StoreChanges, StoreMember
 from baton.wire.core_driver import PAUSE_S, Timer
 from kv_store.directory.book import BookChange, DirectoryBook
 
-HEARD_AGAIN_S = 1.5
+RETRIED_AFTER_S = 1.5
 """The time after which nodes whose calls failed have tried again (`registration.RETRY_S`)."""
 
 
@@ -61,5 +61,5 @@ class MemoryDirectory:
 
     def _timer_fired(self, late_s: float) -> None:
         if late_s > PAUSE_S:
-            self.book.paused(late_s + HEARD_AGAIN_S)
+            self.book.paused(late_s + RETRIED_AFTER_S)
         self.tick()

@@ -107,10 +107,10 @@ class RedisDirectory:
         new = sorted({NodeId(raw.decode()) for raw in raw_ids} - self._seen)
         if new:
             answers += await self._client.run(*self._asking(new, text))
-        told = zip(asked + new, self._by_node(answers), strict=True)
+        replies = zip(asked + new, self._by_node(answers), strict=True)
         tiers: dict[NodeRef, bytes] = {}
         lapsed: list[NodeId] = []
-        for node_id, answer in told:
+        for node_id, answer in replies:
             if answer is None:
                 lapsed.append(node_id)
             else:

@@ -169,7 +169,7 @@ class StoreRegistration:
             self._lost(error)  # it stays the head: a second arrival does no harm
             return
         if is_known:
-            self._backlog.told(changes)
+            self._backlog.on_published(changes)
             return
         # The lease may have lapsed: a snapshot comes after the next renewal. That is now, but not again and
         # again for a directory that takes no snapshot in either.

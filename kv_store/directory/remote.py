@@ -20,25 +20,25 @@ class RemoteDirectory:
         self._client = StoreDirectoryClient(address, timeout_s=timeout_s)
 
     async def renew(self, member: StoreMember, *, lease_s: float) -> bool:
-        return await _told(self._client.renew(member, lease_s=lease_s))
+        return await _directory_errors(self._client.renew(member, lease_s=lease_s))
 
     async def leave(self, node_id: NodeId) -> None:
-        await _told(self._client.leave(node_id))
+        await _directory_errors(self._client.leave(node_id))
 
     async def members(self) -> tuple[StoreMember, ...]:
-        return await _told(self._client.members())
+        return await _directory_errors(self._client.members())
 
     async def publish(self, changes: StoreChanges) -> bool:
-        return await _told(self._client.publish(changes))
+        return await _directory_errors(self._client.publish(changes))
 
     async def look_up(self, hashes: Sequence[BlockHash]) -> list[tuple[Holding, ...]]:
-        return await _told(self._client.look_up(hashes))
+        return await _directory_errors(self._client.look_up(hashes))
 
     async def close(self) -> None:
         await self._client.close()
 
 
-async def _told(call: Awaitable[T]) -> T:
+async def _directory_errors(call: Awaitable[T]) -> T:
     try:
         return await call
     except LinkBroken as error:

@@ -8,7 +8,7 @@ from kv_store.node.components import Components
 from kv_store.node.counts import NodeStats, TierStatus
 from kv_store.node.size_classes import HostCopy
 
-TENANTS_TOLD = 10
+TENANTS_LISTED = 10
 
 
 def check(components: Components) -> None:
@@ -22,8 +22,8 @@ def check(components: Components) -> None:
     _check_pins(components)
     reported = components.publisher.reported()
     for entry in components.index:
-        is_told_host = reported.get(entry.facts.block_hash) is Tier.HOST
-        assert is_told_host == (entry.host is not None and not entry.host.is_transient)
+        is_published_host = reported.get(entry.facts.block_hash) is Tier.HOST
+        assert is_published_host == (entry.host is not None and not entry.host.is_transient)
         assert entry.ssd is None or entry.facts.block_hash in reported
     known = sum(1 for e in components.index if e.ssd is not None or (e.host and not e.host.is_transient))
     assert known == len(reported)
@@ -110,7 +110,7 @@ def status(components: Components) -> NodeStats:
 
 def _tenants(components: Components) -> tuple[tuple[str, int, int], ...]:
     host, ssd = components.index.host_tenants, components.index.ssd_tenants
-    largest = heapq.nlargest(TENANTS_TOLD, host.keys() | ssd.keys(), key=lambda t: (host[t] + ssd[t], t))
+    largest = heapq.nlargest(TENANTS_LISTED, host.keys() | ssd.keys(), key=lambda t: (host[t] + ssd[t], t))
     return tuple((tenant, host[tenant], ssd[tenant]) for tenant in largest)
 
 

@@ -1,4 +1,4 @@
-"""Where sequences of a group run, and where adapters are loaded: places that a sequence may prefer."""
+"""The workers that a sequence prefers: those of its group, and those that have its adapter loaded."""
 
 from collections.abc import Iterable
 
@@ -11,8 +11,8 @@ NOWHERE: frozenset[WorkerId] = frozenset()
 
 
 class Affinity:
-    """Siblings share the blocks of their prompt while it is in flight, so they go together while there is
-    room. A worker that used an adapter has it, as long as it is not much busier than the others."""
+    """Sequences of a group share the blocks of their prompt, so they are placed together while there is room.
+    A worker that used an adapter is preferred for it while it is not much busier than others."""
 
     def __init__(self) -> None:
         self._groups: dict[str, tuple[int, frozenset[WorkerId]]] = {}
@@ -32,22 +32,22 @@ class Affinity:
                 del self._adapters[next(iter(self._adapters))]
 
     def over(self, submit: Submit) -> None:
-        """A sequence that was placed has ended."""
+        """Note that a placed sequence has ended."""
         if submit.group:
             count, places = self._groups.pop(submit.group)
             if count > 1:
                 self._groups[submit.group] = (count - 1, places)
 
     def lost(self, worker_id: WorkerId) -> None:
-        """The worker is gone, and what it had loaded."""
+        """Forget the adapters of a worker that is gone."""
         self._adapters = {digest: at - {worker_id} for digest, at in self._adapters.items()}
 
     def siblings_at(self, submit: Submit) -> frozenset[WorkerId]:
-        """Where the newest of its group runs; empty: it has no group, or is the first."""
+        """Return where the newest sequence of its group runs; empty if there is none."""
         return self._groups[submit.group][1] if submit.group in self._groups else NOWHERE
 
     def adapter_at(self, submit: Submit) -> frozenset[WorkerId] | None:
-        """Where its adapter was used; None: it needs none."""
+        """Return the workers where its adapter was used; None if it needs none."""
         return None if submit.adapter is None else self._adapters.get(submit.adapter.digest, NOWHERE)
 
     @property

@@ -1,4 +1,4 @@
-"""Counts what is asked of a router and what came of it, by class: what an autoscaler goes by. Pure."""
+"""Counters of arrivals and results by service class, on which the autoscaler decides. Pure."""
 
 from dataclasses import dataclass, field
 
@@ -38,7 +38,7 @@ class ArrivalCounters:
         self._classes: dict[str, _Sums] = {}
 
     def totals(self) -> dict[str, ClassLoad]:
-        """Since the beginning."""
+        """Return the totals since the start."""
         return {name: sums.load() for name, sums in self._classes.items()}
 
     def _of(self, slo_class: str) -> _Sums:
@@ -55,7 +55,7 @@ class ArrivalCounters:
     def started(
         self, slo_class: str, *, prompt_tokens: int, cached_tokens: int, ttft_s: float, objective_s: float
     ) -> None:
-        """It has its first token. `objective_s` 0: none."""
+        """Count a sequence that has its first token. `objective_s` is 0 if there is no objective."""
         sums = self._of(slo_class)
         sums.started += 1
         sums.started_prompt_tokens += prompt_tokens
@@ -63,7 +63,7 @@ class ArrivalCounters:
         sums.ttft_missed += 0 < objective_s < ttft_s
 
     def gave_up(self, slo_class: str) -> None:
-        """It ended without a token, for want of capacity."""
+        """Count a sequence that ended without a token for lack of capacity."""
         sums = self._of(slo_class)
         sums.started += 1
         sums.ttft_missed += 1
@@ -71,7 +71,10 @@ class ArrivalCounters:
     def ended(
         self, slo_class: str, *, prompt_tokens: int, output_tokens: int, span_s: float, objective_s: float
     ) -> None:
-        """`span_s`: from its first token to its last. One token and no more says nothing of decoding."""
+        """Count the decode phase of a sequence, which took `span_s` from its first token to its last.
+
+        A single token says nothing about decoding and is not counted.
+        """
         if output_tokens < 2:
             return
         sums = self._of(slo_class)

@@ -1,14 +1,14 @@
-"""Circuit breakers: a worker that keeps failing gets no new sequences for a while. Pure.
+"""Circuit breakers: a worker that keeps failing gets no new sequence for a while. Pure.
 
     closed ──fails──▶ open ──its time is over──▶ half open ──a probe works──▶ closed
                        ▲                             │
                        └────── it fails, longer ─────┘
 
-One per replica, by its name: it outlives sessions and restarts, so a process that is started anew and dies
-again is seen. What counts is what the router sees itself: attempts that failed or were refused, sessions
-that broke, first tokens that did not come in time, and a worker whose steps take much longer than they did
-when it started while those of its peers do not. As in Envoy's outlier detection, only so large a share of
-a pool is kept out at once, and never all of it: if everybody fails, the fault is elsewhere.
+There is one breaker per replica name. It outlives sessions and restarts, so a process that keeps dying is
+noticed. The router counts what it observes itself: attempts that failed or were refused, sessions that broke,
+first tokens that were overdue, and workers whose steps take much longer than at their start while those of
+their peers do not. As in Envoy's outlier detection, only part of a pool is kept out at once and never all of
+it, because the fault is elsewhere if every worker fails.
 """
 
 from collections import deque
@@ -23,26 +23,26 @@ from baton.core.ids import SequenceId, WorkerId
 from baton.core.messages import Role
 
 WINDOW_EVENTS = 20
-"""Attempts whose share of failures counts, and …"""
+"""Number of recent attempts whose failure rate counts."""
 WINDOW_SHARE = 0.5
-"""… the share that opens."""
+"""Failure rate over these attempts that opens a breaker."""
 FORGIVEN_AFTER = 10.0
-"""Closed for this many times its last open time, a worker begins with the shortest one again."""
+"""A breaker that stayed closed for this many times its last open time starts with the shortest one again."""
 SLOW_REPORTS = 4
-"""Reports in a row."""
+"""Number of consecutive slow reports that open a breaker."""
 CIRCUITS_MAX = 4096
 
 
 class BreakerState(StrEnum):
     CLOSED = auto()
     OPEN = auto()
-    """Gets nothing."""
+    """The worker gets no new sequence."""
     HALF_OPEN = auto()
-    """Gets one sequence at a time."""
+    """The worker gets one sequence at a time as a probe."""
 
 
 class Circuit:
-    """What is known of one replica."""
+    """The breaker of one replica."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -62,7 +62,7 @@ class Circuit:
         return BreakerState.OPEN if now_s < self.opened_s + self.open_s else BreakerState.HALF_OPEN
 
     def is_shut(self, now_s: float) -> bool:
-        """It is to get nothing now."""
+        """Whether the worker gets no new sequence now."""
         state = self.state(now_s)
         return state is BreakerState.OPEN or (state is BreakerState.HALF_OPEN and self.probe is not None)
 
@@ -70,16 +70,16 @@ class Circuit:
 class BreakerStatus(NamedTuple):
     state: BreakerState
     reason: str
-    """Why it opened last; empty: it never did."""
+    """Why the breaker opened last; empty if it never did."""
 
 
 def replica_of(worker_id: WorkerId) -> str:
-    """A worker's id is `NAME.LIFE`."""
+    """Return the replica name of a worker id, which is `NAME.LIFE`."""
     return worker_id.rpartition(".")[0] or worker_id
 
 
 def slowness(costs: StepCosts | None, first: StepCosts | None) -> float | None:
-    """How many times as long a step takes as it did when the worker started; None: not known."""
+    """Return the duration of a step relative to the worker's start; None if it is not known."""
     if costs is None or first is None:
         return None
     before_s = _standard_s(first)
@@ -101,9 +101,9 @@ class Breakers:
         self._probes: dict[SequenceId, set[str]] = {}
         self._open_names: set[str] = set()
         self._least_slowness = float("inf")
-        """No circuit's is less."""
+        """Lower bound of the slowness of all circuits."""
         self.opened_count = 0
-        """Since the start, all workers'."""
+        """Number of times that breakers opened since the start."""
 
     # --- what happens -----------------------------------------------------------------------------
 
@@ -116,29 +116,35 @@ class Breakers:
         seq_id: SequenceId | None = None,
         is_refusal: bool = False,
     ) -> None:
-        """An attempt at a sequence, or (without one) its session. A refusal alone says that it is full: only
-        many in a row count. While it is half open only its probe counts, not what was placed before."""
+        """Note that an attempt failed, or the session if `seq_id` is None.
+
+        A refusal only says that the worker is full, so only many in a row count. While the breaker is half
+        open, only its probe counts.
+        """
         if not self._failures_max:
             return
         circuit = self._circuit(worker_id)
         state = circuit.state(now_s)
         is_old = state is BreakerState.HALF_OPEN and seq_id is not None and seq_id != circuit.probe
         if state is BreakerState.OPEN or is_old:
-            return  # what was under way when it opened
+            return  # the attempt began before the breaker opened
         circuit.in_a_row += 1
         if not is_refusal:
             circuit.recent.append(False)
         if state is BreakerState.HALF_OPEN and not is_refusal:
-            self._open(circuit, f"failed again: {reason}", now_s)
+            self._open(circuit, f"the probe failed: {reason}", now_s)
         elif circuit.in_a_row >= self._failures_max * (4 if is_refusal else 1):
-            self._open(circuit, f"{circuit.in_a_row} times in a row: {reason}", now_s)
+            self._open(circuit, f"{circuit.in_a_row} failures in a row, the last one: {reason}", now_s)
         elif len(circuit.recent) == WINDOW_EVENTS and not is_refusal:
             failures = circuit.recent.count(False)
             if failures >= WINDOW_SHARE * WINDOW_EVENTS:
-                self._open(circuit, f"{failures} of {WINDOW_EVENTS} attempts: {reason}", now_s)
+                self._open(
+                    circuit, f"{failures} of {WINDOW_EVENTS} attempts failed, the last one: {reason}", now_s
+                )
 
     def worked(self, worker_id: WorkerId, seq_id: SequenceId, *, now_s: float) -> None:
-        """It did what the sequence was placed there for: its first token, or to have joined."""
+        """Note that the worker did its phase: it produced the first token, or the sequence joined its
+        batch."""
         circuit = self._circuits.get(replica_of(worker_id))
         if circuit is None:
             return
@@ -151,7 +157,7 @@ class Breakers:
     def reported(
         self, worker_id: WorkerId, slow: float | None, peers: Iterable[WorkerId], *, now_s: float
     ) -> None:
-        """`slow`: how many times as long its steps take as at its start. `peers`: the pool."""
+        """Note the slowness that follows from a load report. `peers` are the workers of the same role."""
         if not self._failures_max or not self._slow_factor or slow is None:
             return
         circuit = self._circuit(worker_id)
@@ -176,7 +182,7 @@ class Breakers:
             self._probes.setdefault(seq_id, set()).add(circuit.name)
 
     def left(self, seq_id: SequenceId, holders: Collection[WorkerId]) -> None:
-        """The sequence is with `holders` only: elsewhere it probes nothing any more."""
+        """Note that the sequence is at `holders` only, and is no probe elsewhere any more."""
         names = self._probes.get(seq_id)
         if names is None:
             return
@@ -189,8 +195,8 @@ class Breakers:
     # --- what follows -----------------------------------------------------------------------------
 
     def suspended(self, roles: Mapping[WorkerId, Role], *, now_s: float) -> frozenset[WorkerId]:
-        """Workers that get nothing now, of those that could. Never more than their share of a pool, and
-        never all of it; those that opened first stay out."""
+        """Return the workers that get no new sequence now: at most the configured part of each pool, never
+        all of it. Those whose breaker opened first stay out."""
         shut = [w for w in roles if (c := self._known(w)) is not None and c.is_shut(now_s)]
         if not shut:
             return frozenset()
@@ -216,12 +222,12 @@ class Breakers:
 
     @property
     def any_open(self) -> bool:
-        """Open or half open."""
+        """Whether some breaker is open or half open."""
         return bool(self._open_names)
 
     @property
     def is_idle(self) -> bool:
-        """No sequence probes anything."""
+        """Whether no sequence is a probe."""
         return not self._probes
 
     def check(self) -> None:

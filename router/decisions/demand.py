@@ -1,4 +1,4 @@
-"""What a router tells the control plane of its requests and workers, and when it counts them. Pure."""
+"""The router's demand report to the control plane, and when requests are counted for it. Pure."""
 
 from collections.abc import Iterable
 
@@ -12,7 +12,7 @@ from router.decisions.flow import Flow
 from router.decisions.request_state import RequestState
 
 OWN_FAULT = frozenset({FailureKind.TOO_LONG, FailureKind.UNSUPPORTED})
-"""No number of workers would have served these."""
+"""Failures that more workers would not have prevented."""
 
 
 def count_first_token(counters: ArrivalCounters, flow: Flow, *, now_s: float) -> None:
@@ -27,7 +27,7 @@ def count_first_token(counters: ArrivalCounters, flow: Flow, *, now_s: float) ->
 
 
 def count_end(counters: ArrivalCounters, flow: Flow, *, now_s: float) -> None:
-    """`flow` has ended, and is no second attempt beside one that goes on."""
+    """Count a flow that has ended. Backup attempts are not counted."""
     submit, first_s = flow.submit, flow.clock.first_s
     if flow.is_backup:
         return
@@ -45,7 +45,7 @@ def count_end(counters: ArrivalCounters, flow: Flow, *, now_s: float) -> None:
     elif flow.state is RequestState.DONE:
         count_first_token(counters, flow, now_s=now_s)  # an embedding
     elif 0 < submit.ttft_slo_s < now_s - flow.arrived_s:
-        counters.gave_up(submit.slo_class)  # its client did, with reason
+        counters.gave_up(submit.slo_class)  # the client gave up after its objective was missed
 
 
 def demand_of(

@@ -1,6 +1,6 @@
-"""What the router does about workers that fail or are late: breakers, budgets, hedges, leaving workers. Pure.
+"""How the router handles failing and late workers: circuit breakers, retry budgets, hedging, migration. Pure.
 
-`router.decisions.core` tells what happens; nothing here places or ends a sequence.
+`router.decisions.core` reports what happens. Nothing here places or ends a sequence.
 """
 
 from collections.abc import Iterable
@@ -27,22 +27,22 @@ from router.decisions.request_state import RequestState
 from router.decisions.retry_budgets import WindowBudget
 
 MIGRATIONS_AT_ONCE = 8
-"""Streams that a leaving worker's report moves elsewhere; the next report moves more."""
+"""Largest number of streams that move away from a draining worker per load report."""
 
 
 class FailureStatus(msgspec.Struct, frozen=True):
-    """Since the start, unless said otherwise."""
+    """Totals since the start, unless a field says otherwise."""
 
     breakers_opened: int = 0
     retries_left: int = 0
-    """Now: what the budget allows."""
+    """Retries that the budget allows now."""
     retries_refused: int = 0
     hedges: int = 0
     hedges_won: int = 0
     hedge_wasted_tokens: int = 0
-    """Prompt tokens that the slower attempts were to compute, at most."""
+    """Upper bound of the prompt tokens that cancelled attempts computed in vain."""
     hedges_racing: int = 0
-    """Now."""
+    """Sequences that have two attempts now."""
 
 
 class FailureHandling:
@@ -67,7 +67,7 @@ class FailureHandling:
         )
 
     def suspended(self, now_s: float) -> frozenset[WorkerId]:
-        """Workers that get nothing now."""
+        """Return the workers that get no new sequence now."""
         if not self.breakers.any_open:
             return frozenset()
         roles = {w.worker_id: w.facts.role for w in self._cluster if not w.facts.is_draining}
@@ -80,7 +80,7 @@ class FailureHandling:
     # --- what happens -----------------------------------------------------------------------------
 
     def started(self, flow: Flow, placement: Placement, *, is_first: bool, now_s: float) -> None:
-        """An attempt began."""
+        """Note that an attempt began."""
         for worker_id in placement.phases:
             self.breakers.placed(worker_id, flow.name, now_s=now_s)
         if is_first and not flow.is_backup:
@@ -90,7 +90,7 @@ class FailureHandling:
         flow.placed_s = now_s
 
     def advanced(self, flow: Flow, worker_id: WorkerId, before: RequestState, *, now_s: float) -> None:
-        """Something that its worker said took the sequence on from phase `before`."""
+        """Note that a message of the worker took the sequence on from state `before`."""
         self.breakers.worked(worker_id, flow.name, now_s=now_s)
         if before is RequestState.PREFILLING and len(flow.generated) == 1:
             self.hedging.observe_first_token(now_s - flow.placed_s)
@@ -100,7 +100,7 @@ class FailureHandling:
     def failed(
         self, worker: WorkerView, message: SequenceFailed, sources: Iterable[WorkerId], now_s: float
     ) -> None:
-        """An attempt, of which the worker was part; `sources`: whom it read from."""
+        """Note that an attempt failed at the worker. `sources` are the workers that it read KV from."""
         if worker.facts.is_draining:
             return
         match message.reason:
@@ -112,7 +112,7 @@ class FailureHandling:
                     reason = f"transfer: {message.message}"
                     self.breakers.failed(worker_id, reason, now_s=now_s, seq_id=message.seq_id)
             case _:
-                pass  # the source's fault, nobody's, or told by the source itself
+                pass  # the fault is the source's, nobody's, or reported by the source itself
 
     def refused(self, worker: WorkerView, message: SequenceRefused, now_s: float) -> None:
         if message.reason is RefusalReason.NO_ROOM:
@@ -122,7 +122,7 @@ class FailureHandling:
             )
 
     def lost(self, worker: WorkerView, reason: str, now_s: float) -> None:
-        """Its session."""
+        """Note that the worker's session ended."""
         self._leaving_since_s.pop(worker.worker_id, None)
         if not worker.facts.is_draining:
             self.breakers.failed(worker.worker_id, f"lost: {reason}", now_s=now_s)
@@ -135,16 +135,16 @@ class FailureHandling:
             self.breakers.reported(worker.worker_id, slow, peers, now_s=now_s)
 
     def overdue(self, flow: Flow, now_s: float) -> None:
-        """Its first token, and a second attempt began."""
+        """Note that the first token is overdue and a backup attempt began."""
         for worker_id, phase in flow.phases.items():
             if phase is not Phase.DECODE:
                 reason = f"no first token within {now_s - flow.placed_s:.2f} s"
                 self.breakers.failed(worker_id, reason, now_s=now_s, seq_id=flow.name)
 
-    # --- leaving workers --------------------------------------------------------------------------
+    # --- draining workers --------------------------------------------------------------------------
 
     def is_time_to_migrate(self, worker: WorkerView, now_s: float) -> bool:
-        """It drains for so long that its streams should go on elsewhere."""
+        """Whether the worker has drained for so long that its streams should move to other workers."""
         if not worker.facts.is_draining:
             self._leaving_since_s.pop(worker.worker_id, None)
             return False

@@ -1,4 +1,4 @@
-"""Where the time to a sequence's first tokens goes: the router's clock around what workers tell."""
+"""The latency breakdown of a sequence, from the router's clock and the timings that workers report."""
 
 import copy
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from router.decisions.prediction.forecast import Forecast
 
 
 class LatencyClock:
-    """The clock of one sequence. It is told what happens, in order; instants are on the router's clock."""
+    """The clock of one sequence. Its methods are called in the order of events, with the router's time."""
 
     __slots__ = (
         "_are_timings_due",
@@ -57,7 +57,7 @@ class LatencyClock:
             self._placed_s = self._since_s = now_s
 
     def lost(self, now_s: float) -> None:
-        """Its attempt is over and it waits for a place again."""
+        """Note that the attempt is over and the sequence waits for a place again."""
         if self._first_s is None:
             self._retries_s += now_s - self._since_s
             self._placed_s, self._since_s = None, now_s
@@ -66,28 +66,28 @@ class LatencyClock:
             self._are_timings_due = False  # a later attempt's are not the first token's
 
     def on_timings(self, timings: PhaseTimings) -> None:
-        """The worker that prefills says so, maybe after the first token was heard of elsewhere."""
+        """Note the prefill worker's timings, which may come after the decode worker sent the first token."""
         if self._timings is None and self._are_timings_due:
             self._timings = timings
 
     def decodes(self, now_s: float) -> None:
-        """The worker that decodes it has all it needs. The first time counts."""
+        """Note that the decode worker has all it needs. The first time counts."""
         if self._decodes_s is None and self._first_s is not None:
             self._decodes_s = now_s
 
     def delivered(self, token_count: int, now_s: float) -> None:
-        """The client has so many tokens."""
+        """Note that the client has this many tokens."""
         if self._first_s is None:
             self._first_s = now_s
         if self._second_s is None and token_count > 1:
             self._second_s = now_s
 
     def latency_breakdown(self) -> LatencyBreakdown | None:
-        """None: no token yet, or nothing was told by its worker."""
+        """Return the breakdown; None before the first token, or if its worker reported no timings."""
         if self._first_s is None or self._placed_s is None or self._timings is None:
             return None
         left_s = self._first_s - self._placed_s
-        # A worker's parts and ours are measured on two clocks, and neither may make the sum wrong.
+        # The worker's parts and the router's are measured on two clocks, so the parts are cut to fit the sum.
         wait_s = min(self._timings.wait_s, left_s)
         load_s = min(self._timings.load_s, left_s - wait_s)
         prefill_s = min(self._timings.compute_s, left_s - wait_s - load_s)
@@ -120,7 +120,10 @@ def served_by(
     *,
     is_begun: bool,
 ) -> Served:
-    """One more attempt began, `waited_s` after the request's arrival. `is_begun`: the client has tokens."""
+    """Return `before` with one more attempt, which began `waited_s` after the request's arrival.
+
+    `is_begun`: the client has tokens already.
+    """
     attempts = before.attempts + 1
     prefill = next(w for w, phase in phases.items() if phase is not Phase.DECODE)
     decode = next((w for w, phase in phases.items() if phase is Phase.DECODE), prefill)

@@ -1,5 +1,6 @@
-"""Placing sequences: what is known about workers and prefixes, the policy that chooses, and the accounts
-of what was sent where. Pure: `router.decisions.core` asks it for each sequence and tells it what happens."""
+"""Placement: the view of workers and prefixes, the policy that chooses, and the accounts of what runs where.
+
+`router.decisions.core` calls it for each sequence and reports what happens. Pure."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -89,13 +90,13 @@ class Placing:
     # --- workers ----------------------------------------------------------------------------------
 
     def join(self, hello: WorkerHello, address: str) -> None:
-        """The worker must not be known."""
+        """Add a worker that is not known yet."""
         self.cluster.join(hello, address)
         self.index.add_worker(hello.worker_id)
         self.peers.worker_joined(hello.worker_id)
 
     def lose(self, worker_id: WorkerId) -> None:
-        """Its reservations were released before."""
+        """Remove a worker whose reservations were released."""
         self.cluster.lose(worker_id)
         self.predictor.forget(worker_id)
         self.index.remove_worker(worker_id)
@@ -103,7 +104,7 @@ class Placing:
 
     @property
     def longest_tokens(self) -> int:
-        """What the most capable worker can hold of one sequence."""
+        """The longest sequence that some worker can hold, in tokens."""
         return max((w.hello.max_model_tokens for w in self.cluster), default=0)
 
     @property
@@ -113,14 +114,16 @@ class Placing:
 
     @property
     def distrusts_predictions(self) -> bool:
-        """Whether the policy would predict, if its predictions were trusted."""
+        """Whether the policy predicts, but its predictions are not trusted at present."""
         return self._predicts and not self.predictor.is_trusted
 
     # --- sequences --------------------------------------------------------------------------------
 
     def find(self, flow: Flow, *, now_s: float, leaves_room: bool = False) -> Placement | NoPlace:
-        """Where the sequence would run now. Changes nothing but the policy's own memory. `leaves_room`: to
-        others, see `router.decisions.placement.room`."""
+        """Return where the sequence would run now. Only the policy's own memory may change.
+
+        `leaves_room`: keep room for other tenants, see `router.decisions.placement.room`.
+        """
         found: CachedBlocks = {}
         snapshot = self.cluster.snapshot(now_s, self.suspended(now_s))
         request = PlacementRequest(
@@ -140,11 +143,11 @@ class Placing:
         facts = placement.prefill.facts
         blocks, held = found.get((facts.fingerprint, facts.block_tokens), (NO_BLOCKS, NO_BLOCKS))
         if self.distrusts_predictions:
-            # Compared all the same, so that it shows when predictions are good again.
+            # Predictions are still compared with what happens, so that it shows when they are good again.
             source, target = placement.prefill, placement.decode
             placement = placement._replace(
                 predicted=self.predictor.predict(source, target, request.needs, held, now_s=now_s),
-                reason=f"predictions are off, so by cached prefix: {placement.reason}",
+                reason=f"by cached prefix, since predictions are not trusted: {placement.reason}",
             )
         return placement._replace(cached_blocks=blocks)
 
@@ -163,7 +166,7 @@ class Placing:
         return matched
 
     def take(self, flow: Flow, placement: Placement, *, now_s: float) -> None:
-        """Count the sequence where it was placed, before it starts there."""
+        """Reserve what the sequence needs at its workers before it starts there."""
         seq_id, prefill, cached_blocks = flow.name, placement.prefill, placement.cached_blocks
         facts = prefill.facts
         profile = SequenceProfile(flow.token_count, flow.submit.priority, flow.submit.tpot_slo_s)
@@ -194,7 +197,7 @@ class Placing:
             )
 
     def on_output(self, worker_id: WorkerId, output: SequenceOutput) -> None:
-        """Before the flow hears of it."""
+        """Note the timings of an output before the flow handles it."""
         if output.timings is not None and (known := self._open.get(output.seq_id)) is not None:
             known.timings = output.timings
 
@@ -205,7 +208,7 @@ class Placing:
                 self.predictor.observe_joined(source.hello.host, worker.hello.host, joined)
 
     def forget(self, flow: Flow) -> None:
-        """It was not placed after all, and never will be."""
+        """Forget a sequence that is not placed after all."""
         self._hashes.pop(flow.name, None)
 
     def settle(self, flow: Flow, *, now_s: float) -> bool:

@@ -1,5 +1,4 @@
-"""The prefix index knows which worker holds which prefix, as far as block events tell, plus what was just
-sent there.
+"""The prefix index: which worker holds which prefix, from block events and from recent placements.
 
 An inverted index: block hash -> set of workers, in `prefix_table` and `holder_sets`.
 Hashes are chained, so the longest cached prefix over all workers is one walk along the prompt's hashes
@@ -21,10 +20,10 @@ EXPECTED_S = 10.0
 block that is confirmed, removed and expected again meanwhile counts until the earlier time."""
 
 RESYNC_AGAIN_S = 5.0
-"""A snapshot that was asked for and did not come in this time is asked for again."""
+"""A requested snapshot that has not come within this time is requested again."""
 
 EXPIRED_AT_ONCE_MAX = 4096
-"""Blocks given up in one call; what is left is due at once."""
+"""Largest number of blocks that expire in one call. The rest is due at once."""
 
 PIECE = 1024
 """Blocks looked up in arrays at first; the next piece is twice as long."""
@@ -51,7 +50,7 @@ class PrefixIndex:
         self._stored_bits = 0
         """Those of all slots."""
         self.on_placed: Callable[[WorkerId, Sequence[BlockHash]], None] | None = None
-        """Hears of the blocks that our own sequences will leave behind."""
+        """Called with the blocks that this router's own sequences will leave behind."""
         self._placed: list[tuple[WorkerId, _Holder, Sequence[BlockHash], float]] = []
         """Not noted yet."""
         self._expiries: deque[tuple[float, WorkerId, _Holder, Numbers]] = deque()
@@ -76,7 +75,7 @@ class PrefixIndex:
         """Returns True when the router must ask the worker for a snapshot.
 
         After a gap the worker's blocks are unknown, which counts as none, until the snapshot comes.
-        A message heard twice changes nothing.
+        A repeated message changes nothing.
         """
         self.note_placed()
         holder = self._holders[worker_id]
@@ -108,7 +107,7 @@ class PrefixIndex:
             self._placed.append((worker_id, self._holders[worker_id], hashes, now_s))
 
     def note_placed(self) -> None:
-        """What `placed` put off."""
+        """Apply what `placed` put off."""
         placed, self._placed = self._placed, []
         for worker_id, holder, hashes, now_s in placed:
             if self._holders.get(worker_id) is holder:
@@ -117,7 +116,8 @@ class PrefixIndex:
                 self.expect(worker_id, hashes, now_s=now_s)
 
     def expect(self, worker_id: WorkerId, hashes: Sequence[BlockHash], *, now_s: float) -> None:
-        """A sequence with these blocks was just placed there: its siblings should find them."""
+        """Expect these blocks at the worker, where a sequence with them was just placed, so that its siblings
+        match."""
         if not hashes:
             return
         holder = self._holders[worker_id]
@@ -169,11 +169,11 @@ class PrefixIndex:
         return found
 
     def block_count(self, worker_id: WorkerId) -> int:
-        """Confirmed blocks."""
+        """Return the number of confirmed blocks of the worker."""
         return self._holders[worker_id].stored_count
 
     def is_known(self, worker_id: WorkerId) -> bool:
-        """False: the worker's snapshot has not come yet."""
+        """Whether the worker's snapshot has come."""
         return self._holders[worker_id].next_number is not None
 
     @property

@@ -1,4 +1,4 @@
-"""How much may be done twice: retries and hedges, as a share of what is done once. Pure.
+"""Budgets for retries and backup attempts, as a fraction of the ordinary work. Pure.
 
 A budget keeps what tries to help from becoming the load that hurts: when everything fails, everything is
 retried, and a cluster at its limit gets several times the work (Google SRE, "Handling Overload"; Finagle's
@@ -35,7 +35,7 @@ class WindowBudget:
         self._earned += 1
 
     def take(self, now_s: float, *, must: bool = False) -> bool:
-        """One unit, if there is one. `must`: in any case, at the cost of those that come later."""
+        """Take one unit if there is one. With `must` it is taken in any case, at the cost of later ones."""
         current = self._now(now_s)
         if self.left <= 0 and not must:
             self.refused_count += 1
@@ -46,11 +46,11 @@ class WindowBudget:
 
     @property
     def left(self) -> int:
-        """Units, as of the last call that had a time."""
+        """The units left as of the last call with a time."""
         return math.floor(self._floor + self._share * self._earned) - self._spent
 
     def retry_after_s(self, now_s: float) -> float:
-        """When units that were spent come back."""
+        """Return the seconds until spent units come back."""
         first = next((s for s in self._slices if s.spent), None)
         return 1.0 if first is None else max(1.0, first.ends_s + WINDOW_S - now_s)
 
@@ -80,6 +80,6 @@ class CreditBudget:
         self._credit = min(self._saved_max, self._credit + self._share)
 
     def take(self) -> None:
-        """Needs `has_credit`."""
+        """Take one unit of credit, which must be there."""
         assert self.has_credit
         self._credit -= 1.0

@@ -1,4 +1,4 @@
-"""What the router says of itself and of its workers, at one moment. Pure."""
+"""The status of the router and of its workers at one moment. Pure."""
 
 from collections.abc import Container
 
@@ -23,7 +23,7 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     fingerprint: str
     is_draining: bool
     is_stale: bool
-    """No load report for longer than `worker_silence_s`: assumed busy."""
+    """True if no load report came for longer than `worker_silence_s`, so that the worker is assumed busy."""
     in_flight_count: int
     """Sequences of this router that have a phase there."""
     elsewhere_count: int
@@ -36,30 +36,30 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     indexed_blocks: int
     """Blocks of its prefix cache that this router knows."""
     is_index_known: bool
-    """False: waiting for a snapshot of its prefix cache."""
+    """False until a snapshot of its prefix cache has come."""
     predictions: PredictionErrors
     """Errors of predictions for what was placed there."""
     block_tokens: int
     costs: StepCosts | None
-    """What its steps cost, as it says."""
+    """The step costs that the worker reports."""
     breaker: str = "closed"
     """closed | open | half_open, see `router.decisions.breaker`."""
     breaker_reason: str = ""
     is_suspended: bool = False
-    """It gets no new sequence now: its breaker is open, and enough others of its pool are there."""
+    """True if the worker gets no new sequence now, because its breaker is open and its pool has others."""
 
 
 class RouterStatus(msgspec.Struct, frozen=True):
     queued: int
-    """Sequences without a place, those resting between two attempts included."""
+    """Sequences that wait for placement, including those in back-off between two attempts."""
     live: int
     workers: tuple[WorkerStatus, ...]
     is_ready: bool
-    """A sequence that arrives now can be placed, as soon as there is room."""
+    """True if a sequence that arrives now can be placed as soon as there is room."""
     is_prefill_pool_empty: bool
     is_decode_pool_empty: bool
     is_fallback_in_use: bool
-    """Pairs are wanted and impossible, and both phases run on whichever worker there is."""
+    """True if no pair of workers is possible, so that both phases run on one worker instead."""
     predictor: PredictorStatus
     peer_count: int = 0
     """Other routers whose work counts here."""

@@ -292,14 +292,14 @@ class MacroWorker:
 
     def _emit(self, seq: MacroSequence, known_count: int, finish: FinishReason | None) -> None:
         """Tell the router the tokens that it does not have."""
-        told = seq.start.generated_count if seq.reported_count is None else seq.reported_count
+        sent_count = seq.start.generated_count if seq.reported_count is None else seq.reported_count
         is_first = seq.reported_count is None and seq.first_step_s is not None
         seq.reported_count = known_count - seq.prompt_count
         self._outputs.append(
             SequenceOutput(
                 *seq.key,
-                told,
-                (TOKEN,) * (seq.reported_count - told),
+                sent_count,
+                (TOKEN,) * (seq.reported_count - sent_count),
                 finish,
                 cached_token_count=seq.cached_count if is_first else None,
                 timings=self._timings(seq) if is_first else None,

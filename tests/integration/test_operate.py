@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from baton.core.messages import Role
-from baton.core.operate import Drain, RollOut, Scale, SwitchRole, Version
+from baton.core.operate import DrainWorker, RollOut, Scale, SwitchRole, Version
 from baton.wire.link import LinkBroken
 from tests.integration.cluster import Cluster, eventually
 from tests.integration.operating import Operator, Streams
@@ -77,7 +77,7 @@ def test_a_running_worker_switches_within_two_seconds_and_keeps_process_and_weig
 def test_a_drained_worker_leaves_no_stream_behind_and_is_replaced(cluster, operator):
     (old,) = (w for w in cluster.workers() if w.worker_id.startswith("prefill-0"))
     with Streams(cluster):
-        operator.order(Drain("prefill-0"))
+        operator.order(DrainWorker("prefill-0"))
         cluster.await_workers(prefill=2, decode=1)
     assert old.pid not in {w.pid for w in cluster.workers()}
     cluster.assert_idle()

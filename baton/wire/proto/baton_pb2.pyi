@@ -1077,7 +1077,7 @@ class Traits(_message.Message):
     pool_tokens: int
     def __init__(self, costs: _Optional[_Union[StepCosts, _Mapping]] = ..., chunk_tokens: _Optional[int] = ..., batch_max: _Optional[int] = ..., pool_tokens: _Optional[int] = ...) -> None: ...
 
-class DemandHeard(_message.Message):
+class DemandReply(_message.Message):
     __slots__ = ("every_s",)
     EVERY_S_FIELD_NUMBER: _ClassVar[int]
     every_s: float
@@ -1096,20 +1096,20 @@ class Order(_message.Message):
     def __init__(self, action: _Optional[_Union[Action, _Mapping]] = ..., who: _Optional[str] = ..., reason: _Optional[str] = ..., is_advice: _Optional[bool] = ...) -> None: ...
 
 class Action(_message.Message):
-    __slots__ = ("scale", "resize", "switch_role", "drain", "drain_node", "roll_out")
+    __slots__ = ("scale", "resize", "switch_role", "drain_worker", "drain_node", "roll_out")
     SCALE_FIELD_NUMBER: _ClassVar[int]
     RESIZE_FIELD_NUMBER: _ClassVar[int]
     SWITCH_ROLE_FIELD_NUMBER: _ClassVar[int]
-    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_WORKER_FIELD_NUMBER: _ClassVar[int]
     DRAIN_NODE_FIELD_NUMBER: _ClassVar[int]
     ROLL_OUT_FIELD_NUMBER: _ClassVar[int]
     scale: Scale
     resize: Resize
     switch_role: SwitchRole
-    drain: Drain
+    drain_worker: DrainWorker
     drain_node: DrainNode
     roll_out: RollOut
-    def __init__(self, scale: _Optional[_Union[Scale, _Mapping]] = ..., resize: _Optional[_Union[Resize, _Mapping]] = ..., switch_role: _Optional[_Union[SwitchRole, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., drain_node: _Optional[_Union[DrainNode, _Mapping]] = ..., roll_out: _Optional[_Union[RollOut, _Mapping]] = ...) -> None: ...
+    def __init__(self, scale: _Optional[_Union[Scale, _Mapping]] = ..., resize: _Optional[_Union[Resize, _Mapping]] = ..., switch_role: _Optional[_Union[SwitchRole, _Mapping]] = ..., drain_worker: _Optional[_Union[DrainWorker, _Mapping]] = ..., drain_node: _Optional[_Union[DrainNode, _Mapping]] = ..., roll_out: _Optional[_Union[RollOut, _Mapping]] = ...) -> None: ...
 
 class Scale(_message.Message):
     __slots__ = ("role", "count", "model")
@@ -1144,7 +1144,7 @@ class SwitchRole(_message.Message):
     role: Role
     def __init__(self, worker: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ...) -> None: ...
 
-class Drain(_message.Message):
+class DrainWorker(_message.Message):
     __slots__ = ("worker", "is_replaced")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     IS_REPLACED_FIELD_NUMBER: _ClassVar[int]

@@ -1094,7 +1094,7 @@ class DemandStub:
         self.Report = channel.unary_unary(
                 '/baton.v1.Demand/Report',
                 request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.DemandReport.SerializeToString,
-                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.DemandHeard.FromString,
+                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.DemandReply.FromString,
                 _registered_method=True)
 
 
@@ -1114,7 +1114,7 @@ def add_DemandServicer_to_server(servicer, server):
             'Report': grpc.unary_unary_rpc_method_handler(
                     servicer.Report,
                     request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.DemandReport.FromString,
-                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.DemandHeard.SerializeToString,
+                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.DemandReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1144,7 +1144,7 @@ class Demand:
             target,
             '/baton.v1.Demand/Report',
             baton_dot_wire_dot_proto_dot_baton__pb2.DemandReport.SerializeToString,
-            baton_dot_wire_dot_proto_dot_baton__pb2.DemandHeard.FromString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.DemandReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -10,9 +10,9 @@ from typing import Any, assert_never
 
 from baton.core.budgets import Ask, Grant, Scarce, Settle
 from baton.core.costs import PhaseTimings, StepCosts
-from baton.core.demand import Bin, ClassLoad, DemandHeard, DemandReport, Traits, WorkerLoad
+from baton.core.demand import Bin, ClassLoad, DemandReply, DemandReport, Traits, WorkerLoad
 from baton.core.messages import AdapterRef, BlockEvents, CancelSequence, FailureReason, KVGrant, KVRefused, KVReleased, KVRequest, LoadReport, Member, MembershipView, PeerHello, PeerRef, Phase, RefusalReason, ResyncBlocks, Role, RouterHello, SequenceFailed, SequenceJoined, SequenceOutput, SequenceRefused, StartSequence, StepOutput, Task, WorkerHello
-from baton.core.operate import AutoscaleState, ClusterState, Decision, Drain, DrainNode, NodeState, Order, Outcome, Pool, ReplicaState, ReplicaStatus, Resize, RoleOutlook, RollOut, RouterState, Scale, SwitchRole, Version
+from baton.core.operate import AutoscaleState, ClusterState, Decision, DrainNode, DrainWorker, NodeState, Order, Outcome, Pool, ReplicaState, ReplicaStatus, Resize, RoleOutlook, RollOut, RouterState, Scale, SwitchRole, Version
 from baton.core.recent_requests import Moment, RecentRequest, RecentRequestsQuery, RecentRequestsReply
 from baton.core.sampling import FinishReason, Grammar, GrammarKind, SamplingParams
 from baton.core.sharing import ExpectedBlocks, RouterMember, RouterUpdate, UnreportedLoad
@@ -1662,18 +1662,18 @@ def traits_from_pb(x: pb.Traits) -> Traits:
     )
 
 
-def demand_heard_fields(x: DemandHeard) -> dict[str, Any]:
+def demand_reply_fields(x: DemandReply) -> dict[str, Any]:
     return {
         "every_s": x.every_s,
     }
 
 
-def demand_heard_to_pb(x: DemandHeard) -> pb.DemandHeard:
-    return pb.DemandHeard(**demand_heard_fields(x))
+def demand_reply_to_pb(x: DemandReply) -> pb.DemandReply:
+    return pb.DemandReply(**demand_reply_fields(x))
 
 
-def demand_heard_from_pb(x: pb.DemandHeard) -> DemandHeard:
-    return DemandHeard(
+def demand_reply_from_pb(x: pb.DemandReply) -> DemandReply:
+    return DemandReply(
         every_s=x.every_s,
     )
 
@@ -1700,7 +1700,7 @@ def order_from_pb(x: pb.Order) -> Order:
     )
 
 
-def action_fields(x: Scale | Resize | SwitchRole | Drain | DrainNode | RollOut) -> dict[str, Any]:
+def action_fields(x: Scale | Resize | SwitchRole | DrainWorker | DrainNode | RollOut) -> dict[str, Any]:
     match x:
         case Scale():
             return {"scale": scale_fields(x)}
@@ -1708,8 +1708,8 @@ def action_fields(x: Scale | Resize | SwitchRole | Drain | DrainNode | RollOut) 
             return {"resize": resize_fields(x)}
         case SwitchRole():
             return {"switch_role": switch_role_fields(x)}
-        case Drain():
-            return {"drain": drain_fields(x)}
+        case DrainWorker():
+            return {"drain_worker": drain_worker_fields(x)}
         case DrainNode():
             return {"drain_node": drain_node_fields(x)}
         case RollOut():
@@ -1718,11 +1718,11 @@ def action_fields(x: Scale | Resize | SwitchRole | Drain | DrainNode | RollOut) 
             assert_never(x)
 
 
-def action_to_pb(x: Scale | Resize | SwitchRole | Drain | DrainNode | RollOut) -> pb.Action:
+def action_to_pb(x: Scale | Resize | SwitchRole | DrainWorker | DrainNode | RollOut) -> pb.Action:
     return pb.Action(**action_fields(x))
 
 
-def action_from_pb(x: pb.Action) -> Scale | Resize | SwitchRole | Drain | DrainNode | RollOut:
+def action_from_pb(x: pb.Action) -> Scale | Resize | SwitchRole | DrainWorker | DrainNode | RollOut:
     match x.WhichOneof("message"):
         case "scale":
             return scale_from_pb(x.scale)
@@ -1730,8 +1730,8 @@ def action_from_pb(x: pb.Action) -> Scale | Resize | SwitchRole | Drain | DrainN
             return resize_from_pb(x.resize)
         case "switch_role":
             return switch_role_from_pb(x.switch_role)
-        case "drain":
-            return drain_from_pb(x.drain)
+        case "drain_worker":
+            return drain_worker_from_pb(x.drain_worker)
         case "drain_node":
             return drain_node_from_pb(x.drain_node)
         case "roll_out":
@@ -1796,19 +1796,19 @@ def switch_role_from_pb(x: pb.SwitchRole) -> SwitchRole:
     )
 
 
-def drain_fields(x: Drain) -> dict[str, Any]:
+def drain_worker_fields(x: DrainWorker) -> dict[str, Any]:
     return {
         "worker": x.worker,
         "is_replaced": x.is_replaced,
     }
 
 
-def drain_to_pb(x: Drain) -> pb.Drain:
-    return pb.Drain(**drain_fields(x))
+def drain_worker_to_pb(x: DrainWorker) -> pb.DrainWorker:
+    return pb.DrainWorker(**drain_worker_fields(x))
 
 
-def drain_from_pb(x: pb.Drain) -> Drain:
-    return Drain(
+def drain_worker_from_pb(x: pb.DrainWorker) -> DrainWorker:
+    return DrainWorker(
         worker=x.worker,
         is_replaced=x.is_replaced,
     )

@@ -6,12 +6,12 @@ from typing import NamedTuple
 from router.decisions.prediction.forecast import Forecast
 
 QUEUE_SIGMA = 0.3
-"""Standard deviation of ln(actual / predicted) of a wait in the line."""
+"""Standard deviation of ln(actual / predicted) of a wait in the admission queue."""
 
 
 class Attainment(NamedTuple):
     ttft: float
-    """Probability that the first token comes in time; 1 without objective."""
+    """Probability that the TTFT objective holds; 1 without one."""
     tpot: float
 
     @property

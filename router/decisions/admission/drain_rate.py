@@ -1,19 +1,21 @@
-"""How fast the line moves: what a sequence that joins it has to expect. Pure."""
+"""How fast the admission queue drains, which tells a sequence that joins how long it will wait. Pure."""
 
 import math
 
 REMEMBERED_S = 5.0
-"""Seconds of time in which somebody waited: the rate is that of about so long."""
+"""The rate is an average over about this many seconds during which sequences waited."""
 RETRY_AFTER_S_MIN, RETRY_AFTER_S_MAX = 1.0, 60.0
-"""Clients of OpenAI's libraries do not wait for longer than a minute."""
+"""OpenAI's client libraries do not wait for longer than a minute."""
 SMOOTHING = 0.1
 COUNT_MIN = 3.0
-"""Placings that make a rate."""
+"""Number of placements that make a rate."""
 
 
 class DrainRate:
-    """Tokens placed per second while somebody waits. While nobody does, nothing is learnt: places are taken
-    as fast as requests come, which says nothing of how fast they could be."""
+    """Tokens placed per second while sequences wait.
+
+    Nothing is learnt while none waits, since requests are then placed as fast as they come.
+    """
 
     def __init__(self) -> None:
         self._tokens = 0.0
@@ -22,16 +24,16 @@ class DrainRate:
         self._since_s: float | None = None
 
     def began(self, now_s: float) -> None:
-        """Somebody waits, and nobody did."""
+        """Note that the queue is no longer empty."""
         self._since_s = now_s
 
     def ended(self, now_s: float) -> None:
-        """Nobody waits any more."""
+        """Note that the queue is empty."""
         self._passed(now_s)
         self._since_s = None
 
     def placed(self, tokens: int, now_s: float) -> None:
-        """A sequence of so many tokens was placed."""
+        """Note that a sequence of this many tokens was placed."""
         if self._since_s is None:
             return
         self._passed(now_s)
@@ -50,14 +52,14 @@ class DrainRate:
         self._time_s = self._time_s * kept + REMEMBERED_S * (1.0 - kept)
 
     def tokens_per_s(self, now_s: float) -> float | None:
-        """None: too little was seen. A line that stands still slows down as one looks at it."""
+        """Return the rate; None if too little was observed. It falls while nothing is placed."""
         self._passed(now_s)
         if self._count < COUNT_MIN * math.exp(-2.0) or self._time_s <= 0:
             return None
         return self._tokens / self._time_s
 
     def takes_s(self, tokens: float, now_s: float) -> float | None:
-        """Until so many tokens are placed; None: not known."""
+        """Return the seconds until this many tokens are placed; None if that is not known."""
         rate = self.tokens_per_s(now_s)
         if tokens <= 0:
             return 0.0
@@ -65,11 +67,11 @@ class DrainRate:
 
 
 class CompletionInterval:
-    """How fast sequences end: what the line goes by while nothing was placed from it."""
+    """The usual time between two sequences that end. It stands in while nothing was placed from the queue."""
 
     def __init__(self) -> None:
         self.interval_s = 0.0
-        """Smoothed, between two ends."""
+        """Smoothed seconds between two sequences that end."""
         self._last_s: float | None = None
 
     def ended(self, now_s: float) -> None:

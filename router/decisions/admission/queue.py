@@ -1,4 +1,4 @@
-"""The line of sequences that wait for a place: its order, its bounds, and that nobody starves in it. Pure.
+"""The admission queue: its order, its bounds, and the guarantee that no sequence starves. Pure.
 
 The order:
 
@@ -27,7 +27,7 @@ from baton.core.ids import SequenceId
 from router.decisions.admission.fair_shares import FairShares
 
 SCAN_MISSES_MAX = 16
-"""Sequences without a place that one look along the line passes, at most."""
+"""A scan of the queue stops after it has passed this many sequences that find no room."""
 OLDEST_EVERY = 64
 OVERTAKEN_MAX = 64
 
@@ -35,17 +35,17 @@ OVERTAKEN_MAX = 64
 class Waiter(msgspec.Struct, frozen=True):
     seq_id: SequenceId
     arrival: int
-    """Rises with every submitted sequence."""
+    """A number that rises with every submitted sequence."""
     tokens: int
     due_s: float
-    """When its first token is due; of one without objective, when its wait ends."""
+    """When the first token is due. Without a TTFT objective it is when the wait ends."""
     tenant: str = ""
     weight: float = 1.0
     slo_class: str = ""
     priority: int = 0
-    """Lower goes first."""
+    """A lower priority goes first."""
     is_new: bool = True
-    """False: it was placed before."""
+    """False if the sequence was placed before and lost its worker."""
 
     @property
     def key(self) -> "Key":
@@ -110,21 +110,23 @@ class AdmissionQueue:
     # --- joining and leaving ----------------------------------------------------------------------
 
     def room_for(self, waiter: Waiter) -> SequenceId | Full | None:
-        """None: there is room; a sequence: it has to leave first; Full: no.
+        """Return None if there is room, the sequence that has to leave first, or Full if there is none.
 
-        In a full line those wait longest who send most: whoever has more waiting for its weight than the
-        newcomer's tenant would have gives up its last place (longest queue drop). Late ones make room for
-        timely ones of the same tenant.
+        The tenant with the most waiting sequences for its weight gives up its last place, if it has more than
+        the newcomer's tenant would have (longest queue drop). Otherwise a late sequence of the same tenant
+        makes room.
         """
         if not waiter.is_new:
             return None
         most = self._class_max.get(waiter.slo_class, 0)
         if most and self._classes[waiter.slo_class] >= most:
-            return Full(f"{most} sequences of class {waiter.slo_class} wait already")
+            return Full(
+                f"the admission queue holds {most} requests of class {waiter.slo_class}, which is its limit"
+            )
         own = self._queues.get(waiter.tenant)
         own_count = 0 if own is None else len(own)
         if self._tenant_max and own_count >= self._tenant_max:
-            return Full(f"{own_count} sequences of this tenant wait already")
+            return Full(f"the admission queue holds {own_count} requests of this tenant, which is its limit")
         if self.new_count < self._new_max:
             return None
         if self._queues:
@@ -134,10 +136,10 @@ class AdmissionQueue:
                 return queue.late[-1][1] if queue.late else queue.timely[-1][-1]
             if own is not None and own.late:
                 return own.late[-1][1]
-        return Full(f"{self.new_count} sequences wait already")
+        return Full(f"the admission queue is full with {self.new_count} requests")
 
     def add(self, waiter: Waiter, *, is_late: bool = False, credit_tokens: float = 0.0) -> None:
-        """A new one needs `room_for`. `credit_tokens`: see `FairShares.came`."""
+        """Add a sequence. A new one needs `room_for` first. `credit_tokens`: see `FairShares.came`."""
         seq_id = waiter.seq_id
         assert seq_id not in self._waiters
         self._waiters[seq_id] = waiter
@@ -161,7 +163,7 @@ class AdmissionQueue:
             heapq.heappush(self._due, (waiter.due_s, seq_id))
 
     def remove(self, seq_id: SequenceId) -> None:
-        """Not in the line: nothing happens."""
+        """Remove a sequence. Nothing happens if it is not queued."""
         waiter = self._waiters.pop(seq_id, None)
         if waiter is None:
             return
@@ -187,7 +189,7 @@ class AdmissionQueue:
             del self._classes[waiter.slo_class]
 
     def make_late(self, seq_id: SequenceId) -> None:
-        """It goes behind those that can still meet their objectives."""
+        """Move the sequence behind those that can still meet their objectives."""
         waiter = self._waiters[seq_id]
         if seq_id in self._late or not waiter.is_new:
             return
@@ -227,8 +229,10 @@ class AdmissionQueue:
     # --- order ------------------------------------------------------------------------------------
 
     def candidates(self) -> Iterator[SequenceId]:
-        """In order, each at most once. Whoever was taken out of the line between two of them was placed, and
-        the order of the rest follows from that. Nobody else may join or become late meanwhile."""
+        """Yield the queued sequences in order, each at most once.
+
+        The caller may place or remove a sequence between two of them. None may join or become late meanwhile.
+        """
         for _, seq_id in list(self._served):
             yield seq_id
         first = None
@@ -243,7 +247,8 @@ class AdmissionQueue:
         yield from self._by_turn(first, late=True)
 
     def _by_turn(self, first: SequenceId | None, *, late: bool) -> Iterator[SequenceId]:
-        """Tenants take turns where nothing fits, so that one's large sequences do not hide another's."""
+        """Tenants take turns where nothing fits, so that large sequences of one do not hide those of
+        another."""
         turns = [
             (0, self.shares.level(tenant), tenant)
             for tenant, queue in self._queues.items()
@@ -275,23 +280,26 @@ class AdmissionQueue:
         return at < len(waiting) and waiting[at][-1] == seq_id
 
     def missed(self, seq_id: SequenceId) -> None:
-        """Its turn came, and there is no place for it: from here on those that go before it count. A late
-        one has a turn only as the oldest: else lasting overload would have everybody served by arrival."""
+        """Note that the sequence had its turn and found no room. From here on it is counted who overtakes it.
+
+        A late sequence has a turn only as the oldest one. Otherwise lasting overload would serve all by
+        arrival.
+        """
         if seq_id in self._late and not self.has_right(seq_id):
             return
         self._overtaken.setdefault(seq_id, 0)
 
     def has_right(self, seq_id: SequenceId) -> bool:
-        """It is the oldest, and one such is due; or it is starving."""
+        """Whether it is the turn of the oldest and the sequence is it, or the sequence starves."""
         is_oldest = bool(self._by_arrival) and self._by_arrival[0][1] == seq_id
         return (is_oldest and self._since_oldest >= OLDEST_EVERY - 1) or self.is_starving(seq_id)
 
     def is_starving(self, seq_id: SequenceId) -> bool:
-        """Nothing may go before it any more."""
+        """Whether no other sequence may go before it any more."""
         return self._overtaken.get(seq_id, 0) >= OVERTAKEN_MAX
 
     def placed(self, waiter: Waiter, computed_tokens: int) -> None:
-        """It leaves the line, or never was in it; `computed_tokens` of its prompt are not cached."""
+        """Note a placed sequence, queued or not. `computed_tokens` of its prompt are not cached."""
         self.remove(waiter.seq_id)
         self.shares.charge(waiter.tenant, computed_tokens, waiter.weight)
         if waiter.is_new and self._by_arrival and self._by_arrival[0][0] < waiter.arrival:
@@ -302,7 +310,7 @@ class AdmissionQueue:
             self._overtaken[seq_id] += 1
 
     def may_be_passed(self, *, is_short_of_room: bool) -> bool:
-        """Whether one that arrives now may be tried though others wait."""
+        """Whether a sequence that arrives now may be tried though others wait."""
         if is_short_of_room and len(self._waiters) >= SCAN_MISSES_MAX:
             return False
         return not any(map(self.is_starving, self._overtaken))

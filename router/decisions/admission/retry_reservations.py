@@ -1,9 +1,9 @@
-"""When a refused client should come back, and that it finds room then. Pure.
+"""Retry reservations: when a refused client should come back, so that it is admitted then. Pure.
 
-Under overload whoever arrives takes the next place, so a client sent away for as long as the line takes
-would find it as long as before. Each refused request is therefore booked: the next one is told a later
-time, those that arrive meanwhile wait behind what is booked, and a client that comes back in time with the
-same request is let in. Clients need not come back: what is booked counts by the share of those that did,
+Under overload new arrivals take every place that comes free, so a client that waits for as long as the queue
+takes would find it as long as before. Each refused request therefore gets a reservation. The next refused
+client gets a later time, new arrivals wait behind reserved work, and a client that comes back in time with
+the same request is admitted. Not all clients come back, so reserved work counts by the fraction that did
 lately.
 """
 
@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 RESERVATIONS_MAX = 4096
 GRACE_S = 5.0
-"""Coming back so much later still counts: Retry-After is in whole seconds, and clients add some of their
-own."""
+"""A client may come back this much later, since Retry-After is in whole seconds and clients add jitter."""
 EARLY_S = 0.5
 RETURN_FIRST, RETURN_WEIGHT = 0.3, 0.05
 
@@ -21,7 +20,7 @@ RETURN_FIRST, RETURN_WEIGHT = 0.3, 0.05
 class RetryReservation(NamedTuple):
     due_s: float
     work_s: float
-    """What the request takes of the line."""
+    """Seconds of the queue's drain rate that the request takes."""
 
 
 class _TenantReservations:
@@ -35,20 +34,21 @@ class _TenantReservations:
 
 
 class RetryReservations:
-    """One tenant's do not hold up another's: between them their shares decide."""
+    """The reservations of all tenants. Those of one do not delay another; fair shares decide between
+    tenants."""
 
     def __init__(self) -> None:
         self._books: dict[str, _TenantReservations] = {}
         self._count = 0
         self.returned_share = RETURN_FIRST
-        """The share of those due lately that came."""
+        """The fraction of clients due lately that came back."""
 
     def __len__(self) -> int:
         return self._count
 
     def expected_s(self, tenant: str, until_s: float) -> float:
-        """Work that the tenant's bookings until then will bring: what one of its that arrives now waits
-        behind."""
+        """Return the reserved work due until then, behind which a request of the tenant that arrives now
+        waits."""
         book = self._books.get(tenant)
         if book is None:
             return 0.0
@@ -64,8 +64,11 @@ class RetryReservations:
     def book(
         self, tenant: str, key: str, *, wait_s: float, work_s: float, now_s: float, most_s: float
     ) -> float:
-        """Seconds until the client should come back: not before `wait_s`, and after those booked before.
-        Beyond `most_s` nothing is promised. Key "": it cannot be recognised, so nothing is booked."""
+        """Reserve a place; return the seconds until the client should come back.
+
+        That is not before `wait_s`, and after earlier reservations. Nothing is reserved beyond `most_s`, nor
+        with an empty key, because such a request cannot be recognised.
+        """
         self._expire(tenant, now_s)
         book = self._books.get(tenant) or _TenantReservations()
         held = book.by_key.get(key)
@@ -83,7 +86,7 @@ class RetryReservations:
         return due_s - now_s
 
     def take(self, tenant: str, key: str, now_s: float) -> bool:
-        """Whether the request comes back when it was told to."""
+        """Use up the reservation of a request that came back in time; return whether there was one."""
         self._expire(tenant, now_s)
         book = self._books.get(tenant)
         reservation = None if book is None else book.by_key.get(key)

@@ -1,9 +1,9 @@
-"""What each tenant has at the workers, and who has more than its share of it. Pure.
+"""The tokens that each tenant has at workers, and which tenants hold more than their fair share. Pure.
 
-Turns in the line share out what comes free. That is too late for a tenant that asks for little: what others
-hold already - KV blocks until the end of long answers - leaves a long prompt no room, whoever's turn it is.
-So whoever holds more than its share, by weight, among the tenants that asked for something lately, leaves
-some room to those that do not. A tenant that is alone has no share to exceed.
+The admission queue shares out room that comes free. That is too late for a tenant with few requests, because
+long answers of others hold their KV blocks until they end, and a long prompt finds no room whoever's turn it
+is. A tenant that holds more than its share, by weight among recently active tenants, therefore leaves some
+room to those that do not. A tenant that is alone cannot exceed its share.
 """
 
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from typing import NamedTuple
 from baton.core.ids import SequenceId
 
 ACTIVE_S = 30.0
-"""A tenant counts for so long after it asked for something."""
+"""A tenant is active for this long after its last request."""
 
 
 class _Held(NamedTuple):
@@ -23,7 +23,7 @@ class TenantUsage:
     def __init__(self) -> None:
         self._held: dict[SequenceId, _Held] = {}
         self._tokens: dict[str, int] = {}
-        """Usage by tenant; none left out that holds something."""
+        """Tokens by tenant. Tenants without any are left out."""
         self._total = 0
         self._active: dict[str, tuple[float, float]] = {}
         """Tenant -> weight, and when it last asked; in the order of the latter."""
@@ -36,7 +36,7 @@ class TenantUsage:
         self._weights += weight
 
     def placed(self, seq_id: SequenceId, tenant: str, tokens: int) -> None:
-        """It has so many tokens at workers now; a second time changes nothing."""
+        """Note that the sequence has this many tokens at workers. A second time changes nothing."""
         if seq_id in self._held:
             return
         self._held[seq_id] = _Held(tenant, tokens)
@@ -44,7 +44,7 @@ class TenantUsage:
         self._total += tokens
 
     def left(self, seq_id: SequenceId) -> None:
-        """It has nothing there any more; one that had nothing changes nothing."""
+        """Note that the sequence holds nothing at workers any more. It may have held nothing before."""
         held = self._held.pop(seq_id, None)
         if held is None:
             return
@@ -59,7 +59,7 @@ class TenantUsage:
         return len(self._active) > 1
 
     def is_over_share(self, tenant: str, now_s: float) -> bool:
-        """Whether the tenant has more than its share, while others are active. Who has nothing is not."""
+        """Whether the tenant holds more than its share while others are active."""
         self._expire(now_s)
         weight = self._active[tenant][0] if tenant in self._active else 0.0
         if self._weights - weight <= 0.0:

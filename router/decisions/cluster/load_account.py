@@ -1,4 +1,4 @@
-"""What is under way at one worker: this router's reservations, the worker's reports, other routers' load.
+"""The load account of one worker: this router's reservations, the worker's reports, other routers' load.
 
 A reservation is made for each phase of a sequence when it is placed, and released exactly once. A report that
 arrives after a placement can have left the worker before, so a reservation counts on top of reports until the
@@ -78,7 +78,7 @@ class LoadFigures(NamedTuple):
     """One worker's load at one moment, as its account gives it."""
 
     free_blocks: int
-    """Blocks that are free for a new sequence; negative when more was promised than there is."""
+    """Blocks that are free for a new sequence; negative when more is reserved than there is."""
     load_tokens: int
     """Prompt tokens to compute + SEQUENCE_TOKENS per sequence, those just placed included."""
     sequences: int
@@ -92,7 +92,7 @@ class LoadFigures(NamedTuple):
 
 
 class LoadAccount:
-    """The account of one worker. Whoever changes it drops the figures that were taken of it."""
+    """The account of one worker. Figures taken before a change are no longer true after it."""
 
     def __init__(self, worker_id: WorkerId, block_count: int) -> None:
         self._worker_id, self._block_count = worker_id, block_count
@@ -105,7 +105,7 @@ class LoadAccount:
         self._unseen = [LoadTotal() for _ in range(REPORTS_UNTIL_SEEN)]
         """Reservations made since the last report, since the one before it, …"""
         self.elsewhere = UnreportedLoad(worker_id)
-        """What other routers have here and reports need not show yet."""
+        """Other routers' load here that the worker's reports need not show yet."""
         self.last_placed_s = float("-inf")
 
     @property
@@ -117,7 +117,7 @@ class LoadAccount:
 
     @property
     def load_tokens(self) -> int:
-        """Whichever is more: this router's own reservations, or all routers' as reported."""
+        """The larger of this router's own reservations and the load that is reported for all routers."""
         own, tokens, sequences = self.in_flight, self.elsewhere.tokens, self.elsewhere.sequences
         if self.report is None:
             return own.tokens + tokens + SEQUENCE_TOKENS * (own.sequences + sequences)
@@ -130,7 +130,7 @@ class LoadAccount:
 
     @property
     def own_unreported(self) -> UnreportedLoad:
-        """What this router has here and reports need not show yet."""
+        """This router's load here that the worker's reports need not show yet."""
         sums = [sum(values) for values in zip(*(total.values for total in self._unseen), strict=True)]
         return UnreportedLoad(self._worker_id, *sums)
 

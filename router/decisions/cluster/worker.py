@@ -12,8 +12,11 @@ from router.decisions.cluster.snapshot import WorkerFacts, WorkerSnapshot
 
 
 class WorkerView:
-    """One session's worth of knowledge. Everything that happens to a worker comes through here, so that its
-    parts agree and its snapshot is made anew exactly when something changed."""
+    """What the router knows of one worker during one session.
+
+    Every change of a worker goes through this class, so that its parts agree and its snapshot is renewed
+    exactly when something changed.
+    """
 
     def __init__(
         self,
@@ -57,7 +60,7 @@ class WorkerView:
         self._snapshot = None
         self._on_change(self.worker_id, True)
 
-    # --- what is said of it -------------------------------------------------------------------------
+    # --- reports -------------------------------------------------------------------------
 
     def on_report(self, report: LoadReport, *, now_s: float) -> None:
         since_s = now_s - self.load.report_at_s
@@ -70,18 +73,18 @@ class WorkerView:
             self._changed()
 
     def update(self, role: Role, *, is_draining: bool) -> None:
-        """The directory says so."""
+        """Take over the role and the drain state that the directory reports."""
         self._role, self._is_drained_by_directory = role, is_draining
         self._change_facts()
 
     def refused(self, *, is_draining: bool) -> None:
-        """It had no room for a sequence, and gets nothing more before it reports again."""
+        """Note that the worker refused a sequence. It gets no further one before its next load report."""
         self.load.is_refusing = True
         self._says_draining = self._says_draining or is_draining
         self._change_facts()
 
     def set_elsewhere(self, load: UnreportedLoad) -> None:
-        """Other routers say what they have here."""
+        """Take over the load that other routers report for this worker."""
         self.load.elsewhere = load
         self.prediction.changed()
         self._changed()

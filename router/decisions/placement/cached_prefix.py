@@ -43,7 +43,7 @@ class CachedPrefix:
         tokens, passed_over = chosen.cached_tokens, len(candidates) - len(under)
         reason = f"{tokens} tokens cached" if tokens else f"least load {chosen.load_tokens:.0f}"
         return RankedChoice(
-            chosen, reason + (f", {passed_over} passed over as overloaded" if passed_over else "")
+            chosen, reason + (f", {passed_over} workers above the load bound" if passed_over else "")
         )
 
 

@@ -26,18 +26,18 @@ class PlacementRequest(NamedTuple):
 
     needs: SequenceNeeds
     is_last_token: bool
-    """One token is left to generate: no decode phase."""
+    """Whether one token is left to generate, so that there is no decode phase."""
     matched: Callable[[str, int], CachedTokens]
-    """(fingerprint, tokens of a block) -> what the workers of that fingerprint hold. Looked up when it is
-    first asked for, since a look-up takes time."""
+    """(fingerprint, block tokens) -> cached tokens at each worker of that fingerprint. The look-up takes
+    time, so it is done on the first call."""
     avoid: frozenset[WorkerId] = NOBODY
     """Workers that took part in the sequence's last attempt, which failed."""
     fingerprint: str = ""
-    """Fingerprint of the workers that computed the sequence so far; empty: nobody did."""
+    """Fingerprint of the workers that computed the sequence so far; empty if none did."""
     siblings_at: frozenset[WorkerId] = NOBODY
     """Where sequences of the same group run, which share its prompt."""
     adapter_at: frozenset[WorkerId] | None = None
-    """Where its adapter is loaded; None: it needs none."""
+    """Workers that have its adapter loaded; None if it needs none."""
     kept: frozenset[WorkerId] = NOBODY
     """Workers whose last room is kept for others, see `router.decisions.placement.room`."""
 
@@ -50,7 +50,7 @@ NO_BLOCKS: Mapping[WorkerId, int] = {}
 
 
 class Placement(NamedTuple):
-    """Where a sequence runs: prefill and decode on two workers, or `decode` None: aggregated on `prefill`."""
+    """Where a sequence runs. If `decode` is None, `prefill` runs both phases (aggregated)."""
 
     prefill: WorkerSnapshot
     decode: WorkerSnapshot | None
@@ -58,7 +58,7 @@ class Placement(NamedTuple):
     is_fallback: bool = False
     """No pair of workers was possible, and one of them runs both phases instead."""
     forecast: Forecast | None = None
-    """None: the policy predicts nothing, or what it predicts is not to be trusted."""
+    """None if the policy does not predict, or if its predictions are not trusted."""
     predicted: Prediction | None = None
     """What the forecast was made of, to be compared with what happens."""
     cached_blocks: Mapping[WorkerId, int] = NO_BLOCKS
@@ -93,7 +93,7 @@ class PlacementPolicy(Protocol):
         ...
 
     def place(self, request: PlacementRequest, snapshot: ClusterSnapshot) -> Placement | NoPlace:
-        """Where the sequence would run now. Changes nothing but the policy's own memory."""
+        """Return where the sequence would run now. Only the policy's own memory may change."""
         ...
 
 

@@ -23,7 +23,7 @@ class Candidate(NamedTuple):
     worker: WorkerSnapshot
     has_room: bool
     rank: tuple[bool, bool, bool, bool]
-    """Lower first; a higher rank is used only when there is nothing else."""
+    """Lower ranks go first. A higher rank is used only when there is nothing else."""
     cached_tokens: int = 0
     """Leading tokens of the sequence in its prefix cache."""
 
@@ -54,7 +54,7 @@ class Ranking(Protocol):
         request: PlacementRequest,
         snapshot: ClusterSnapshot,
     ) -> RankedChoice:
-        """One of `candidates`, which is never empty."""
+        """Return one of `candidates`, which is never empty."""
         ...
 
 
@@ -89,17 +89,17 @@ class RankedPolicy:
             return NoPlace("no worker takes new sequences")
         fitting = [w for w in usable if w.fits(request.needs.tokens)]
         if not fitting:
-            return NoPlace("longer than any worker can hold", is_final=True)
+            return NoPlace("the sequence is longer than any worker can hold", is_final=True)
         candidates = _candidates(request, snapshot, _healthy(fitting, snapshot.suspended))
         choose = self._chooser(request, snapshot)
         if not self._disaggregate:
-            return _aggregated(candidates, choose, "not disaggregated")
+            return _aggregated(candidates, choose, "aggregated, since router.disaggregate is off")
         if all(c.worker.facts.role is Role.AGGREGATED for c in candidates):
-            return _aggregated(candidates, choose, "every worker takes both phases")
+            return _aggregated(candidates, choose, "aggregated, since every worker has both roles")
         if request.is_last_token:
             prefills = [c for c in candidates if c.worker.facts.role.prefills]
             if prefills:
-                return _aggregated(prefills, choose, "one token: no decode phase")
+                return _aggregated(prefills, choose, "aggregated, since one token needs no decode phase")
             return self._without_pair(candidates, choose)
         return self._pair(candidates, choose)
 
@@ -113,7 +113,7 @@ class RankedPolicy:
             if c.worker.facts.role.decodes and c.has_room and c.worker.facts.fingerprint in fingerprints
         ]
         if not decodes:
-            return NoPlace("no decode worker has room")
+            return NoPlace("no decode worker has enough free blocks")
         reachable = {c.worker.facts.fingerprint for c in decodes}
         prefills = [
             c
@@ -123,23 +123,23 @@ class RankedPolicy:
             and c.worker.facts.fingerprint in reachable
         ]
         if not prefills:
-            return NoPlace("no prefill worker takes more")
+            return NoPlace("every prefill worker refuses new sequences")
         prefill, prefill_reason = choose(Phase.PREFILL, prefills)
         source = prefill.worker
         partners = [c for c in decodes if c.worker.facts.fingerprint == source.facts.fingerprint]
         decode, decode_reason = choose(Phase.DECODE, partners)
         target = decode.worker
         if target.worker_id == source.worker_id:
-            return Placement(source, None, f"both phases on one worker: {prefill_reason}")
+            return Placement(source, None, f"aggregated on one worker: {prefill_reason}")
         if source.facts.role is Role.AGGREGATED and target.facts.role is Role.AGGREGATED:
-            # Nothing is gained between equals, and two that decode for each other, both full, would each
-            # wait for the other's prefill.
-            return Placement(target, None, f"both phases on one worker: {decode_reason}")
+            # Disaggregation gains nothing between two aggregated workers. Two full ones that decode for each
+            # other would each wait for the other's prefill.
+            return Placement(target, None, f"aggregated on one worker: {decode_reason}")
         return Placement(source, target, f"prefill: {prefill_reason}; decode: {decode_reason}")
 
     def _without_pair(self, fitting: Sequence[Candidate], choose: "_Choose") -> Placement | NoPlace:
         missing = "decode" if any(c.worker.facts.role.prefills for c in fitting) else "prefill"
-        reason = f"no {missing} worker to pair with"
+        reason = f"there is no {missing} worker of a compatible fingerprint"
         if not self._fallback:
             return NoPlace(reason)
         found = _aggregated(fitting, choose, reason)
@@ -160,7 +160,8 @@ _Choose = Callable[[Phase, Sequence[Candidate]], RankedChoice]
 
 
 def _healthy(fitting: Sequence[WorkerSnapshot], suspended: frozenset[WorkerId]) -> Sequence[WorkerSnapshot]:
-    """Without those whose breaker is open, unless that takes away a phase, or all that is large enough."""
+    """Leave out workers with an open circuit breaker, unless no worker large enough or no worker of a phase
+    would be left."""
     kept = [w for w in fitting if w.worker_id not in suspended]
     if len(kept) == len(fitting):
         return fitting
@@ -193,7 +194,8 @@ def _candidates(
 
 
 def _preferred(request: PlacementRequest, snapshot: ClusterSnapshot) -> frozenset[WorkerId]:
-    """Where the sequence's siblings are, else where its adapter is loaded and not much more is to be done."""
+    """Return the workers of the sequence's siblings, else those that have its adapter and little more
+    load."""
     if request.siblings_at or not request.adapter_at:
         return request.siblings_at
     workers = snapshot.workers
@@ -206,6 +208,6 @@ def _preferred(request: PlacementRequest, snapshot: ClusterSnapshot) -> frozense
 def _aggregated(candidates: Sequence[Candidate], choose: _Choose, circumstance: str) -> Placement | NoPlace:
     with_room = [c for c in candidates if c.has_room]
     if not with_room:
-        return NoPlace("no worker has room")
+        return NoPlace("no worker has enough free blocks")
     chosen, reason = choose(Phase.AGGREGATED, with_room)
     return Placement(chosen.worker, None, f"{circumstance}: {reason}")

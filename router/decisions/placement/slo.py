@@ -1,11 +1,13 @@
-"""Placement in seconds: two workers, or one for both phases, by what is predicted of each.
+"""Placement by predicted time: a prefill and a decode worker, or one worker for both phases.
 
-First comes the probability that the request's objectives hold, less what the placement takes away from those
-that decode there; then cost: seconds that the request takes, and that it makes others wait. A cached prefix,
-a loaded adapter, siblings on their way and a short queue are all seconds, so none is a case of its own.
+Placements are ranked by the probability that the request's objectives hold, less what other requests on the
+decode worker lose by it, and then by cost. Cost is the seconds that the request takes and makes others wait.
+A cached prefix, a loaded adapter, siblings in flight and a short queue all count as seconds, so none of them
+is a special case.
 
-A decision looks at a bounded number of workers: those that hold most of the prompt, those with the least
-to do, and a few at random. Phases are judged apart and only the best few pairs as pairs.
+A decision considers a bounded number of workers: those that hold most of the prompt, the least loaded ones,
+and a few at random. The phases are predicted separately, and only the best few of each are combined into
+pairs.
 """
 
 from collections.abc import Sequence
@@ -33,22 +35,22 @@ from router.decisions.prediction.model import attainment_probability
 from router.decisions.prediction.outlook import Outlook
 
 PAIRS_OF = 3
-"""Workers of each phase, the best so many, that are looked at as pairs."""
+"""The number of best workers of each phase that are combined into pairs."""
 PROBABILITY_SLACK = 0.02
-"""Probabilities that differ by less count as the same: then cost decides."""
+"""Probabilities that differ by less count as equal, and cost decides."""
 TIE = 0.02
 TIE_S = 5e-4
-"""Costs this close count as the same: then the one that was used longest ago."""
+"""Costs this close count as equal, and the least recently used worker is taken."""
 DECODE_WEIGHT = 0.25
-"""A second of decoding against a second before the first token."""
+"""Weight of a second of decoding, relative to a second before the first token."""
 OTHERS_WEIGHT = 0.5
-"""A second that somebody else waits against one of one's own."""
+"""Weight of a second that other requests wait, relative to a second of this one."""
 QUEUE_MAX = 4.0
 """Future arrivals that a second of work delays, at most: busy / (1 - busy) in a queue."""
 
 
 class _PrefillOption(NamedTuple):
-    """One worker for the prompt."""
+    """One worker that would prefill the prompt."""
 
     worker: WorkerSnapshot
     outlook: Outlook
@@ -59,28 +61,28 @@ class _PrefillOption(NamedTuple):
 
 
 class _DecodeEffect(NamedTuple):
-    """One worker for decoding, whoever computes the prompt."""
+    """The effect of the sequence on one decode worker, whichever worker prefills."""
 
     outlook: Outlook
     decoding: float
-    """Sequences that decode there, or will."""
+    """Number of sequences that decode there or will."""
     marginal_s: float
-    """What this sequence adds to a step, in the middle of its answer."""
+    """Seconds that the sequence adds to a step in the middle of its answer."""
     others_s: float
-    """What it makes others wait."""
+    """Seconds that it makes other sequences wait."""
 
 
 class _Option(NamedTuple):
     first: _PrefillOption
     decode: WorkerSnapshot | None
-    """None: both phases on one worker."""
+    """The decode worker; None if the prefill worker runs both phases."""
     raw_tpot_s: float
     tpot_s: float
     exposed_s: float
     probability: float
     """Probability that both objectives hold."""
     score: float
-    """The same, less what others lose."""
+    """`probability` less what other sequences lose."""
     cost_s: float
 
     @property
@@ -89,7 +91,7 @@ class _Option(NamedTuple):
 
 
 class SloPolicy:
-    """`PlacementPolicy`, the default."""
+    """The default `PlacementPolicy`."""
 
     uses_prefix = True
 
@@ -103,25 +105,27 @@ class SloPolicy:
         if not usable:
             return NoPlace("no worker takes new sequences")
         if not any(map(finder.fits, usable)):
-            return NoPlace("longer than any worker can hold", is_final=True)
+            return NoPlace("the sequence is longer than any worker can hold", is_final=True)
         if not config.disaggregate:
-            return decision.choose(decision.aggregated(usable), "no worker has room")
+            return decision.choose(decision.aggregated(usable), "no worker has enough free blocks")
         if snapshot.has_pairs:
             found = self._pair_or_one(decision, request, snapshot)
             if isinstance(found, Placement) or any(map(finder.fits, snapshot.pools.prefill)):
                 return found
         elif snapshot.is_all_aggregated:
-            return decision.choose(decision.aggregated(usable), "no worker has room")
+            return decision.choose(decision.aggregated(usable), "no worker has enough free blocks")
         if not config.fallback_to_other_pool:
             lacking = "decode" if snapshot.pools.prefill else "prefill"
-            return NoPlace(f"no {lacking} worker to pair with")
-        return decision.choose(decision.aggregated(usable), "no worker has room", is_fallback=True)
+            return NoPlace(f"there is no {lacking} worker of a compatible fingerprint")
+        return decision.choose(
+            decision.aggregated(usable), "no worker has enough free blocks", is_fallback=True
+        )
 
     def _pair_or_one(
         self, decision: "_Decision", request: PlacementRequest, snapshot: ClusterSnapshot
     ) -> Placement | NoPlace:
         options: list[_Option] = []
-        missing = "no worker has room"
+        missing = "no worker has enough free blocks"
         if not request.is_last_token:
             options, missing = decision.pairs()
         if self._tools.config.any_role:
@@ -139,7 +143,7 @@ def slo(tools: PolicyTools) -> PlacementPolicy:
 
 
 class _Decision:
-    """One request on one snapshot; what is predicted of a worker is computed once."""
+    """One request on one snapshot. Predictions for a worker are computed once."""
 
     def __init__(self, request: PlacementRequest, snapshot: ClusterSnapshot, tools: PolicyTools) -> None:
         self._request, self._snapshot, self._predictor = request, snapshot, tools.predictor
@@ -151,11 +155,11 @@ class _Decision:
         self._prefills: dict[WorkerId, _PrefillOption] = {}
         self._effects: dict[WorkerId, _DecodeEffect] = {}
         self._tried: dict[tuple[WorkerId, WorkerId], _Option] = {}
-        """Pairs that were judged."""
+        """Pairs that were evaluated."""
         self._near: list[WorkerSnapshot] = []
-        """Workers that are good for one phase."""
+        """Workers that are among the best for one phase."""
 
-    # --- what it would take -----------------------------------------------------------------------
+    # --- predictions -----------------------------------------------------------------------
 
     def _prefill(self, worker: WorkerSnapshot) -> _PrefillOption:
         found = self._prefills.get(worker.worker_id)
@@ -202,7 +206,7 @@ class _Decision:
         tpot_s = raw_s * outlook.tpot_factor
         exposed_s = 0.0
         if not is_aggregated:
-            # Both workers hear at once, so the decode worker loads while the other computes.
+            # Both workers start at once, so the decode worker loads the adapter while the other one computes.
             adapter_s = predictor.adapter_s if self._lacks_adapter(worker) else 0.0
             held = self._request.cached_tokens(worker)
             exposed_s = predictor.exposed_s(first.worker, worker, needs, held, prefill)
@@ -232,7 +236,7 @@ class _Decision:
         return found
 
     def _lost(self, worker: WorkerSnapshot, effect: _DecodeEffect, tpot_s: float, prompt_s: float) -> float:
-        """Probability that those who decode there lose, together: each has half of its answer before it."""
+        """Return the probability that running sequences lose by it, summed. Each is taken to be half done."""
         inputs = worker.prediction
         if not inputs.tpot_slos:
             return 0.0
@@ -246,7 +250,7 @@ class _Decision:
             lost += count * (before - attainment_probability(slo_s, after_s, sigma))
         return max(0.0, lost / 2)
 
-    # --- which are looked at ----------------------------------------------------------------------
+    # --- options ----------------------------------------------------------------------
 
     def _pair(self, first: _PrefillOption, worker: WorkerSnapshot) -> _Option:
         key = first.worker.worker_id, worker.worker_id
@@ -256,16 +260,16 @@ class _Decision:
         return found
 
     def pairs(self) -> tuple[list[_Option], str]:
-        """The best few pairs, or why there are none."""
+        """Return the best few pairs, and the reason in case there are none."""
         finder, pools = self.finder, self._snapshot.pools
         decodes = finder.candidates(pools.decode, finder.takes_decode, decode_load)
         if not decodes:
-            return [], "no decode worker has room"
+            return [], "no decode worker has enough free blocks"
         reachable = {w.facts.fingerprint for w in decodes}
         prefills = finder.candidates(pools.prefill, finder.takes_prompt, prefill_load)
         firsts = [self._prefill(w) for w in prefills if w.facts.fingerprint in reachable]
         if not firsts:
-            return [], "no prefill worker takes more"
+            return [], "every prefill worker refuses new sequences"
         firsts = _few(firsts)
         seconds = self._few_decodes(firsts[0], decodes)
         self._near = [*(first.worker for first in firsts), *seconds]
@@ -274,7 +278,7 @@ class _Decision:
             for first in firsts
             for worker in seconds
             if may_pair(first.worker, worker)
-        ], "no worker has room"
+        ], "no worker has enough free blocks"
 
     def _few_decodes(self, first: _PrefillOption, decodes: Sequence[WorkerSnapshot]) -> list[WorkerSnapshot]:
         tried = [self._pair(first, worker) for worker in decodes]
@@ -283,7 +287,7 @@ class _Decision:
         return found[:PAIRS_OF] if len({w.facts.fingerprint for w in found}) == 1 else found
 
     def aggregated(self, pool: Sequence[WorkerSnapshot]) -> list[_Option]:
-        """Both phases on one worker of the pool, the best few."""
+        """Return the best few workers of the pool for both phases."""
         finder, roles = self.finder, {w.facts.role for w in pool}
 
         def may(worker: WorkerSnapshot) -> bool:
@@ -293,7 +297,8 @@ class _Decision:
         return self._on_one([self._prefill(worker) for worker in found])
 
     def aggregated_near(self) -> list[_Option]:
-        """Both phases on one of those that are best for one phase, or that hold most of the prompt."""
+        """Return options on one worker, among the best of each phase and those that hold most of the
+        prompt."""
         finder = self.finder
         near = {w.worker_id: w for w in (*self._near, *finder.holders()) if finder.takes_both(w)}
         return self._on_one([self._prefill(worker) for worker in finder.best_rank(list(near.values()))])
@@ -301,7 +306,7 @@ class _Decision:
     def _on_one(self, firsts: list[_PrefillOption]) -> list[_Option]:
         return [self._decode(first, first.worker, is_aggregated=True) for first in _few(firsts, 2 * PAIRS_OF)]
 
-    # --- the answer -------------------------------------------------------------------------------
+    # --- choice -------------------------------------------------------------------------------
 
     def choose(
         self, options: list[_Option], missing: str, *, is_fallback: bool = False
@@ -349,13 +354,17 @@ def _reason(best: _Option, options: Sequence[_Option], forecast: Forecast) -> st
     transfer = f" + transfer {best.exposed_s:.3f}" if best.decode is not None else ""
     others = [o for o in options if (o.decode is None) != (best.decode is None)]
     other = min(others, key=lambda o: o.cost_s, default=None)
-    beside = "" if other is None else f"; {_kind(other)} {other.probability:.0%} at {other.cost_s:.3f} s"
+    beside = (
+        ""
+        if other is None
+        else f"; {_kind(other)} would hold with {other.probability:.0%}, cost {other.cost_s:.3f} s"
+    )
     return (
         f"{_kind(best)}: TTFT {forecast.ttft_s:.3f} s (wait {forecast.wait_s:.3f}, compute "
         f"{forecast.compute_s:.3f}{cached}){transfer}, TPOT {forecast.tpot_s:.4f} s, "
-        f"{forecast.meets:.0%} at {forecast.cost_s:.3f} s{beside}"
+        f"objectives hold with {forecast.meets:.0%}, cost {forecast.cost_s:.3f} s{beside}"
     )
 
 
 def _kind(option: _Option) -> str:
-    return "one worker" if option.decode is None else "pair"
+    return "aggregated" if option.decode is None else "disaggregated"

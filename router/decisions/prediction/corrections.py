@@ -1,4 +1,4 @@
-"""What was learnt of one worker: how far predictions for it are off, and how well the latest ones did."""
+"""Corrections and errors of the predictions for one worker, and for a fleet of workers."""
 
 from router.decisions.prediction.correction import Correction, ErrorWindow
 
@@ -10,12 +10,12 @@ class WorkerCorrections:
         self.wait = Correction()
         self.compute = Correction()
         self.store_load = Correction()
-        """Bringing blocks of the store."""
+        """Loading blocks from the store."""
         self.tpot = Correction()
         self.total = Correction()
-        """The whole TTFT, after its parts were corrected: its spread is the spread of the TTFT."""
+        """The whole TTFT after its parts were corrected. Its spread is the spread of the TTFT."""
         self.hop_s = 0.0
-        """Messages both ways, smoothed."""
+        """Smoothed seconds of messages both ways."""
         self.ttft_errors = ErrorWindow()
         self.tpot_errors = ErrorWindow()
 
@@ -25,7 +25,7 @@ class WorkerCorrections:
 
 
 class FleetCorrections:
-    """What the workers of one fingerprint have in common: where one that has seen nothing starts."""
+    """Corrections over all workers of one fingerprint, from which a new worker starts."""
 
     def __init__(self) -> None:
         self.wait, self.compute, self.store_load, self.tpot, self.total = (Correction() for _ in range(5))

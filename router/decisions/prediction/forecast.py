@@ -1,4 +1,4 @@
-"""What is expected of one sequence at one place: values that placement, admission and metrics share."""
+"""Predictions for one sequence at one placement, as placement, admission and metrics share them."""
 
 from typing import NamedTuple
 
@@ -11,13 +11,14 @@ class Forecast(NamedTuple):
     wait_s: float
     """The wait behind what the prefill worker does and has accepted."""
     load_s: float
-    """Bringing cached spans from where they are, as far as computing does not hide it."""
+    """Loading an adapter and cached blocks, as far as the wait does not hide it."""
     compute_s: float
-    """Computing what no tier holds."""
+    """Computing the tokens that no tier holds."""
     hop_s: float
     """Messages between router and worker."""
     exposed_transfer_s: float
-    """The time from the first token to the decode worker's batch: delays the second token, not the first."""
+    """The time from the first token until the sequence joins the decode worker's batch. It delays the second
+    token."""
     tpot_s: float
     """TPOT of the decode worker when this sequence will decode there, with it in the batch."""
     seen_tpot_s: float
@@ -37,13 +38,13 @@ class Forecast(NamedTuple):
 
 
 class SequenceNeeds(NamedTuple):
-    """One sequence, as predictions need it."""
+    """What predictions need to know of one sequence."""
 
     tokens: int
     """Tokens of the prompt, and of what was generated before."""
     priority: int
     tokens_max: int
-    """Tokens that may be generated yet."""
+    """Tokens that may still be generated."""
     ttft_slo_s: float
     tpot_slo_s: float
     waited_s: float
@@ -54,7 +55,8 @@ class SequenceNeeds(NamedTuple):
 
 
 class PrefillForecast(NamedTuple):
-    """One prompt at one worker. Seconds, corrected; `raw_*` are as the model says."""
+    """One prompt at one worker, in corrected seconds. The `raw_*` fields are the model's uncorrected
+    values."""
 
     wait_s: float
     compute_s: float
@@ -62,11 +64,11 @@ class PrefillForecast(NamedTuple):
     raw_wait_s: float
     raw_compute_s: float
     load_s: float = 0.0
-    """Loading an adapter that is not there."""
+    """Loading an adapter that the worker lacks."""
     store_load_s: float = 0.0
-    """Bringing blocks of the store, as far as the wait does not hide it."""
+    """Loading blocks from the store, as far as the wait does not hide it."""
     raw_store_load_s: float = 0.0
-    """Bringing blocks of the store, the whole of it; 0: nothing is brought."""
+    """The whole time of loading blocks from the store; 0 if none are loaded."""
 
     @property
     def ttft_s(self) -> float:
@@ -74,7 +76,7 @@ class PrefillForecast(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """What was predicted of a sequence when it was placed; compared with what happens."""
+    """What was predicted for a sequence when it was placed, to be compared with what happens."""
 
     prefill: PrefillForecast
     raw_tpot_s: float

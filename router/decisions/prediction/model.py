@@ -13,14 +13,16 @@ from router.decisions.prediction.forecast import SequenceNeeds
 from router.decisions.prediction.outlook import Outlook
 
 OTHERS_SHARE = 1 / 3
-"""How much of what is longer runs before a prompt: one turn in four is the oldest's."""
+"""The part of longer prompts that runs before a shorter one, since every fourth turn is the oldest
+prompt's."""
 STORE_LOAD_FIRST_S, HOST_BYTES_S, SSD_BYTES_S, PEER_BYTES_S = 0.002, 10e9, 2e9, 2e9
-"""Bringing blocks of the store, before anything was seen of it."""
+"""Assumed latency and rates of loading blocks from the store, before any load was observed."""
 SQRT2 = sqrt(2.0)
 
 
 def stored_s(worker: WorkerSnapshot, needs: SequenceNeeds, cached_tokens: int) -> tuple[int, float]:
-    """Tokens beyond the worker's own that its store could bring, and the seconds that takes."""
+    """Return the tokens beyond the worker's own cache that it could load from the store, and the seconds for
+    it."""
     facts = worker.facts
     if needs.stored is None or not facts.block_bytes:
         return 0, 0.0
@@ -43,7 +45,7 @@ def mean_context(inputs: PredictionInputs) -> float:
 
 
 def chunk_tokens(facts: WorkerFacts, inputs: PredictionInputs, decoding: float, beside_s: float) -> int:
-    """Prompt tokens of one step beside what decodes there, whose objectives hold it down."""
+    """Return the prompt tokens of one step, which the objectives of decoding sequences limit."""
     most = max(1, facts.step_tokens_max - int(decoding))
     slo_s = inputs.strictest_tpot_slo_s
     return min(most, within(facts, inputs, slo_s, inputs.costs.base_s + beside_s)) if slo_s else most
@@ -71,7 +73,7 @@ def wait_s(
 ) -> float:
     costs, backlog = inputs.costs, inputs.backlog
     if not backlog.prompts and not inputs.others_tokens:
-        # The step that decodes now, and the one planned behind it.
+        # The prompt waits for the decode step that runs now and for the one planned behind it.
         return ahead.step_s if ahead.beside_s else 0.0
     before = backlog.ahead(needs.priority, needs.tokens)
     token_s = ahead.token_s
@@ -86,7 +88,7 @@ def wait_s(
 
 
 def attainment_probability(limit_s: float, predicted_s: float, sigma: float) -> float:
-    """The probability that what is predicted, with log-normal errors, stays within the limit."""
+    """Return the probability that a value stays within the limit, if prediction errors are log-normal."""
     if limit_s <= 0.0:
         return 0.0
     if predicted_s <= 0.0:

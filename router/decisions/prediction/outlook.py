@@ -1,26 +1,25 @@
-"""What predictions need of one worker and no sequence changes: made once per change of the worker, not once
-per decision."""
+"""Prediction inputs that depend on the worker alone. They are made once per change of the worker."""
 
 from typing import NamedTuple
 
 
 class Outlook(NamedTuple):
-    """Seconds are as the model says, factors correct them."""
+    """Seconds are the model's uncorrected values, and the factors correct them."""
 
     decoding: float
-    """Sequences that decode there now."""
+    """Number of sequences that decode there now."""
     mean_context: float
     """Mean tokens of a sequence that decodes there, now or later."""
     beside_s: float
-    """What those that decode now add to a step."""
+    """Seconds that the decoding sequences add to a step."""
     step_s: float
     """Seconds of a step that only decodes."""
     chunk_tokens: int
-    """Prompt tokens in one step beside them."""
+    """Prompt tokens of one step beside the decoding sequences."""
     token_s: float
-    """Per prompt token of full steps."""
+    """Seconds per prompt token in full steps."""
     head_s: float
-    """The prompt under way, from its beginning."""
+    """Seconds of the prompt that is computed now, from its beginning."""
     hop_s: float
     wait_factor: float
     compute_factor: float

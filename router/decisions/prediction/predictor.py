@@ -1,6 +1,6 @@
-"""Seconds: how long one sequence will take at one worker or at two, and what was learnt from those before.
+"""The predictor: how long one sequence will take at one worker or at a pair. It learns online.
 
-The analytic model (`model`) says how long waiting, computing and decoding take; each is corrected apart, by
+The analytic model (`model`) predicts waiting, computing and decoding. Each of them is corrected separately by
 what happened on that worker (see `correction`).
 """
 
@@ -19,16 +19,15 @@ from router.decisions.prediction.links import Links, OutputLengths
 from router.decisions.prediction.outlook import Outlook
 
 TTFT_TOLERANCE_S, TPOT_TOLERANCE_S = 0.05, 0.005
-"""Errors that no placement depends on."""
+"""Errors this small do not count, since no placement depends on them."""
 HOP_WEIGHT = 0.1
 WAIT_FLOOR_S = 0.005
 """A wait is compared with its prediction when either is longer."""
 TPOT_TOKENS_MIN = 8
-"""A shorter answer says little of the time per token."""
+"""Shorter answers are not compared, since they say little about TPOT."""
 FLEETS_MAX = 64
 STORE_LOAD_GAIN = 0.97
-"""Workers bring blocks only where that saves more than it costs, by this margin; predictions do as they
-do."""
+"""Workers load blocks only where that saves time by this margin, and predictions follow the same rule."""
 ADAPTER_FIRST_S, ADAPTER_WEIGHT = 0.5, 0.2
 
 
@@ -39,7 +38,7 @@ class Predictor:
         self.links = Links()
         self.lengths = OutputLengths()
         self.adapter_s = ADAPTER_FIRST_S
-        """Loading an adapter, smoothed."""
+        """Smoothed seconds of loading an adapter."""
         self.fallback_count = 0
         self._error_max = error_max
         self._fleets: dict[str, FleetCorrections] = {}
@@ -57,7 +56,7 @@ class Predictor:
         return found
 
     def forget(self, worker_id: WorkerId) -> None:
-        """The worker is gone, and what was learnt of it."""
+        """Forget a worker that is gone."""
         self._workers.pop(worker_id, None)
         self._outlooks.pop(worker_id, None)
 
@@ -72,7 +71,7 @@ class Predictor:
     # --- predictions ------------------------------------------------------------------------------
 
     def outlook(self, worker: WorkerSnapshot) -> Outlook:
-        """What follows from the worker alone: made once per change of it, not once per decision."""
+        """Return what follows from the worker alone. It is computed once per change of the worker."""
         found = self._outlooks.get(worker.worker_id)
         if found is not None and found[0] is worker.prediction:
             return found[1]
@@ -111,7 +110,7 @@ class Predictor:
     def prefill(
         self, worker: WorkerSnapshot, needs: SequenceNeeds, cached_tokens: int, *, now_s: float
     ) -> PrefillForecast:
-        """The time until the first token is here, if the prompt were sent there now."""
+        """Predict the time until the first token, if the prompt were sent there now."""
         inputs, ahead = worker.prediction, self.outlook(worker)
         chunk, beside_s = ahead.chunk_tokens, ahead.beside_s
         raw_compute_s = model.compute_s(inputs, cached_tokens, needs.tokens, chunk, beside_s)
@@ -201,7 +200,8 @@ class Predictor:
         held_tokens: int,
         prefill: PrefillForecast,
     ) -> float:
-        """The time from the first token to the decode worker's batch; `held_tokens` are there already."""
+        """Predict the time from the first token until the sequence joins the decode worker's batch, which
+        holds `held_tokens` already."""
         facts = source.facts
         token_bytes = facts.block_bytes / max(1, facts.block_tokens)
         total = max(0, needs.tokens - held_tokens) * token_bytes
@@ -219,8 +219,10 @@ class Predictor:
         *,
         now_s: float,
     ) -> Prediction:
-        """The prediction for a placement, whoever chose it. `held`: leading tokens in each worker's cache.
-        `target` None: `source` runs both phases."""
+        """Return the prediction for a placement. `held` are the leading tokens in each worker's cache.
+
+        If `target` is None, `source` runs both phases.
+        """
         prefill = self.prefill(source, needs, held.get(source.worker_id, 0), now_s=now_s)
         decode = target or source
         raw_s = self.raw_tpot_s(
@@ -286,7 +288,7 @@ class Predictor:
         learnt, fleet = self.corrections_of(worker.worker_id), self._fleet(worker.facts)
         expected = predicted.prefill
         if expected.load_s:
-            # Before the worker's own clock starts; says nothing of its speed.
+            # An adapter is loaded before the worker's own clock starts, so this says nothing about its speed.
             took_s = max(0.0, elapsed_s - (expected.ttft_s - expected.load_s))
             self.adapter_s += ADAPTER_WEIGHT * (took_s - self.adapter_s)
             return
@@ -350,7 +352,7 @@ class Predictor:
         )
 
     def _judge(self, learnt: WorkerCorrections) -> None:
-        """Whether predictions are good enough to decide by."""
+        """Update whether predictions are good enough to decide by."""
         excess = max(learnt.ttft_errors.excess, learnt.tpot_errors.excess)
         self._seen_count += 1
         self._excess += max(0.02, 1.0 / self._seen_count) * (excess - self._excess)

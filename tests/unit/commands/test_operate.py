@@ -16,8 +16,8 @@ from baton.core.messages import Role
 from baton.core.operate import (
     ClusterState,
     Decision,
-    Drain,
     DrainNode,
+    DrainWorker,
     NodeState,
     Outcome,
     Pool,
@@ -95,8 +95,8 @@ def run(*args):
         (["scale", "decode", "3"], Scale(Role.DECODE, 3)),
         (["scale", "decode", "3", "--model", "tiny"], Scale(Role.DECODE, 3, "tiny")),
         (["switch-role", "decode-0", "prefill"], SwitchRole("decode-0", Role.PREFILL)),
-        (["drain", "decode-0"], Drain("decode-0")),
-        (["drain", "decode-0.a1", "--no-replace"], Drain("decode-0.a1", False)),
+        (["drain", "decode-0"], DrainWorker("decode-0")),
+        (["drain", "decode-0.a1", "--no-replace"], DrainWorker("decode-0.a1", False)),
         (["drain", "host-a"], DrainNode("host-a")),
         (["drain", "host-a", "--undo"], DrainNode("host-a", True)),
         (
@@ -246,8 +246,8 @@ def two(control, monkeypatch):
             ["switch-role", "tiny-decode-0", "prefill", "--model", "tiny", "--yes"],
             SwitchRole("tiny-decode-0", Role.PREFILL),
         ),
-        (["drain", "decode-0", "--model", "tiny"], Drain("tiny-decode-0")),
-        (["drain", "org-big-decode-0"], Drain("org-big-decode-0")),
+        (["drain", "decode-0", "--model", "tiny"], DrainWorker("tiny-decode-0")),
+        (["drain", "org-big-decode-0"], DrainWorker("org-big-decode-0")),
         (["rollout", "v2", "--model", "org/big"], RollOut(Version("v2"), "org/big")),
     ],
 )

@@ -37,8 +37,8 @@ def test_a_switch_moves_one_replica_from_role_to_role(worker):
 
 
 def test_a_drained_worker_keeps_its_place_unless_told_otherwise():
-    assert d.pool_after(op.Drain("decode-1"), state()) is None
-    after = d.pool_after(op.Drain("decode-1", is_replaced=False), state())
+    assert d.pool_after(op.DrainWorker("decode-1"), state()) is None
+    after = d.pool_after(op.DrainWorker("decode-1", is_replaced=False), state())
     assert after.counts == {Role.PREFILL: 1, Role.DECODE: 1}
 
 
@@ -53,7 +53,7 @@ def test_a_drained_worker_keeps_its_place_unless_told_otherwise():
             "there is no worker 'decode-7'; the workers are: prefill-0, decode-0",
         ),
         (op.SwitchRole("decode-0", Role.DECODE), "already"),
-        (op.Drain("nobody"), "no worker"),
+        (op.DrainWorker("nobody"), "no worker"),
         (op.DrainNode("ab"), "several nodes"),
         (op.DrainNode("zz"), "no node"),
         (op.DrainNode(""), "no node"),
@@ -70,7 +70,7 @@ def test_what_cannot_be_done_says_what_could(action, words):
 def test_who_is_on_its_way_is_neither_switched_nor_drained():
     for replica_state in set(ReplicaState) - {ReplicaState.RUNNING, ReplicaState.SUSPECT}:
         busy = state(replicas=(replica("decode-0", Role.DECODE, replica_state),))
-        for action in (op.SwitchRole("decode-0", Role.PREFILL), op.Drain("decode-0")):
+        for action in (op.SwitchRole("decode-0", Role.PREFILL), op.DrainWorker("decode-0")):
             with pytest.raises(d.OrderRefused, match=str(replica_state)):
                 d.pool_after(action, busy)
 
@@ -92,7 +92,9 @@ def test_the_log_is_bounded_numbered_and_what_is_over_stays(steps, data):
     log, over, last = d.DecisionLog(count_max=5), {}, 0
     for at_s, step in enumerate(steps):
         if step == "add":
-            last = log.add(Order(op.Drain("w"), "me", "x" * 999), Outcome.ACCEPTED, "", at_s=at_s).number
+            last = log.add(
+                Order(op.DrainWorker("w"), "me", "x" * 999), Outcome.ACCEPTED, "", at_s=at_s
+            ).number
         elif last:
             number = data.draw(st.integers(1, last))
             if ended := log.finish(
@@ -109,10 +111,10 @@ def test_the_log_is_bounded_numbered_and_what_is_over_stays(steps, data):
 
 def test_a_log_goes_on_where_the_last_life_stopped():
     log = d.DecisionLog()
-    log.add(Order(op.Drain("w"), "me"), Outcome.DONE, "", at_s=1.0)
+    log.add(Order(op.DrainWorker("w"), "me"), Outcome.DONE, "", at_s=1.0)
     again = d.DecisionLog()
     again.restore(log.entries)
-    assert again.add(Order(op.Drain("v"), "me"), Outcome.DONE, "", at_s=2.0).number == 2
+    assert again.add(Order(op.DrainWorker("v"), "me"), Outcome.DONE, "", at_s=2.0).number == 2
 
 
 @pytest.mark.parametrize(
@@ -121,7 +123,7 @@ def test_a_log_goes_on_where_the_last_life_stopped():
         op.Scale(Role.DECODE, 3),
         op.Resize({Role.DECODE: 2, Role.PREFILL: 1}, "m"),
         op.SwitchRole("w", Role.AGGREGATED),
-        op.Drain("w", False),
+        op.DrainWorker("w", False),
         op.DrainNode("n", True),
         op.RollOut(op.Version("2", ("a.b=c",)), "m"),
     ],

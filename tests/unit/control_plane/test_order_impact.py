@@ -6,8 +6,8 @@ from baton.core.ids import WorkerId
 from baton.core.messages import Role
 from baton.core.operate import (
     ClusterState,
-    Drain,
     DrainNode,
+    DrainWorker,
     NodeState,
     Pool,
     ReplicaState,
@@ -46,8 +46,8 @@ THREE = state(*TWO.replicas, replica("decode-1", Role.DECODE, node="n2"))
             True,
             "no decode worker left: its prefill and aggregated workers",
         ),
-        (Drain("decode-0", is_replaced=False), True, "no decode worker left:"),
-        (Drain("decode-0.a1"), False, "no decode worker left meanwhile"),
+        (DrainWorker("decode-0", is_replaced=False), True, "no decode worker left:"),
+        (DrainWorker("decode-0.a1"), False, "no decode worker left meanwhile"),
         (DrainNode("host-a"), False, "m will have no worker left meanwhile"),
         (RollOut(Version("2"), "m", 0, 1), False, "m will have no worker left meanwhile"),
     ],
@@ -65,13 +65,13 @@ def test_the_last_one_of_a_role_is_missed(action, is_lasting, said):
         Scale(Role.DECODE, 1),
         Scale(Role.AGGREGATED, 0),
         SwitchRole("decode-1", Role.PREFILL),
-        Drain("decode-0", is_replaced=False),
-        Drain("decode-0"),
+        DrainWorker("decode-0", is_replaced=False),
+        DrainWorker("decode-0"),
         DrainNode("host-b"),
         DrainNode("host-a", is_undone=True),
         RollOut(Version("2")),
         Scale(Role.DECODE, 0, "another model"),
-        Drain("nobody"),
+        DrainWorker("nobody"),
         DrainNode("nowhere"),
     ],
 )
@@ -83,7 +83,7 @@ def test_a_worker_that_does_not_serve_is_no_help_meanwhile():
     down = state(
         replica("decode-0", Role.DECODE), replica("decode-1", Role.DECODE, state=ReplicaState.STARTING)
     )
-    loss = impact_of(Drain("decode-0"), down)
+    loss = impact_of(DrainWorker("decode-0"), down)
     assert loss is not None
     assert not loss.is_lasting
 

@@ -6,8 +6,8 @@ from baton.core.ids import WorkerId
 from baton.core.messages import Member, Role
 from baton.core.operate import (
     ClusterState,
-    Drain,
     DrainNode,
+    DrainWorker,
     NodeState,
     Order,
     Outcome,
@@ -42,7 +42,7 @@ actions = st.one_of(
     st.builds(Scale, roles, st.integers(-1, 3)),
     st.builds(Resize, st.dictionaries(roles, st.integers(0, 3))),
     st.builds(SwitchRole, names, roles),
-    st.builds(Drain, names, st.booleans()),
+    st.builds(DrainWorker, names, st.booleans()),
     st.builds(DrainNode, st.sampled_from(["n0", "nowhere"]), st.booleans()),
     st.builds(RollOut, st.builds(Version, st.sampled_from(["1", "2", "3"]))),
 )

@@ -6,7 +6,7 @@ from baton.config import ClusterConfig
 from baton.core.errors import SetupError
 from baton.core.ids import RouterId
 from baton.core.messages import INFO_NOTE, Member, Role
-from baton.core.operate import Drain, Order, Outcome, Pool, RollOut, Scale, SwitchRole, Version
+from baton.core.operate import DrainWorker, Order, Outcome, Pool, RollOut, Scale, SwitchRole, Version
 from baton.core.sharing import RouterMember
 from baton.wire.crash import Crash
 from control_plane.plane import ControlPlane
@@ -170,7 +170,7 @@ async def test_what_cannot_be_done_is_refused_with_a_reason_and_changes_nothing(
         raise SetupError("no such model")
 
     plane._check = check
-    for action in (Scale(Role.DECODE, -1), Drain("nobody"), RollOut(Version("2"))):
+    for action in (Scale(Role.DECODE, -1), DrainWorker("nobody"), RollOut(Version("2"))):
         decision = plane.order(Order(action, "me"))
         assert decision.outcome is Outcome.REFUSED
         assert decision.text
@@ -192,7 +192,7 @@ async def test_a_drained_worker_is_replaced_and_the_order_is_done_when_it_is_gon
     replicas = Replicas()
     plane = plane_of(replicas, member_lease_s=60)
     (worker_id,) = await settled(plane, replicas, {Role.DECODE: 1})
-    plane.order(Order(Drain("decode-0"), "me"))
+    plane.order(Order(DrainWorker("decode-0"), "me"))
     await asyncio.sleep(0)
     assert replicas.drained == [worker_id]
     plane.on_exit(worker_id, "drained")

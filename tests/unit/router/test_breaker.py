@@ -36,7 +36,7 @@ def test_failures_in_a_row_open_it_and_a_success_between_does_not():
     assert state(book, 0.0) is BreakerState.CLOSED
     fail(book, times=1)
     assert state(book, 0.0) is BreakerState.OPEN
-    assert book.state(A, now_s=0.0).reason == "3 times in a row: broken"
+    assert book.state(A, now_s=0.0).reason == "3 failures in a row, the last one: broken"
     assert book.suspended(POOL, now_s=1.9) == {A}
 
 

@@ -120,7 +120,7 @@ def test_room_that_is_kept_for_others_is_no_room():
 
 def test_a_pool_without_room_is_not_an_empty_pool():
     found = placed(worker("p"), worker("d", Role.DECODE, free_blocks=0, is_refusing=True))
-    assert found == NoPlace("no decode worker has room")
+    assert found == NoPlace("no decode worker has enough free blocks")
 
 
 def test_a_worker_that_was_silent_is_second_best():

@@ -204,9 +204,11 @@ def test_without_a_pool_it_falls_back_or_says_what_is_missing():
     found = cluster.place()
     assert isinstance(found, Placement)
     assert found.is_fallback
-    assert cluster.place(fallback_to_other_pool=False) == NoPlace("no decode worker to pair with")
+    assert cluster.place(fallback_to_other_pool=False) == NoPlace(
+        "there is no decode worker of a compatible fingerprint"
+    )
     assert Cluster().place() == NoPlace("no worker takes new sequences")
-    assert cluster.place(100_000) == NoPlace("longer than any worker can hold", is_final=True)
+    assert cluster.place(100_000) == NoPlace("the sequence is longer than any worker can hold", is_final=True)
 
 
 ROLES = st.sampled_from(["prefill", "decode", "aggregated"])

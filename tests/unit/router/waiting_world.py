@@ -106,7 +106,7 @@ class World:
             i for i, view in enumerate(views) if view.load.free_blocks >= need and view.worker_id not in kept
         ]
         if not able:
-            return NoPlace("no worker has room")
+            return NoPlace("no worker has enough free blocks")
         at = min(able, key=lambda i: (self.free_at_s[i], i))
         wait_s = max(0.0, self.free_at_s[at] - now_s)
         compute_s = flow.token_count / RATE

@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from baton.core.costs import StepCosts
-from baton.core.demand import Bin, ClassLoad, DemandHeard, DemandReport, Traits, WorkerLoad
+from baton.core.demand import Bin, ClassLoad, DemandReply, DemandReport, Traits, WorkerLoad
 from baton.core.ids import RouterId, WorkerId
 from baton.core.messages import Role
 from baton.wire.demand import DemandClient
@@ -29,7 +29,7 @@ class Control:
         self.heard.append(report)
         if len(self.heard) >= 2:
             self.enough.set()
-        return DemandHeard(0.01)
+        return DemandReply(0.01)
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ async def control():
 
 async def test_a_report_arrives_as_it_was_sent_and_is_answered(control):
     client = DemandClient(control.address)
-    assert await client.report(REPORT) == DemandHeard(0.01)
+    assert await client.report(REPORT) == DemandReply(0.01)
     assert control.heard == [REPORT]
     await client.close()
 

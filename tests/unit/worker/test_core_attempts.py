@@ -23,18 +23,18 @@ def test_overdue_attempts_come_earliest_first_and_ended_ones_never():
 def test_an_ask_before_the_start_does_not_count_as_the_start():
     epochs = Epochs()
     key = SeqKey("s", 2)
-    epochs.saw(key, is_start=False)
+    epochs.observe(key, is_start=False)
     assert epochs.highest("s") == 2
     assert not epochs.was_started(key)
-    epochs.saw(key, is_start=True)
-    epochs.saw(key, is_start=False)
+    epochs.observe(key, is_start=True)
+    epochs.observe(key, is_start=False)
     assert epochs.was_started(key)
-    epochs.saw(SeqKey("s", 3), is_start=False)
+    epochs.observe(SeqKey("s", 3), is_start=False)
     assert not epochs.was_started(SeqKey("s", 3))
 
 
 def test_the_memory_for_ended_sequences_is_bounded_and_the_stalest_fades_first():
     epochs = Epochs(count_max=2)
     for name in ("a", "b", "a", "c"):
-        epochs.saw(SeqKey(name, 1), is_start=True)
+        epochs.observe(SeqKey(name, 1), is_start=True)
     assert [epochs.highest(name) for name in ("a", "b", "c")] == [1, -1, 1]

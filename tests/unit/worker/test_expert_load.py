@@ -29,31 +29,31 @@ def test_a_layers_balance_is_the_mean_over_the_most():
 def test_balance_is_of_the_latest_span_and_not_of_all_time():
     load = ExpertLoad((3, 7), 4)
     first = counts([9000, 0, 0, 0], [9000, 0, 0, 0])
-    load.heard(first, now_s=100.0)
+    load.observe(first, now_s=100.0)
     assert load.balance is None
     after = first + counts([256, 256, 256, 256], [512, 512, 0, 0])
-    load.heard(after, now_s=100.0 + SPAN_MIN_S)
+    load.observe(after, now_s=100.0 + SPAN_MIN_S)
     assert (load.balance, load.worst, load.worst_layer) == (0.75, 0.5, 7)
     assert load.totals.tolist() == after.sum(axis=0).tolist()
-    load.heard(after + counts([0, 0, 0, 4000], [0, 0, 0, 4000]), now_s=101.0 + SPAN_MIN_S)
+    load.observe(after + counts([0, 0, 0, 4000], [0, 0, 0, 4000]), now_s=101.0 + SPAN_MIN_S)
     assert load.balance == 0.75, "too soon for another"
-    load.heard(after + counts([0, 0, 0, 4000], [0, 0, 0, 4000]), now_s=100.0 + 2 * SPAN_MIN_S)
+    load.observe(after + counts([0, 0, 0, 4000], [0, 0, 0, 4000]), now_s=100.0 + 2 * SPAN_MIN_S)
     assert load.balance == 0.25
 
 
 def test_of_few_tokens_a_span_grows_until_there_are_enough_or_it_is_given_up():
     load = ExpertLoad((0,), 4)
     total = counts([0] * 4)
-    load.heard(total, now_s=0.0)
+    load.observe(total, now_s=0.0)
     for at_s in range(1, 201):
         total = total + counts([1, 2, 1, 0])
-        load.heard(total, now_s=float(at_s))
+        load.observe(total, now_s=float(at_s))
     assert load.balance is None
     for at_s in range(201, 260):
         total = total + counts([1, 2, 1, 0])
-        load.heard(total, now_s=float(at_s))
+        load.observe(total, now_s=float(at_s))
     assert load.balance == 0.5
-    load.heard(total, now_s=257.0 + SPAN_MAX_S)
+    load.observe(total, now_s=257.0 + SPAN_MAX_S)
     assert load.balance is None
     assert "experts.balance" not in load.accounts()
 
@@ -61,8 +61,8 @@ def test_of_few_tokens_a_span_grows_until_there_are_enough_or_it_is_given_up():
 def test_a_layer_that_computes_few_rows_is_no_worst_layer():
     """The last one of a model that only prefills."""
     load = ExpertLoad((0, 1), 4)
-    load.heard(counts([0] * 4, [0] * 4), now_s=0.0)
-    load.heard(counts([512, 256, 128, 128], [9, 0, 0, 0]), now_s=SPAN_MIN_S)
+    load.observe(counts([0] * 4, [0] * 4), now_s=0.0)
+    load.observe(counts([512, 256, 128, 128], [9, 0, 0, 0]), now_s=SPAN_MIN_S)
     assert (load.balance, load.worst, load.worst_layer) == (0.5, 0.5, 0)
 
 
@@ -78,16 +78,16 @@ def test_metrics_are_as_many_as_experts_and_balance_goes_when_it_is_not_known():
     text = metrics.meter.render().decode()
     assert text.count("baton_moe_expert_tokens_total{") == 3, "also those that nobody was sent to"
     assert "baton_moe_expert_balance_ratio{" not in text
-    load.heard(counts([1, 0, 2], [1, 0, 0]), now_s=0.0)
+    load.observe(counts([1, 0, 2], [1, 0, 0]), now_s=0.0)
     metrics.experts(load)
     assert values() == [2, 0, 2]
-    load.heard(counts([1000, 500, 0], [500, 500, 500]), now_s=SPAN_MIN_S)
+    load.observe(counts([1000, 500, 0], [500, 500, 500]), now_s=SPAN_MIN_S)
     metrics.experts(load)
     metrics.experts(load)
     assert values() == [1500, 1000, 500]
     worst = metrics.meter.value(c.EXPERT_BALANCE, worker="decode-0", layers="worst")
     assert worst == pytest.approx(0.5, rel=0.01)
-    load.heard(counts([1000, 500, 0], [500, 500, 500]), now_s=SPAN_MIN_S + SPAN_MAX_S)
+    load.observe(counts([1000, 500, 0], [500, 500, 500]), now_s=SPAN_MIN_S + SPAN_MAX_S)
     metrics.experts(load)
     assert "baton_moe_expert_balance_ratio{" not in metrics.meter.render().decode()
     assert values() == [1500, 1000, 500]

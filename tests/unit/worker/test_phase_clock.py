@@ -71,7 +71,7 @@ def test_the_parts_are_never_negative_and_sum_up_to_the_time_since_the_start(ste
             clock.stepped(now_s - seconds / 2)
         elif what != "step":
             blocked = what == "block"
-            clock.saw(is_blocked=blocked, now_s=now_s)
+            clock.observe(is_blocked=blocked, now_s=now_s)
     now_s += last_s
     told = clock.timings(now_s)
     assert min(told.wait_s, told.load_s, told.compute_s) >= 0

@@ -16,8 +16,8 @@ from baton.core.operate import (
     AutoscaleState,
     ClusterState,
     Decision,
-    Drain,
     DrainNode,
+    DrainWorker,
     NodeState,
     Outcome,
     Pool,
@@ -239,7 +239,7 @@ async def test_a_session_that_ended_leaves_the_page(setup, monkeypatch):
 @pytest.mark.parametrize(
     ("ask", "action"),
     [
-        (lambda shell, state: ask_drain(shell, state.replicas[0]), Drain("decode-0")),
+        (lambda shell, state: ask_drain(shell, state.replicas[0]), DrainWorker("decode-0")),
         (lambda shell, state: ask_switch(shell, state.replicas[0]), SwitchRole("decode-0", Role.PREFILL)),
         (lambda shell, state: ask_scale(shell, state), Scale(Role.DECODE, 2, "m")),
         (lambda shell, state: ask_node(shell, state.nodes[0]), DrainNode("n1")),

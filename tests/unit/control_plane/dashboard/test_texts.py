@@ -11,7 +11,7 @@ from baton.core.operate import (
     AutoscaleState,
     ClusterState,
     Decision,
-    Drain,
+    DrainWorker,
     NodeState,
     Outcome,
     Pool,
@@ -232,7 +232,7 @@ def test_what_processes_say_of_themselves_never_becomes_html():
     hostile = record(
         outcome=EVIL, verdict=EVIL, prefill_worker=EVIL, moments=(moment,), parts={EVIL: 1.0, "prefill": 1.0}
     )
-    decision = Decision(1, 0.0, EVIL, EVIL, Drain(EVIL), Outcome.DONE, EVIL)
+    decision = Decision(1, 0.0, EVIL, EVIL, DrainWorker(EVIL), Outcome.DONE, EVIL)
     pieces = [
         tables.workers(cluster, None, may_operate=True),
         tables.nodes(cluster.nodes, may_operate=True),
