@@ -1,4 +1,4 @@
-"""The documentation names only files, commands, options, settings and metrics that exist."""
+"""The documentation names only files, commands, options, settings, metrics and links that exist."""
 
 import itertools
 import re
@@ -180,3 +180,34 @@ def test_metrics_that_documentation_names_exist(page):
         if not (name.endswith("_") and any(m.startswith(name) for m in METRICS))
     }
     assert unknown == set()
+
+
+# Links
+
+
+def anchors(page):
+    """The anchors that GitHub makes of a page's headings."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def dead_links(page):
+    without_code = re.sub(r"^```.*?^```|`[^`]*`", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    for target in re.findall(r"\]\(([^)\s]+)\)", without_code):
+        name, _, anchor = target.partition("#")
+        if "://" in name:
+            continue
+        other = page.parent / name if name else page
+        if not other.exists() or (anchor and anchor not in anchors(other)):
+            yield target
+
+
+@pytest.mark.parametrize("page", DOCS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    assert list(dead_links(page)) == []
+
+
+def test_a_dead_link_is_noticed(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# One `heading`\n[here](#one-heading) [there](other.md) [nowhere](#two)")
+    assert list(dead_links(page)) == ["other.md", "#two"]
