@@ -32,7 +32,7 @@ from router.decisions.core import RouterCore
 from router.decisions.membership import FollowedMembership
 from router.http.app import make_app
 from router.http.authentication import AccessControl
-from router.http.observe import RequestObserver
+from router.http.observe import RequestRecorder
 from router.http.protocol import protocol_for
 from router.http.served_models import Models
 from router.http.service import Service
@@ -234,7 +234,7 @@ class RouterProcess:
 
     def _service(self, name: str, config: Config, tokenizer: Tokenizer) -> Service:
         """Make the parts of one model. Models share no requests, queue, predictions or prefix index."""
-        observer = RequestObserver(self._meter, self._spans, self._recent_requests, model=name)
+        observer = RequestRecorder(self._meter, self._spans, self._recent_requests, model=name)
         now_s = asyncio.get_running_loop().time()
         core = RouterCore(config=config.router, slo=config.slo, rng=random.Random(), now_s=now_s)
         return Service(

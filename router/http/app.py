@@ -18,7 +18,7 @@ from router.http.embeddings import EmbeddingRequest
 from router.http.error_middleware import ErrorMiddleware
 from router.http.generation import ChatRequest, CompletionRequest
 from router.http.health import ModelHealth, RouterFacts, StatusGauges, health, is_asleep
-from router.http.observe import RequestObserver
+from router.http.observe import RequestRecorder
 from router.http.request import EndpointApp, ModelDispatch, RequestHandler, error_headers
 from router.http.served_models import Models
 from router.http.service import Service
@@ -61,7 +61,7 @@ def _handler(models: Models, kind: type[RequestHandler], id_prefix: str) -> App:
     if len(models) == 1:
         return EndpointApp(first, kind, id_prefix)
     shared = first.observer
-    observer = RequestObserver(shared.meter, shared.spans, shared.recent_requests, model=NO_MODEL)
+    observer = RequestRecorder(shared.meter, shared.spans, shared.recent_requests, model=NO_MODEL)
     return ModelDispatch(models, kind, id_prefix, observer=observer)
 
 

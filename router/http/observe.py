@@ -30,7 +30,7 @@ def request_of(seq_id: SequenceId) -> str:
     return seq_id.rsplit("/", 1)[0]
 
 
-class RequestObserver:
+class RequestRecorder:
     """Observer of one model's requests. All models of a router share `recent_requests`."""
 
     def __init__(self, meter: Meter, spans: Spans, recent_requests: RecentRequests, *, model: str) -> None:

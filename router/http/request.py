@@ -23,7 +23,7 @@ from router.http.asgi import (
     respond_and_linger,
 )
 from router.http.client import ANYBODY, client_of
-from router.http.observe import RequestObserver, RequestOutcome, outcome_of
+from router.http.observe import RequestOutcome, RequestRecorder, outcome_of
 from router.http.prepare import RequestPreparation
 from router.http.request_ids import new_id
 from router.http.served_models import Models
@@ -140,7 +140,7 @@ class EndpointApp:
         kind: HandlerFactory,
         id_prefix: str,
         *,
-        observer: RequestObserver | None = None,
+        observer: RequestRecorder | None = None,
     ) -> None:
         """The model's own observer is used if there is no `observer`."""
         self._service, self._kind, self._id_prefix = service, kind, id_prefix
@@ -200,7 +200,7 @@ class ModelDispatch:
     the model."""
 
     def __init__(
-        self, models: Models, kind: HandlerFactory, id_prefix: str, *, observer: RequestObserver
+        self, models: Models, kind: HandlerFactory, id_prefix: str, *, observer: RequestRecorder
     ) -> None:
         """`observer` counts the requests that reach no model."""
         self._models, self._kind, self._id_prefix, self._observer = models, kind, id_prefix, observer

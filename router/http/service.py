@@ -10,7 +10,7 @@ from baton.config.router import RouterConfig, SloConfig
 from baton.core.errors import ModelNotFound
 from baton.core.messages import AdapterRef
 from router.http.authentication import AccessControl
-from router.http.observe import RequestObserver
+from router.http.observe import RequestRecorder
 from router.live.driver import Driver
 from router.live.store_lookup import StoreLookup
 from router.openai.adapters import Adapters
@@ -37,7 +37,7 @@ class Service:
         model_path: str,
         driver: Driver,
         tokenizer: Tokenizer,
-        observer: RequestObserver,
+        observer: RequestRecorder,
         parsers: Parsers,
         adapters: Adapters,
         access: AccessControl,

@@ -29,7 +29,7 @@ READS_HIDDEN = frozenset({"q_proj", "k_proj", "v_proj", "qkv_proj", "gate_proj",
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 
 
-class LoadedAdapter(msgspec.Struct, frozen=True):
+class ServedAdapter(msgspec.Struct, frozen=True):
     ref: AdapterRef
     created: int
 
@@ -42,10 +42,10 @@ class Adapters:
         self.is_taken: Callable[[str, str], bool] = lambda name, by: False
         """A function that says whether a name belongs to anything but an adapter of the given model. The
         owner of all models sets it."""
-        self._adapters: dict[str, LoadedAdapter] = {}
+        self._adapters: dict[str, ServedAdapter] = {}
         self._lock = asyncio.Lock()
 
-    def get(self, name: str) -> LoadedAdapter | None:
+    def get(self, name: str) -> ServedAdapter | None:
         return self._adapters.get(name)
 
     @property
@@ -94,7 +94,7 @@ class Adapters:
                 )
             if known is None and len(self._adapters) >= ADAPTERS_MAX:
                 raise ClientError(f"{ADAPTERS_MAX} adapters are loaded; unload one first", param="lora_name")
-            self._adapters[name] = LoadedAdapter(ref, int(time.time()))
+            self._adapters[name] = ServedAdapter(ref, int(time.time()))
         return f"Success: LoRA adapter '{name}' added successfully."
 
     def unload(self, name: str) -> str:

@@ -29,7 +29,7 @@ class BatonOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """True if the answer says where the time to its first token went, and who served it."""
 
 
-class Bounds(NamedTuple):
+class SamplingBounds(NamedTuple):
     """Bounds of a field that becomes the field of the same name in `SamplingParams`.
 
     The default of that field changes nothing. It is used if the request has no value, and it is the only
@@ -61,15 +61,15 @@ class Body(AnyBody, frozen=True, kw_only=True):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
-    min_p: Annotated[float | None, Bounds(0.0, 1.0)] = None
+    min_p: Annotated[float | None, SamplingBounds(0.0, 1.0)] = None
     seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = None
-    repetition_penalty: Annotated[float | None, Bounds(0.01, 10.0)] = None
-    presence_penalty: Annotated[float | None, Bounds(-2.0, 2.0)] = None
-    frequency_penalty: Annotated[float | None, Bounds(-2.0, 2.0)] = None
+    repetition_penalty: Annotated[float | None, SamplingBounds(0.01, 10.0)] = None
+    presence_penalty: Annotated[float | None, SamplingBounds(-2.0, 2.0)] = None
+    frequency_penalty: Annotated[float | None, SamplingBounds(-2.0, 2.0)] = None
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[int] | None = None
     prompt_logprobs: int | None = None

@@ -7,7 +7,7 @@ import msgspec
 
 from baton.core.errors import ClientError, PromptTooLong
 from baton.core.sampling import Grammar, SamplingParams
-from router.openai.bodies import Body, Bounds
+from router.openai.bodies import Body, SamplingBounds
 from router.openai.call import Call, RequestLimits
 from router.openai.checks import (
     LOGPROBS_MAX,
@@ -26,14 +26,14 @@ TEMPERATURE_MIN = 1e-5
 DEFAULTS: dict[str, Any] = {field.name: field.default for field in msgspec.structs.fields(SamplingParams)}
 
 
-def _bounded_fields() -> dict[str, Bounds]:
+def _bounded_fields() -> dict[str, SamplingBounds]:
     hints = get_type_hints(Body, include_extras=True)
     bounds = ((name, getattr(hint, "__metadata__", ())) for name, hint in hints.items())
-    return {name: one for name, metadata in bounds for one in metadata if isinstance(one, Bounds)}
+    return {name: one for name, metadata in bounds for one in metadata if isinstance(one, SamplingBounds)}
 
 
 BOUNDED = _bounded_fields()
-"""Fields of bodies with `Bounds`. Each becomes the field of the same name in `SamplingParams`."""
+"""Fields of bodies with `SamplingBounds`. Each becomes the field of the same name in `SamplingParams`."""
 
 
 def _bounded_values(body: Body) -> dict[str, Any]:

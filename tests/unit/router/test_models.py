@@ -273,9 +273,9 @@ async def test_routers_tell_each_other_of_all_models_at_once(folders):
         for w in (one, two):
             await w.until(lambda w=w: w.started)
         update = peers.changes(RouterId("me"))
-        assert {share.worker_id for share in update.shares} == {one.hello.worker_id, two.hello.worker_id}
-        assert {s.worker_id for s in peers.snapshot(RouterId("me")).shares} == {
-            s.worker_id for s in update.shares
+        assert {share.worker_id for share in update.loads} == {one.hello.worker_id, two.hello.worker_id}
+        assert {s.worker_id for s in peers.snapshot(RouterId("me")).loads} == {
+            s.worker_id for s in update.loads
         }
         for w in (one, two):
             w.gate.set()
