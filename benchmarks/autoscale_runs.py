@@ -12,7 +12,7 @@ from baton.config.router import RouterConfig
 from baton.core.messages import Role
 from benchmarks.autoscale_loads import AutoscaleLoad, drawn, of_trace
 from control_plane.autoscaler.record import Journal
-from control_plane.autoscaler.values import AutoscalerSettings, Bounds, LatencyObjective
+from control_plane.autoscaler.values import AutoscalerSettings, LatencyObjective, PoolBounds
 from simulator.fleet.fleet import Fleet
 from simulator.fleet.scaling import FleetScaling, Rule, ScalingSpec
 from simulator.fleet.scaling_rules import RuleName, make_rule
@@ -99,7 +99,7 @@ class PreparedCase:
         )
 
     def settings(self, *, can_switch: bool = True, headroom: float = 1.0) -> AutoscalerSettings:
-        case, bounds = self.case, Bounds(1, REPLICAS_MAX)
+        case, bounds = self.case, PoolBounds(1, REPLICAS_MAX)
         return AutoscalerSettings(
             bounds={Role.PREFILL: bounds, Role.DECODE: bounds},
             objectives={"": LatencyObjective(case.ttft_slo_s, case.tpot_slo_s)},

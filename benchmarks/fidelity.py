@@ -29,7 +29,7 @@ from loadgen.lengths import PlannedRequest, ReplayPlan, TraceScaling, make_plan,
 from loadgen.prompts import PromptMaker, TokenRange
 from loadgen.records import RequestRecord
 from loadgen.report import Report, RunSettings, make_report
-from loadgen.runner import RequestObserver, replay_plan
+from loadgen.runner import ReplayObserver, replay_plan
 from loadgen.slo import Slo
 from loadgen.traces import Trace
 from simulator.fleet.setup import Machine, PoolSizes, fleet_spec
@@ -162,7 +162,7 @@ async def _replay(server: ServerUrl, plan: ReplayPlan, slo: Slo, *, seed: int) -
         message,
         lambda message, record: send(server, message, record, timeout_s=TIMEOUT_S),
         connections_max=CONNECTIONS_MAX,
-        observer=RequestObserver(lambda _: None, lambda _: None),
+        observer=ReplayObserver(lambda _: None, lambda _: None),
         stop=asyncio.Event(),
     )
 

@@ -30,7 +30,7 @@ from loadgen.files import parse_records, write_records
 from loadgen.lengths import PlannedRequest, ReplayPlan, TraceScaling, make_plan, parse_factor
 from loadgen.prompts import PromptMaker, TokenRange
 from loadgen.report import RunSettings
-from loadgen.runner import RequestObserver, replay_plan
+from loadgen.runner import ReplayObserver, replay_plan
 from loadgen.slo import Slo
 from loadgen.traces import Trace, TraceRequest, cut, read_trace
 
@@ -148,7 +148,7 @@ async def _one(bench: GoodputBench, variant: ServerVariant, server: ServerUrl, k
         lambda request: _message(server, variant, offered, request, slo),
         lambda message, record: send(server, message, record, timeout_s=bench.timeout_s),
         connections_max=CONNECTIONS_MAX,
-        observer=RequestObserver(lambda _: None, lambda _: None),
+        observer=ReplayObserver(lambda _: None, lambda _: None),
         stop=asyncio.Event(),
     )
     write_records(bench.results / key.file_name, records, _settings(bench, key, offered, server))

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from loadgen.records import RequestOutcome, RequestRecord
-from loadgen.runner import RequestObserver
+from loadgen.runner import ReplayObserver
 from loadgen.slo import ClassObjectives
 from loadgen.units import share
 
@@ -94,7 +94,7 @@ def live_progress(
     objectives: ClassObjectives,
     name: str = "replay",
     now: Callable[[], float] = time.monotonic,
-) -> Generator[RequestObserver]:
+) -> Generator[ReplayObserver]:
     """Show counts and goodput; the yielded observer keeps them up to date."""
     stats = ProgressStats(objectives, planned)
     if console.is_terminal:
@@ -106,7 +106,7 @@ def live_progress(
     lines.print_line()
 
 
-def _observer(stats: ProgressStats, changed: Callable[[], None], now: Callable[[], float]) -> RequestObserver:
+def _observer(stats: ProgressStats, changed: Callable[[], None], now: Callable[[], float]) -> ReplayObserver:
     def on_sent(record: RequestRecord) -> None:
         stats.sent += 1
         changed()
@@ -115,7 +115,7 @@ def _observer(stats: ProgressStats, changed: Callable[[], None], now: Callable[[
         stats.ended(record, now_s=now())
         changed()
 
-    return RequestObserver(on_sent, on_ended)
+    return ReplayObserver(on_sent, on_ended)
 
 
 def _bar(console: Console, name: str) -> Progress:

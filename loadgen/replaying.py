@@ -24,7 +24,7 @@ from loadgen.prompts import TokenRange
 from loadgen.records import RequestOutcome, RequestRecord
 from loadgen.report import Report, RunSettings, judged
 from loadgen.report.model import Probe, SearchResult
-from loadgen.runner import RequestObserver
+from loadgen.runner import ReplayObserver
 from loadgen.search import (
     ScaledRun,
     SearchSettings,
@@ -274,18 +274,18 @@ def _began_at_s(records: list[RequestRecord]) -> float | None:
     return time.time() - (time.monotonic() - min(r.planned_s for r in records))
 
 
-_SILENT = RequestObserver(lambda record: None, lambda record: None)
+_SILENT = ReplayObserver(lambda record: None, lambda record: None)
 
 
-def _stopped_by(observer: RequestObserver, first: FirstAnswers) -> RequestObserver:
+def _stopped_by(observer: ReplayObserver, first: FirstAnswers) -> ReplayObserver:
     def on_ended(record: RequestRecord) -> None:
         first.ended(record)
         observer.on_ended(record)
 
-    return RequestObserver(observer.on_sent, on_ended, lambda: bool(first.complaint) or observer.wants_stop())
+    return ReplayObserver(observer.on_sent, on_ended, lambda: bool(first.complaint) or observer.wants_stop())
 
 
-def _watched(progress: RequestObserver, goal_watch: GoalWatch) -> RequestObserver:
+def _watched(progress: ReplayObserver, goal_watch: GoalWatch) -> ReplayObserver:
     def on_sent(record: RequestRecord) -> None:
         goal_watch.sent(record)
         progress.on_sent(record)
@@ -294,7 +294,7 @@ def _watched(progress: RequestObserver, goal_watch: GoalWatch) -> RequestObserve
         goal_watch.ended(record)
         progress.on_ended(record)
 
-    return RequestObserver(on_sent, on_ended, lambda: goal_watch.wants_stop(now_s=time.monotonic()))
+    return ReplayObserver(on_sent, on_ended, lambda: goal_watch.wants_stop(now_s=time.monotonic()))
 
 
 def _with_warnings(report: Report, sent: Sent) -> Report:

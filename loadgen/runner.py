@@ -36,7 +36,7 @@ Send = Callable[[bytes, RequestRecord], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class RequestObserver:
+class ReplayObserver:
     """Is called for every request when it is sent and when it ends."""
 
     on_sent: Callable[[RequestRecord], None]
@@ -51,7 +51,7 @@ async def replay_plan(
     send: Send,
     *,
     connections_max: int,
-    observer: RequestObserver,
+    observer: ReplayObserver,
     stop: asyncio.Event,
     wait_for_turns: bool = False,
     origin_s: float | None = None,
@@ -81,7 +81,7 @@ class _Run:
         make_message: MakeMessage,
         send: Send,
         connections_max: int,
-        observer: RequestObserver,
+        observer: ReplayObserver,
         wait_for_turns: bool,
     ) -> None:
         self.origin_s = 0.0

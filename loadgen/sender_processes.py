@@ -15,7 +15,7 @@ from typing import Any
 from baton.core.errors import SetupError
 from loadgen.health import ClientHealth
 from loadgen.records import RequestRecord
-from loadgen.runner import START_AFTER_S, RequestObserver
+from loadgen.runner import START_AFTER_S, ReplayObserver
 
 READY = "ready"
 STOP = "stop"
@@ -48,7 +48,7 @@ class SenderProcesses:
         self,
         jobs: Sequence[object],
         child_main: Callable[[Any, "Connection[object, object]"], None],
-        observer: RequestObserver,
+        observer: ReplayObserver,
         *,
         timeout_s: float,
     ) -> None:

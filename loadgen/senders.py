@@ -23,7 +23,7 @@ from loadgen.health import ClientHealth, LoopWatch, worst_of
 from loadgen.lengths import PlannedRequest, ReplayPlan
 from loadgen.prompts import PromptMaker, TokenRange
 from loadgen.records import RequestOutcome, RequestRecord
-from loadgen.runner import RequestObserver, replay_plan
+from loadgen.runner import ReplayObserver, replay_plan
 from loadgen.sender_processes import READY, SenderProcesses, SenderUpdate
 from loadgen.sse import Answer
 from loadgen.target import Api, ReplayTarget
@@ -89,7 +89,7 @@ def sending(
     )
 
 
-def send_plan(job: Sending, observer: RequestObserver, *, clients: int = 1) -> Sent:
+def send_plan(job: Sending, observer: ReplayObserver, *, clients: int = 1) -> Sent:
     """Returns when all requests have ended, or soon after SIGINT. Raises SetupError."""
     if not 1 <= clients <= CLIENTS_MAX:
         raise SetupError(f"--clients {clients}: must be from 1 to {CLIENTS_MAX}")
@@ -97,7 +97,7 @@ def send_plan(job: Sending, observer: RequestObserver, *, clients: int = 1) -> S
     return uvloop.run(run)
 
 
-async def _send_here(job: Sending, observer: RequestObserver) -> Sent:
+async def _send_here(job: Sending, observer: ReplayObserver) -> Sent:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, stop.set)
@@ -110,7 +110,7 @@ async def _send_here(job: Sending, observer: RequestObserver) -> Sent:
 
 
 @contextmanager
-def _asked_whether_to_stop(observer: RequestObserver, stop: Callable[[], None]) -> Generator[None]:
+def _asked_whether_to_stop(observer: ReplayObserver, stop: Callable[[], None]) -> Generator[None]:
     """Ask the observer by the clock, because a server that answers nothing causes no event."""
     loop = asyncio.get_running_loop()
 
@@ -129,7 +129,7 @@ def _asked_whether_to_stop(observer: RequestObserver, stop: Callable[[], None]) 
 
 
 async def _send(
-    job: Sending, observer: RequestObserver, stop: asyncio.Event, *, origin_s: float | None
+    job: Sending, observer: ReplayObserver, stop: asyncio.Event, *, origin_s: float | None
 ) -> tuple[list[RequestRecord], ClientHealth]:
     server = parse_url(job.url, api_key=job.api_key)
     target = ReplayTarget(
@@ -200,7 +200,7 @@ def _shares(job: Sending, clients: int) -> list[Sending]:
     ]
 
 
-async def _send_there(jobs: Sequence[Sending], observer: RequestObserver) -> Sent:
+async def _send_there(jobs: Sequence[Sending], observer: ReplayObserver) -> Sent:
     processes = SenderProcesses(jobs, child_main, observer, timeout_s=READY_TIMEOUT_S)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, processes.stop)
@@ -245,7 +245,7 @@ async def _child(job: Sending, link: "Connection[object, object]", origin_s: flo
 
     timer = loop.call_later(REPORT_EVERY_S, report)
     loop.add_reader(link.fileno(), hear)
-    observer = RequestObserver(
+    observer = ReplayObserver(
         lambda record: news.sent.append(replace(record)), lambda record: news.ended.append(record)
     )
     _, health = await _send(job, observer, stop, origin_s=origin_s)

@@ -339,7 +339,7 @@ class StoreChanges(msgspec.Struct, frozen=True):
     """The last message of a snapshot says so."""
 
 
-class Holding(msgspec.Struct, frozen=True):
+class BlockLocation(msgspec.Struct, frozen=True):
     """A node whose lease runs has the block."""
 
     node: NodeRef

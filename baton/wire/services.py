@@ -19,7 +19,7 @@ from baton.core.operate import Action, ClusterState, Decision, Order
 from baton.core.recent_requests import RecentRequestsQuery, RecentRequestsReply
 from baton.core.sharing import RouterMember, RouterUpdate
 from baton.core.store import StoreChanges, StoreMember
-from baton.wire.holdings import LookUpReply
+from baton.wire.block_locations import LookUpReply
 from baton.wire.step_columns import StepColumns, pack, unpack
 
 # --- messages of calls ----------------------------------------------------------------------------

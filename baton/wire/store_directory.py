@@ -7,8 +7,8 @@ from typing import Any, Protocol, TypeVar
 import grpc
 
 from baton.core.ids import BlockHash, NodeId
-from baton.core.store import Holding, StoreChanges, StoreMember
-from baton.wire import holdings
+from baton.core.store import BlockLocation, StoreChanges, StoreMember
+from baton.wire import block_locations
 from baton.wire.decoding import WireError
 from baton.wire.link import LinkBroken, describe
 from baton.wire.parties import Party
@@ -37,7 +37,7 @@ class StoreDirectoryHandler(Protocol):
 
     async def publish(self, changes: StoreChanges) -> bool: ...
 
-    async def look_up(self, hashes: Sequence[BlockHash]) -> list[tuple[Holding, ...]]: ...
+    async def look_up(self, hashes: Sequence[BlockHash]) -> list[tuple[BlockLocation, ...]]: ...
 
 
 class StoreDirectoryServicer(pb_grpc.StoreDirectoryServicer):
@@ -67,11 +67,11 @@ class StoreDirectoryServicer(pb_grpc.StoreDirectoryServicer):
         if len(hashes) > LOOK_UP_HASHES_MAX:
             text = f"{len(hashes)} hashes, at most {LOOK_UP_HASHES_MAX}"
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
-        return mapping.look_up_reply_to_pb(holdings.pack(await self._handler.look_up(hashes)))
+        return mapping.look_up_reply_to_pb(block_locations.pack(await self._handler.look_up(hashes)))
 
 
-def _holdings(reply: pb.LookUpReply) -> list[tuple[Holding, ...]]:
-    return holdings.unpack(mapping.look_up_reply_from_pb(reply))
+def _locations(reply: pb.LookUpReply) -> list[tuple[BlockLocation, ...]]:
+    return block_locations.unpack(mapping.look_up_reply_from_pb(reply))
 
 
 class StoreDirectoryClient:
@@ -97,15 +97,15 @@ class StoreDirectoryClient:
         reply = await self._answer(self._standing.stub.Publish, mapping.store_changes_to_pb(changes))
         return mapping.store_known_from_pb(reply).is_known
 
-    async def look_up(self, hashes: Sequence[BlockHash]) -> list[tuple[Holding, ...]]:
-        found: list[tuple[Holding, ...]] = []
+    async def look_up(self, hashes: Sequence[BlockHash]) -> list[tuple[BlockLocation, ...]]:
+        found: list[tuple[BlockLocation, ...]] = []
         for start in range(0, len(hashes), LOOK_UP_HASHES_MAX):
             part = tuple(hashes[start : start + LOOK_UP_HASHES_MAX])
             request = mapping.look_up_request_to_pb(LookUpRequest(part))
             reply = await self._answer(self._standing.stub.LookUp, request)
             if reply.count != len(part):
                 raise LinkBroken(f"{self.address}: asked for {len(part)} blocks, told of {reply.count}")
-            found += self._decoded(_holdings, reply)
+            found += self._decoded(_locations, reply)
         return found
 
     async def close(self) -> None:

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from baton.core.messages import Role
-from control_plane.autoscaler.values import Bounds
+from control_plane.autoscaler.values import PoolBounds
 
 DAY_S = 86_400.0
 BUCKET_S = 900.0
@@ -56,7 +56,7 @@ class ReplicaHoursBudget:
 def within(
     wanted: Mapping[Role, int],
     needed: Mapping[Role, int],
-    bounds: Mapping[Role, Bounds],
+    bounds: Mapping[Role, PoolBounds],
     *,
     total_max: int,
     reasons: list[str],
@@ -80,7 +80,7 @@ def within(
 
 
 def _shared(
-    held: Mapping[Role, int], needed: Mapping[Role, int], bounds: Mapping[Role, Bounds], total_max: int
+    held: Mapping[Role, int], needed: Mapping[Role, int], bounds: Mapping[Role, PoolBounds], total_max: int
 ) -> dict[Role, int]:
     given = {role: min(held[role], max(bounds[role].least, 1 if held[role] else 0)) for role in held}
     while sum(given.values()) < total_max:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from baton.config import AutoscaleConfig
 from baton.config.router import SloConfig
 from baton.core.messages import Role
-from control_plane.autoscaler.values import AutoscalerSettings, Bounds, LatencyObjective
+from control_plane.autoscaler.values import AutoscalerSettings, LatencyObjective, PoolBounds
 
 
 def objectives_of(slo: SloConfig) -> dict[str, LatencyObjective]:
@@ -25,9 +25,9 @@ def settings_of(
     """Return the settings for `roles` in use: prefill and decode, or aggregated. `hold_s` is
     `router.queue_wait_s`."""
     bounds = {
-        Role.PREFILL: Bounds(config.prefill_min, config.prefill_max),
-        Role.DECODE: Bounds(config.decode_min, config.decode_max),
-        Role.AGGREGATED: Bounds(config.aggregated_min, config.aggregated_max),
+        Role.PREFILL: PoolBounds(config.prefill_min, config.prefill_max),
+        Role.DECODE: PoolBounds(config.decode_min, config.decode_max),
+        Role.AGGREGATED: PoolBounds(config.aggregated_min, config.aggregated_max),
     }
     used = set(roles)
     return AutoscalerSettings(

@@ -73,7 +73,7 @@ class LatencyObjective(msgspec.Struct, frozen=True):
     tpot_s: float = 0.0
 
 
-class Bounds(msgspec.Struct, frozen=True):
+class PoolBounds(msgspec.Struct, frozen=True):
     """The smallest and largest number of replicas of one role."""
 
     least: int
@@ -83,7 +83,7 @@ class Bounds(msgspec.Struct, frozen=True):
 class AutoscalerSettings(msgspec.Struct, frozen=True):
     """The settings for one model's pools, filled from `config.AutoscaleConfig`, whose fields say more."""
 
-    bounds: Mapping[Role, Bounds]
+    bounds: Mapping[Role, PoolBounds]
     """Bounds of the roles in use: prefill and decode, or aggregated."""
     objectives: Mapping[str, LatencyObjective]
     """Objectives by class; "" stands for requests without one."""

@@ -25,7 +25,7 @@ _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedAdapter:
+class AdapterWeights:
     key: str
     """`AdapterRef.key`"""
     low_ranks: tuple[LowRank | None, ...]
@@ -58,7 +58,7 @@ class AdapterSlots:
         """Slot of an installed adapter; -1 for the empty key, which is the base model."""
         return self._slots[key] if key else -1
 
-    def read(self, ref: AdapterRef) -> LoadedAdapter:
+    def read(self, ref: AdapterRef) -> AdapterWeights:
         """Read an adapter's files into what `install` takes. It takes a while and may run in any thread.
 
         Raises SetupError if the adapter cannot be found, is damaged, is not supported, belongs to another
@@ -71,11 +71,11 @@ class AdapterSlots:
         self._check_targets(files.modules, folder)
         check_values(files)
         by_name = {module.name: module for module in files.modules}
-        return LoadedAdapter(
+        return AdapterWeights(
             ref.key, tuple(self._low_rank(linear, by_name, folder) for linear in self._linears)
         )
 
-    def install(self, adapter: LoadedAdapter) -> None:
+    def install(self, adapter: AdapterWeights) -> None:
         """There must be a free slot. Safe to do twice."""
         if adapter.key in self._slots:
             return

@@ -47,7 +47,7 @@ class Ranked(Protocol):
     def pending_count(self) -> int: ...
 
 
-class FairShares:
+class VirtualTokenCounters:
     """Service each client had, in prompt tokens; the one that had least goes first. A client that comes
     (back) starts where the least served of those present is, so it can save up nothing while idle.
 
@@ -80,7 +80,7 @@ class TwoLevels:
     names. Clients are given by their fairness keys, see `baton.core.ids.fairness_key`."""
 
     def __init__(self) -> None:
-        self._tenants, self._clients = FairShares(), FairShares()
+        self._tenants, self._clients = VirtualTokenCounters(), VirtualTokenCounters()
 
     def join(self, client: str) -> None:
         self._tenants.join(tenant_of(client))

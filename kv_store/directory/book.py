@@ -17,7 +17,7 @@ import msgspec
 
 from baton.core.ids import BlockHash, NodeId
 from baton.core.membership import MembershipBook, Renewal
-from baton.core.store import Holding, NodeRef, StoreChanges, StoreMember, Tier
+from baton.core.store import BlockLocation, NodeRef, StoreChanges, StoreMember, Tier
 from kv_store.directory.interface import GONE_S
 
 
@@ -106,7 +106,7 @@ class DirectoryBook:
         self._apply(node, changes)
         return True
 
-    def look_up(self, hashes: Iterable[BlockHash]) -> list[tuple[Holding, ...]]:
+    def look_up(self, hashes: Iterable[BlockHash]) -> list[tuple[BlockLocation, ...]]:
         nodes = [(self._nodes[node_id].node, self._tables[node_id]) for node_id in sorted(self._nodes)]
         return [tuple(_holders(nodes, block_hash)) for block_hash in hashes]
 
@@ -151,9 +151,9 @@ class DirectoryBook:
         self.dropped_count += count
 
 
-def _holders(nodes: Sequence[tuple[NodeRef, _Table]], block_hash: BlockHash) -> Iterable[Holding]:
+def _holders(nodes: Sequence[tuple[NodeRef, _Table]], block_hash: BlockHash) -> Iterable[BlockLocation]:
     for node, table in nodes:
         tier = table.blocks.get(block_hash)
         if tier is not None:
             table.blocks.move_to_end(block_hash)
-            yield Holding(node, tier)
+            yield BlockLocation(node, tier)

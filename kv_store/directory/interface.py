@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from baton.core.ids import BlockHash, NodeId
-from baton.core.store import Holding, StoreChanges, StoreMember
+from baton.core.store import BlockLocation, StoreChanges, StoreMember
 
 GONE_S = 60.0
 """A node id that left is remembered this long, and messages from it change nothing meanwhile. No message
@@ -47,7 +47,7 @@ class Directory(Protocol):
         """
         ...
 
-    async def look_up(self, hashes: Sequence[BlockHash]) -> list[tuple[Holding, ...]]:
+    async def look_up(self, hashes: Sequence[BlockHash]) -> list[tuple[BlockLocation, ...]]:
         """Holders of each block whose lease runs, by node id, draining ones included. Raises
         DirectoryLost."""
         ...

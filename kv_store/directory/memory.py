@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from baton.core.ids import BlockHash, NodeId
-from baton.core.store import Holding, StoreChanges, StoreMember
+from baton.core.store import BlockLocation, StoreChanges, StoreMember
 from baton.wire.core_driver import PAUSE_S, Timer
 from kv_store.directory.book import BookChange, DirectoryBook
 
@@ -44,7 +44,7 @@ class MemoryDirectory:
     async def publish(self, changes: StoreChanges) -> bool:
         return self.book.publish(changes)
 
-    async def look_up(self, hashes: Sequence[BlockHash]) -> list[tuple[Holding, ...]]:
+    async def look_up(self, hashes: Sequence[BlockHash]) -> list[tuple[BlockLocation, ...]]:
         return self.book.look_up(hashes)
 
     async def close(self) -> None:

@@ -11,7 +11,7 @@ import msgspec
 
 from baton.core.hashing import HASH_BYTES
 from baton.core.ids import BlockHash, NodeId
-from baton.core.store import Holding, NodeRef, StoreChanges, StoreMember, Tier
+from baton.core.store import BlockLocation, NodeRef, StoreChanges, StoreMember, Tier
 from kv_store.directory import redis_scripts as scripts
 from kv_store.directory.interface import GONE_S
 from kv_store.directory.redis_client import Command, RedisClient
@@ -80,8 +80,8 @@ class RedisDirectory:
             self._acknowledged.pop(changes.node_id, None)
         return state == scripts.KNOWN
 
-    async def look_up(self, hashes: Sequence[BlockHash]) -> list[tuple[Holding, ...]]:
-        found: list[tuple[Holding, ...]] = []
+    async def look_up(self, hashes: Sequence[BlockHash]) -> list[tuple[BlockLocation, ...]]:
+        found: list[tuple[BlockLocation, ...]] = []
         async with self._client.deadline():
             for start in range(0, len(hashes), LOOK_UP_HASHES_MAX):
                 found += await self._look_up(hashes[start : start + LOOK_UP_HASHES_MAX])
@@ -99,7 +99,7 @@ class RedisDirectory:
         await self._forget(node_id for node_id, raw in zip(node_ids, found, strict=True) if raw is None)
         return tuple(member for raw in found if raw is not None and (member := _member(raw)) is not None)
 
-    async def _look_up(self, hashes: Sequence[BlockHash]) -> list[tuple[Holding, ...]]:
+    async def _look_up(self, hashes: Sequence[BlockHash]) -> list[tuple[BlockLocation, ...]]:
         """Look hashes up in one round trip, or two when a node is new."""
         text, asked = b"".join(hashes), sorted(self._seen)
         assert len(text) == HASH_BYTES * len(hashes)
@@ -117,7 +117,7 @@ class RedisDirectory:
                 tiers[NodeRef(node_id, answer[0].decode())] = answer[1]
         self._seen = frozenset(node.node_id for node in tiers)
         await self._forget(lapsed)
-        return _holdings(tiers, len(hashes))
+        return _locations(tiers, len(hashes))
 
     def _asking(self, node_ids: Sequence[NodeId], text: bytes) -> list[Command]:
         """Commands for a look-up: one for all nodes on one server, or one for each where nodes live on
@@ -150,12 +150,12 @@ def _member(raw: bytes) -> StoreMember | None:
         return None
 
 
-def _holdings(tiers: dict[NodeRef, bytes], count: int) -> list[tuple[Holding, ...]]:
-    """Holdings out of `tiers`, which has for each node one character per block, or none at all."""
-    found: list[list[Holding]] = [[] for _ in range(count)]
+def _locations(tiers: dict[NodeRef, bytes], count: int) -> list[tuple[BlockLocation, ...]]:
+    """Locations out of `tiers`, which has for each node one character per block, or none at all."""
+    found: list[list[BlockLocation]] = [[] for _ in range(count)]
     for node in sorted(tiers, key=lambda node: node.node_id):
-        holdings = {char: Holding(node, tier) for char, tier in _TIER_OF.items()}
+        locations = {char: BlockLocation(node, tier) for char, tier in _TIER_OF.items()}
         for index, char in enumerate(tiers[node]):
-            if (holding := holdings.get(char)) is not None:
-                found[index].append(holding)
+            if (location := locations.get(char)) is not None:
+                found[index].append(location)
     return list(map(tuple, found))

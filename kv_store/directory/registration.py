@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from baton.core.store import Holding, NodeRef, StoreChanges, StoreMember
+from baton.core.store import BlockLocation, NodeRef, StoreChanges, StoreMember
 from kv_store.directory.backlog import PublishBacklog
 from kv_store.directory.interface import Directory, DirectoryLost
 from kv_store.node.events import DirectoryForgot, LookedUp, LookUp, NodeEvent, PeersChanged
@@ -191,5 +191,5 @@ class StoreRegistration:
         self._post(LookedUp(action.lookup_id, found))
 
 
-def _nothing(action: LookUp) -> tuple[tuple[Holding, ...], ...]:
+def _nothing(action: LookUp) -> tuple[tuple[BlockLocation, ...], ...]:
     return ((),) * len(action.hashes)

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Sequence
 from typing import TypeVar
 
 from baton.core.ids import BlockHash, NodeId
-from baton.core.store import Holding, StoreChanges, StoreMember
+from baton.core.store import BlockLocation, StoreChanges, StoreMember
 from baton.wire.link import LinkBroken
 from baton.wire.store_directory import StoreDirectoryClient
 from kv_store.directory.interface import DirectoryLost
@@ -31,7 +31,7 @@ class RemoteDirectory:
     async def publish(self, changes: StoreChanges) -> bool:
         return await _directory_errors(self._client.publish(changes))
 
-    async def look_up(self, hashes: Sequence[BlockHash]) -> list[tuple[Holding, ...]]:
+    async def look_up(self, hashes: Sequence[BlockHash]) -> list[tuple[BlockLocation, ...]]:
         return await _directory_errors(self._client.look_up(hashes))
 
     async def close(self) -> None:

@@ -3,7 +3,7 @@
 from collections import deque
 
 from baton.core.ids import BlockHash, NodeId
-from baton.core.store import Holding, NodeRef, TakeOver, Tier
+from baton.core.store import BlockLocation, NodeRef, TakeOver, Tier
 from kv_store.node.context import HASHES_MAX, Context
 from kv_store.node.events import ToPeer
 from kv_store.node.index import Index
@@ -163,7 +163,7 @@ class Takeovers:
             is_new = entry is None and self._promoter.promotion(block_hash) is None
             if is_new and self._index.may_be_of(block_hash, size_class):
                 hashes[block_hash] = None
-                self._lookups.remember(block_hash, (Holding(peer, Tier.HOST),))
+                self._lookups.remember(block_hash, (BlockLocation(peer, Tier.HOST),))
                 self._lookups.wanted(block_hash)
         if not hashes:
             return

@@ -12,7 +12,7 @@ import msgspec
 from baton.core.ids import BlockHash, NodeId, WorkerId
 from baton.core.store import (
     BlockFacts,
-    Holding,
+    BlockLocation,
     NodeRef,
     NodeToNode,
     StoreChanges,
@@ -104,7 +104,7 @@ class LookedUp(msgspec.Struct, frozen=True):
     """The directory's answer. A directory that does not answer in time counts as nothing for each hash."""
 
     lookup_id: int
-    holdings: tuple[tuple[Holding, ...], ...]
+    locations: tuple[tuple[BlockLocation, ...], ...]
 
 
 class DirectoryForgot(msgspec.Struct, frozen=True):

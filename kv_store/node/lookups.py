@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from baton.core.ids import BlockHash, NodeId
-from baton.core.store import Holding, NodeRef
+from baton.core.store import BlockLocation, NodeRef
 from kv_store.node.context import HASHES_MAX, LOOKUPS_MAX, PEERS_MAX, Context
 from kv_store.node.events import LookedUp, LookUp
 
@@ -31,7 +31,7 @@ class Lookups:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._pending: dict[int, _PendingLookup] = {}
-        self._holdings: OrderedDict[BlockHash, tuple[float, tuple[Holding, ...]]] = OrderedDict()
+        self._locations: OrderedDict[BlockHash, tuple[float, tuple[BlockLocation, ...]]] = OrderedDict()
         self._seen: OrderedDict[BlockHash, int] = OrderedDict()
         self.peers: dict[NodeId, NodeRef] = {}
 
@@ -82,28 +82,28 @@ class Lookups:
         pending = self._pending.pop(event.lookup_id, None)
         if pending is None:
             return
-        for block_hash, holdings in zip(pending.hashes, event.holdings, strict=False):
-            self.remember(block_hash, holdings)
+        for block_hash, locations in zip(pending.hashes, event.locations, strict=False):
+            self.remember(block_hash, locations)
         pending.then()
 
-    def remember(self, block_hash: BlockHash, holdings: tuple[Holding, ...]) -> None:
+    def remember(self, block_hash: BlockHash, locations: tuple[BlockLocation, ...]) -> None:
         own = self._context.node.node_id
-        others = tuple(h for h in holdings if h.node.node_id != own)
-        self._holdings[block_hash] = (self._context.now_s, others)
-        self._holdings.move_to_end(block_hash)
-        if len(self._holdings) > REMEMBERED_MAX:
-            self._holdings.popitem(last=False)
+        others = tuple(h for h in locations if h.node.node_id != own)
+        self._locations[block_hash] = (self._context.now_s, others)
+        self._locations.move_to_end(block_hash)
+        if len(self._locations) > REMEMBERED_MAX:
+            self._locations.popitem(last=False)
 
-    def holders(self, block_hash: BlockHash) -> tuple[Holding, ...]:
-        asked_s, holdings = self._holdings.get(block_hash, (float("-inf"), ()))
-        return holdings if self._context.now_s - asked_s <= USABLE_S else ()
+    def holders(self, block_hash: BlockHash) -> tuple[BlockLocation, ...]:
+        asked_s, locations = self._locations.get(block_hash, (float("-inf"), ()))
+        return locations if self._context.now_s - asked_s <= USABLE_S else ()
 
     def forget_holder(self, block_hash: BlockHash, node_id: NodeId) -> None:
         """Note that a node does not have the block, whatever the directory said."""
-        known = self._holdings.get(block_hash)
+        known = self._locations.get(block_hash)
         if known is not None:
             left = tuple(h for h in known[1] if h.node.node_id != node_id)
-            self._holdings[block_hash] = (known[0], left)
+            self._locations[block_hash] = (known[0], left)
 
     def _asked_s(self, block_hash: BlockHash) -> float:
-        return self._holdings.get(block_hash, (float("-inf"), ()))[0]
+        return self._locations.get(block_hash, (float("-inf"), ()))[0]

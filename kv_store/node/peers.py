@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from baton.core.ids import BlockHash, NodeId, ReadId, WorkerId
 from baton.core.store import (
+    BlockLocation,
     BlocksGrant,
     BlocksRefused,
     BlocksReleased,
     BlocksRequest,
-    Holding,
     NodeRef,
     Tier,
 )
@@ -95,8 +95,8 @@ class PeerFetches:
     def has_holder(self, block_hash: BlockHash) -> bool:
         """Whether somebody has the block who has not failed us just now."""
         return any(
-            self._is_usable(holding) and self._is_trusted(holding)
-            for holding in self._lookups.holders(block_hash)
+            self._is_usable(location) and self._is_trusted(location)
+            for location in self._lookups.holders(block_hash)
         )
 
     # --- as a path into host memory -------------------------------------------------------------
@@ -104,8 +104,8 @@ class PeerFetches:
     def request(self, promotions: Sequence[Promotion]) -> None:
         unknown: list[Promotion] = []
         for promotion in promotions:
-            promotion.holdings = self._lookups.holders(promotion.block_hash)
-            (self._pending if promotion.holdings else unknown).append(promotion)
+            promotion.locations = self._lookups.holders(promotion.block_hash)
+            (self._pending if promotion.locations else unknown).append(promotion)
         if not unknown:
             return
         hashes = [promotion.block_hash for promotion in unknown]
@@ -127,10 +127,10 @@ class PeerFetches:
 
     def _looked_up(self, promotions: list[Promotion]) -> None:
         for promotion in promotions:
-            promotion.holdings = self._lookups.holders(promotion.block_hash)
+            promotion.locations = self._lookups.holders(promotion.block_hash)
             if not promotion.waiters:
                 self._promoter.forget(promotion)
-            elif promotion.holdings:
+            elif promotion.locations:
                 self._pending.append(promotion)
             else:
                 self._promoter.failed(promotion, NO_HOLDER)
@@ -391,8 +391,8 @@ class PeerFetches:
     def _try_elsewhere(self, promotion: Promotion, node_id: NodeId, reason: str) -> None:
         """Fetch from another holder. This one does not count any more for this block."""
         self._lookups.forget_holder(promotion.block_hash, node_id)
-        promotion.holdings = tuple(h for h in promotion.holdings if h.node.node_id != node_id)
-        if promotion.waiters and promotion.holdings and self._context.now_s < promotion.deadline_s:
+        promotion.locations = tuple(h for h in promotion.locations if h.node.node_id != node_id)
+        if promotion.waiters and promotion.locations and self._context.now_s < promotion.deadline_s:
             self._pending.append(promotion)
         else:
             self._promoter.failed(promotion, reason)
@@ -435,33 +435,39 @@ class PeerFetches:
     def _avoid(self, node_id: NodeId) -> None:
         self._peer(node_id).avoid_until_s = self._context.now_s + AVOID_S
 
-    def _is_trusted(self, holding: Holding) -> bool:
-        peer = self._peers.get(holding.node.node_id)
+    def _is_trusted(self, location: BlockLocation) -> bool:
+        peer = self._peers.get(location.node.node_id)
         return peer is None or self._context.now_s >= peer.avoid_until_s
 
-    def _is_usable(self, holding: Holding) -> bool:
+    def _is_usable(self, location: BlockLocation) -> bool:
         """Whether to fetch from the holder. A frozen peer gets no more slots of ours than it has already."""
-        if self._stuck_bytes[holding.node.node_id] > 0:
+        if self._stuck_bytes[location.node.node_id] > 0:
             return False
         return self._stuck_bytes.total() <= STUCK_SHARE_MAX * self._context.config.host_bytes
 
-    def _choose(self, promotion: Promotion) -> Holding | None:
+    def _choose(self, promotion: Promotion) -> BlockLocation | None:
         """Choose a holder: host memory before SSD, then the one with least under way, then the fastest."""
 
-        def cost(holding: Holding) -> tuple[bool, bool, int, float, str]:
-            peer = self._peer(holding.node.node_id)
-            is_slow = holding.tier is not Tier.HOST
+        def cost(location: BlockLocation) -> tuple[bool, bool, int, float, str]:
+            peer = self._peer(location.node.node_id)
+            is_slow = location.tier is not Tier.HOST
             per_byte_s, _ = peer.meter.at(self._context.now_s)
-            return not self._is_trusted(holding), is_slow, peer.fetch_count, per_byte_s, holding.node.node_id
+            return (
+                not self._is_trusted(location),
+                is_slow,
+                peer.fetch_count,
+                per_byte_s,
+                location.node.node_id,
+            )
 
-        return min((h for h in promotion.holdings if self._is_usable(h)), key=cost, default=None)
+        return min((h for h in promotion.locations if self._is_usable(h)), key=cost, default=None)
 
     def _also_from(self, node: NodeRef, first: Promotion) -> list[Promotion]:
         """The blocks that follow in the queue, as long as this peer has them too."""
         promotions: list[Promotion] = []
         while self._pending and len(promotions) < FETCH_BLOCKS_MAX - 1:
             promotion = self._pending[0]
-            is_there = any(h.node.node_id == node.node_id for h in promotion.holdings)
+            is_there = any(h.node.node_id == node.node_id for h in promotion.locations)
             if promotion.size_class is not first.size_class or not is_there:
                 break
             self._pending.popleft()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from baton.core.ids import BlockHash
-from baton.core.store import DropReason, Holding, Tier
+from baton.core.store import BlockLocation, DropReason, Tier
 from kv_store.node.context import LOADS_WAITING_MAX, Context
 from kv_store.node.index import Index
 from kv_store.node.quotas import Holder, Quotas
@@ -70,8 +70,8 @@ class Promotion:
     is_reading: bool = False
     is_late: bool = False
     """It was being read when the last deadline passed: what arrives is not used."""
-    holdings: tuple[Holding, ...] = ()
-    """PEER: holdings whose node has not failed us."""
+    locations: tuple[BlockLocation, ...] = ()
+    """PEER: locations whose node has not failed us."""
 
     @property
     def deadline_s(self) -> float:

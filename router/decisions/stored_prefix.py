@@ -6,7 +6,7 @@ from typing import NamedTuple
 import msgspec
 
 from baton.core.ids import NodeId
-from baton.core.store import Holding, Tier
+from baton.core.store import BlockLocation, Tier
 
 _NONE, _HOST, _SSD, _PEER = range(4)
 _CODES = {Tier.HOST: _HOST, Tier.SSD: _SSD}
@@ -46,17 +46,17 @@ class StoredPrefix(msgspec.Struct, frozen=True):
 
 
 def stored_prefix(
-    holdings: Sequence[tuple[Holding, ...]], host_of: Mapping[NodeId, str]
+    locations: Sequence[tuple[BlockLocation, ...]], host_of: Mapping[NodeId, str]
 ) -> StoredPrefix | None:
-    """`holdings` of each block, `host_of` the store nodes. None: nobody has any."""
-    by_host = {host: bytearray(len(holdings)) for host in set(host_of.values())}
+    """`locations` of each block, `host_of` the store nodes. None: nobody has any."""
+    by_host = {host: bytearray(len(locations)) for host in set(host_of.values())}
     has_any = False
-    for i, holders in enumerate(holdings):
+    for i, holders in enumerate(locations):
         here: dict[str, int] = {}
-        for holding in holders:
-            host = host_of.get(holding.node.node_id)
+        for location in holders:
+            host = host_of.get(location.node.node_id)
             if host is not None:
-                here[host] = min(_CODES.get(holding.tier, _PEER), here.get(host, _PEER))
+                here[host] = min(_CODES.get(location.tier, _PEER), here.get(host, _PEER))
         if here:
             has_any = True
             for host, codes in by_host.items():

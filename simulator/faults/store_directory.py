@@ -105,5 +105,5 @@ class SimDirectory:
             self.run.clock.after(action.timeout_s, lambda: node.post(lambda: node.feed(nothing)))
             return
         found = LookedUp(action.lookup_id, tuple(self._book.look_up(action.hashes)))
-        self.run.counts["blocks found by look-ups"] += sum(map(bool, found.holdings))
+        self.run.counts["blocks found by look-ups"] += sum(map(bool, found.locations))
         self.run.clock.after(delay_s, lambda: node.post(lambda: node.feed(found)))

@@ -15,7 +15,7 @@ from kv_store.directory.interface import DirectoryLost
 from tests.contract.directory_worlds import RedisWorld, redis_world
 from tests.contract.redis_groups import certificates, redis_cluster, sentinel_group, tls_before
 from tests.contract.redis_servers import RedisServer
-from tests.contract.test_store_directory import LEASE_S, h, holders, holding, join, member, snapshot, stored
+from tests.contract.test_store_directory import LEASE_S, h, holders, join, location, member, snapshot, stored
 from tests.ports import free_port
 from tests.unit.kv_store.directory.dull_node import running
 
@@ -66,7 +66,7 @@ async def test_a_flushed_redis_is_told_again(world):
     assert await holders(directory, 1) == ()
     assert not await directory.publish(StoreChanges("a", 2, stored=stored(2)))
     await join(directory, "a", 1, 2, number=3)
-    assert await holders(directory, 2) == (holding("a"),)
+    assert await holders(directory, 2) == (location("a"),)
 
 
 async def test_a_lost_index_comes_back_with_the_next_renewal(world):
@@ -75,7 +75,7 @@ async def test_a_lost_index_comes_back_with_the_next_renewal(world):
     await world.raw.delete(f"baton:{world.name}:nodes")
     assert await directory.renew(member("a"), lease_s=LEASE_S)
     assert await directory.members() == (member("a"),)
-    assert await holders(await world.client(), 1) == (holding("a"),)
+    assert await holders(await world.client(), 1) == (location("a"),)
 
 
 async def test_a_killed_redis_is_lost_in_bounded_time_and_heals_when_it_is_back(server, world):
@@ -95,7 +95,7 @@ async def test_a_killed_redis_is_lost_in_bounded_time_and_heals_when_it_is_back(
     server.start()
     assert not await until_answered(lambda: directory.renew(member("a"), lease_s=LEASE_S))
     assert await directory.publish(snapshot("a", 2, 1))
-    assert await holders(directory, 1) == (holding("a"),)
+    assert await holders(directory, 1) == (location("a"),)
 
 
 async def test_a_redis_with_persistence_knows_what_it_knew(tmp_path):
@@ -107,7 +107,7 @@ async def test_a_redis_with_persistence_knows_what_it_knew(tmp_path):
             server.kill()
             server.start()
             assert await until_answered(lambda: directory.renew(member("a"), lease_s=LEASE_S))
-            assert await directory.look_up([h(1), h(2)]) == [(), (holding("a"),)]
+            assert await directory.look_up([h(1), h(2)]) == [(), (location("a"),)]
 
 
 async def test_a_redis_that_falls_back_to_an_older_state_is_told_again(server, world):
@@ -117,11 +117,11 @@ async def test_a_redis_that_falls_back_to_an_older_state_is_told_again(server, w
     await directory.publish(StoreChanges("a", 2, removed=(h(1),)))
     server.kill()
     server.start()
-    assert await until_answered(lambda: holders(directory, 1)) == (holding("a"),)
+    assert await until_answered(lambda: holders(directory, 1)) == (location("a"),)
     assert not await directory.renew(member("a"), lease_s=LEASE_S)
     assert not await directory.publish(StoreChanges("a", 3, stored=stored(2)))
     assert await directory.publish(snapshot("a", 4, 2))
-    assert await directory.look_up([h(1), h(2)]) == [(), (holding("a"),)]
+    assert await directory.look_up([h(1), h(2)]) == [(), (location("a"),)]
 
 
 async def test_a_frozen_redis_is_lost_at_the_deadline_and_its_late_answers_go_to_nobody(server, world):
@@ -135,7 +135,7 @@ async def test_a_frozen_redis_is_lost_at_the_deadline_and_its_late_answers_go_to
     server.thaw()
     for number in range(10):
         found = await until_answered(lambda n=number: directory.look_up([h(n)] * (n + 1)))
-        assert found == [(holding("a"),) if number % 2 == 0 else ()] * (number + 1)
+        assert found == [(location("a"),) if number % 2 == 0 else ()] * (number + 1)
 
 
 async def test_a_full_redis_refuses_news_and_answers_questions(world):
@@ -144,7 +144,7 @@ async def test_a_full_redis_refuses_news_and_answers_questions(world):
     await world.raw.config_set("maxmemory", 1)
     with pytest.raises(DirectoryLost, match="maxmemory"):
         await directory.publish(StoreChanges("a", 2, stored=stored(2)))
-    assert await holders(directory, 1) == (holding("a"),)
+    assert await holders(directory, 1) == (location("a"),)
     await world.raw.config_set("maxmemory", 0)
     assert await directory.publish(StoreChanges("a", 2, stored=stored(2)))
 
@@ -153,7 +153,7 @@ async def test_many_at_once_wait_for_the_few_connections(world):
     directory = await world.client()
     await join(directory, "a", *range(0, 200, 2))
     found = await asyncio.gather(*(holders(directory, number) for number in range(200)))
-    assert found == [(holding("a"),) if number % 2 == 0 else () for number in range(200)]
+    assert found == [(location("a"),) if number % 2 == 0 else () for number in range(200)]
     assert (await world.raw.info("clients"))["connected_clients"] < 20
 
 
@@ -211,7 +211,7 @@ async def test_clusters_of_different_names_share_a_redis_and_nothing_else(server
         assert await them.members() == ()
         assert await holders(them, 1) == ()
         await them.leave("a")
-        assert await holders(us, 1) == (holding("a"),)
+        assert await holders(us, 1) == (location("a"),)
 
 
 async def test_what_another_program_wrote_is_no_member(world):
@@ -270,7 +270,7 @@ async def test_tls_with_certificates_on_both_sides(tmp_path, server, caplog):
             us = f"cert={folder}/client.pem"
             async with connected(f"rediss://{where}?{trust}&{us}&key={folder}/client.key") as directory:
                 await join(directory, "a", 1)
-                assert await holders(directory, 1) == (holding("a"),)
+                assert await holders(directory, 1) == (location("a"),)
             async with connected(f"rediss://{where}?{us}&verify=none") as directory:
                 assert await directory.members() == (member("a"),)
             assert "do ca, cert and key fit" in await refusal(f"rediss://{where}?{us}")
@@ -297,7 +297,7 @@ async def test_the_servers_own_tls(tmp_path):
             url = f"rediss://127.0.0.1:{port}?ca={folder}/ca.pem&cert={folder}/client.pem"
             async with connected(url) as directory:
                 await join(directory, "a", 1)
-                assert await holders(directory, 1) == (holding("a"),)
+                assert await holders(directory, 1) == (location("a"),)
             assert "write rediss://" in await refusal(f"redis://127.0.0.1:{port}")
 
 
@@ -312,14 +312,14 @@ async def test_a_cluster_without_one_of_its_servers_is_lost_until_it_is_back(tmp
             names = [f"node-{i}" for i in range(9)]
             for name in names:
                 await join(directory, name, 1)
-            assert await holders(directory, 1) == tuple(map(holding, names))
+            assert await holders(directory, 1) == tuple(map(location, names))
             servers[2].freeze()
             with pytest.raises(DirectoryLost):
                 await holders(directory, 1)
             servers[2].thaw()
             assert await until_answered(lambda: directory.look_up([h(2), h(1)])) == [
                 (),
-                tuple(map(holding, names)),
+                tuple(map(location, names)),
             ]
             servers[1].kill()
             async with asyncio.timeout(20):
@@ -329,7 +329,7 @@ async def test_a_cluster_without_one_of_its_servers_is_lost_until_it_is_back(tmp
             for name in names:
                 if not await until_answered(lambda n=name: directory.renew(member(n), lease_s=LEASE_S)):
                     assert await until_answered(lambda n=name: directory.publish(snapshot(n, 2, 1)))
-            assert await until_answered(lambda: holders(directory, 1)) == tuple(map(holding, names))
+            assert await until_answered(lambda: holders(directory, 1)) == tuple(map(location, names))
 
 
 async def test_sentinels_name_the_new_master(tmp_path):
@@ -340,7 +340,7 @@ async def test_sentinels_name_the_new_master(tmp_path):
             master.kill()
             if not await until_answered(lambda: directory.renew(member("a"), lease_s=LEASE_S)):
                 assert await until_answered(lambda: directory.publish(snapshot("a", 2, 1)))
-            assert await until_answered(lambda: holders(directory, 1)) == (holding("a"),)
+            assert await until_answered(lambda: holders(directory, 1)) == (location("a"),)
             world = RedisWorld(replica.url)
             assert (await world.raw.info("replication"))["role"] == "master"
             await world.close()

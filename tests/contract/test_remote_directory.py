@@ -17,7 +17,7 @@ from baton.wire.transport import channel_to
 from kv_store.directory.connect import connect
 from kv_store.directory.interface import DirectoryLost
 from kv_store.directory.memory import MemoryDirectory
-from tests.contract.test_store_directory import LEASE_S, h, holders, holding, join, member
+from tests.contract.test_store_directory import LEASE_S, h, holders, join, location, member
 
 QUICK_S = 0.3
 
@@ -46,7 +46,7 @@ async def test_a_restarted_control_plane_knows_nothing_and_is_told_again():
     async with serving(MemoryDirectory(entries_max=9)) as port, connected(port) as directory:
         await join(directory, "a", 1)
         async with asyncio.timeout(20):
-            assert await holders(directory, 1) == (holding("a"),)
+            assert await holders(directory, 1) == (location("a"),)
     async with connected(port) as directory:
         with pytest.raises(DirectoryLost):
             await directory.members()
@@ -59,7 +59,7 @@ async def test_a_restarted_control_plane_knows_nothing_and_is_told_again():
                     except DirectoryLost:
                         continue
             await join(directory, "a", 1, number=2)
-            assert await holders(directory, 1) == (holding("a"),)
+            assert await holders(directory, 1) == (location("a"),)
 
 
 class Hanging(MemoryDirectory):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
-from baton.core.store import Holding, NodeRef, StoreChanges, StoreMember, Tier
+from baton.core.store import BlockLocation, NodeRef, StoreChanges, StoreMember, Tier
 from kv_store.directory.interface import GONE_S
 from tests.contract.directory_worlds import MemoryWorld, RedisWorld
 from tests.contract.redis_servers import RedisServer
@@ -124,7 +124,7 @@ class Machine(RuleBasedStateMachine):
         found = self.run(self.directory.look_up(list(map(h, BLOCKS))))
         assert found == [
             tuple(
-                Holding(self.known[n].member.node, self.known[n].blocks[b])
+                BlockLocation(self.known[n].member.node, self.known[n].blocks[b])
                 for n in sorted(self.known)
                 if b in self.known[n].blocks
             )

@@ -926,10 +926,10 @@ class LookUpReply(_message.Message):
     COUNT_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
     count: int
-    nodes: _containers.RepeatedCompositeFieldContainer[NodeHoldings]
-    def __init__(self, count: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeHoldings, _Mapping]]] = ...) -> None: ...
+    nodes: _containers.RepeatedCompositeFieldContainer[NodeLocations]
+    def __init__(self, count: _Optional[int] = ..., nodes: _Optional[_Iterable[_Union[NodeLocations, _Mapping]]] = ...) -> None: ...
 
-class NodeHoldings(_message.Message):
+class NodeLocations(_message.Message):
     __slots__ = ("node", "tiers")
     NODE_FIELD_NUMBER: _ClassVar[int]
     TIERS_FIELD_NUMBER: _ClassVar[int]

@@ -18,8 +18,8 @@ from baton.core.sampling import FinishReason, Grammar, GrammarKind, SamplingPara
 from baton.core.sharing import ExpectedBlocks, RouterMember, RouterUpdate, UnreportedLoad
 from baton.core.steps import TokenLogprobs
 from baton.core.store import NodeRef, StoreChanges, StoreMember, Tier
+from baton.wire.block_locations import LookUpReply, NodeLocations
 from baton.wire.decoding import WireError, block_hash, block_hashes, enum_member, enum_named, pairs
-from baton.wire.holdings import LookUpReply, NodeHoldings
 from baton.wire.proto import baton_pb2 as pb
 from baton.wire.services import Empty, FollowRequest, LookUpRequest, RenewStoreRequest, RoleRequest, StoreFrame, StoreKnown, StoreLeaves, StoreMembers, WorkerLeaves, WorkerStatusReply
 from baton.wire.step_columns import PlainOutputs, StepColumns, pack, unpack
@@ -1423,7 +1423,7 @@ def look_up_request_from_pb(x: pb.LookUpRequest) -> LookUpRequest:
 def look_up_reply_fields(x: LookUpReply) -> dict[str, Any]:
     return {
         "count": x.count,
-        "nodes": [node_holdings_fields(v) for v in x.nodes],
+        "nodes": [node_locations_fields(v) for v in x.nodes],
     }
 
 
@@ -1434,23 +1434,23 @@ def look_up_reply_to_pb(x: LookUpReply) -> pb.LookUpReply:
 def look_up_reply_from_pb(x: pb.LookUpReply) -> LookUpReply:
     return LookUpReply(
         count=x.count,
-        nodes=tuple([node_holdings_from_pb(v) for v in x.nodes[:]]),
+        nodes=tuple([node_locations_from_pb(v) for v in x.nodes[:]]),
     )
 
 
-def node_holdings_fields(x: NodeHoldings) -> dict[str, Any]:
+def node_locations_fields(x: NodeLocations) -> dict[str, Any]:
     return {
         "node": node_ref_fields(x.node),
         "tiers": [(0 if v is None else _TIER_NUMBERS[v]) for v in x.tiers],
     }
 
 
-def node_holdings_to_pb(x: NodeHoldings) -> pb.NodeHoldings:
-    return pb.NodeHoldings(**node_holdings_fields(x))
+def node_locations_to_pb(x: NodeLocations) -> pb.NodeLocations:
+    return pb.NodeLocations(**node_locations_fields(x))
 
 
-def node_holdings_from_pb(x: pb.NodeHoldings) -> NodeHoldings:
-    return NodeHoldings(
+def node_locations_from_pb(x: pb.NodeLocations) -> NodeLocations:
+    return NodeLocations(
         node=node_ref_from_pb(x.node),
         tiers=tuple([(enum_member(_TIER_MEMBERS, v) if v else None) for v in x.tiers[:]]),
     )

@@ -10,9 +10,9 @@ from control_plane.autoscaler.decide import Autoscaler
 from control_plane.autoscaler.sizing import PromptGroup, prompts_missed
 from control_plane.autoscaler.values import (
     AutoscalerSettings,
-    Bounds,
     LatencyObjective,
     Observation,
+    PoolBounds,
     RoleState,
 )
 
@@ -24,7 +24,7 @@ PROMPT, OUTPUT = 4000, 300
 
 def settings(**more):
     values = {
-        "bounds": {Role.PREFILL: Bounds(1, 20), Role.DECODE: Bounds(1, 20)},
+        "bounds": {Role.PREFILL: PoolBounds(1, 20), Role.DECODE: PoolBounds(1, 20)},
         "objectives": {"": OBJECTIVE},
         "start_s": 120.0,
         "patience_s": 300.0,

@@ -11,7 +11,7 @@ from baton.core.messages import Role
 from control_plane.autoscaler.decide import Autoscaler
 from control_plane.autoscaler.record import Journal
 from control_plane.autoscaler.settings import objectives_of, settings_of
-from control_plane.autoscaler.values import Bounds, LatencyObjective, RoleState, RoleSwitch
+from control_plane.autoscaler.values import LatencyObjective, PoolBounds, RoleState, RoleSwitch
 from tests.unit.control_plane.simulated_cluster import TRAITS, SimulatedCluster, observed, settings
 
 P, D = Role.PREFILL, Role.DECODE
@@ -43,7 +43,7 @@ def decided(config, sight):
 @hypothesis_settings(max_examples=60, deadline=None)
 @given(sights, st.integers(0, 5), st.integers(5, 12), st.sampled_from([0, 8, 15]))
 def test_never_beyond_bounds_whatever_is_observed(sight, least, most, total):
-    bounds = {P: Bounds(least, most), D: Bounds(least, most)}
+    bounds = {P: PoolBounds(least, most), D: PoolBounds(least, most)}
     for decision in decided(settings(bounds=bounds, workers_max=total), sight):
         assert all(least <= count <= most for count in decision.desired.values())
         if total:
@@ -130,7 +130,7 @@ def test_no_switches_where_starting_is_quicker():
     assert any(d.starts[D] for d in cluster.decisions)
 
 
-ZERO = {"bounds": {P: Bounds(0, 8), D: Bounds(0, 8)}, "zero_after_s": 120.0, "start_s": 20.0}
+ZERO = {"bounds": {P: PoolBounds(0, 8), D: PoolBounds(0, 8)}, "zero_after_s": 120.0, "start_s": 20.0}
 
 
 def test_to_zero_when_idle_and_back_as_soon_as_somebody_waits():
@@ -270,7 +270,7 @@ def test_settings_come_from_the_configuration():
         objectives=objectives_of(slo),
         hold_s=12.0,
     )
-    assert made.bounds == {P: Bounds(1, 3), D: Bounds(1, 8)}
+    assert made.bounds == {P: PoolBounds(1, 3), D: PoolBounds(1, 8)}
     assert made.objectives == {"": LatencyObjective(0.5, 0.02), "fast": LatencyObjective(0.5, 0.02)}
     assert (made.attain, made.hold_s) == (0.9, 12.0)
     with pytest.raises(ValueError, match="decode_min: 9 is above decode_max, 8"):

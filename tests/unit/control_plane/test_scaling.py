@@ -9,7 +9,7 @@ from baton.core.ids import RouterId
 from baton.core.messages import Role
 from baton.core.operate import ClusterState, Outcome, Pool
 from baton.core.sharing import RouterMember
-from control_plane.autoscaler.values import Bounds
+from control_plane.autoscaler.values import PoolBounds
 from control_plane.plane import ControlPlane
 from control_plane.scaling import AT_ZERO_S, EVERY_S_MAX, AutoscalerRunner, room_for
 from tests.unit.control_plane.simulated_cluster import settings
@@ -93,7 +93,7 @@ async def test_what_it_learnt_is_remembered_for_the_next_life():
 
 
 async def test_at_zero_reports_come_often_and_one_that_waits_wakes_it_at_once():
-    scaled = ScaledPlane({}, settings(bounds={P: Bounds(0, 8), D: Bounds(0, 8)}))
+    scaled = ScaledPlane({}, settings(bounds={P: PoolBounds(0, 8), D: PoolBounds(0, 8)}))
     await scaled.watched()
     task = asyncio.create_task(scaled.scaling.run())
     await asyncio.sleep(0)

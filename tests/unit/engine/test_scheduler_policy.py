@@ -6,7 +6,7 @@ import pytest
 from baton.core.messages import Phase
 from baton.core.sampling import SamplingParams
 from baton.core.steps import PENDING_TOKEN
-from engine.scheduling.order import OLDEST_EVERY, PRIORITY_AGE_S, FairShares
+from engine.scheduling.order import OLDEST_EVERY, PRIORITY_AGE_S, VirtualTokenCounters
 from tests.unit.engine.test_scheduler import Bench, expected, sequence
 
 
@@ -79,7 +79,7 @@ def test_clients_share_the_engine_however_many_requests_one_of_them_sends():
 
 
 def test_a_client_that_comes_back_has_saved_nothing_up():
-    shares = FairShares()
+    shares = VirtualTokenCounters()
     shares.join("busy")
     shares.charge("busy", 10_000)
     shares.join("idle")

@@ -16,10 +16,10 @@ from loadgen.client import parse_url, request_bytes, send
 from loadgen.lengths import PlannedRequest
 from loadgen.records import ErrorKind, RequestOutcome, RequestRecord
 from loadgen.report import Slo
-from loadgen.runner import RequestObserver, replay_plan
+from loadgen.runner import ReplayObserver, replay_plan
 from loadgen.sse import OpenAIStream
 
-SILENT = RequestObserver(lambda record: None, lambda record: None)
+SILENT = ReplayObserver(lambda record: None, lambda record: None)
 EVENT = b'data: {"choices": [{"text": "a", "finish_reason": null}]}\n\n'
 
 
@@ -148,7 +148,7 @@ async def test_every_ending_is_told_apart_and_the_accounts_add_up(served):
     _, url = served
     kinds = ["ok", "refuse", "http", "garbage", "html", "error", "short", "hang"]
     ended = []
-    observer = RequestObserver(lambda record: None, lambda record: ended.append(record.index))
+    observer = ReplayObserver(lambda record: None, lambda record: ended.append(record.index))
     records = await run(url, kinds, len(kinds), timeout_s=5.0, observer=observer)
     assert [(r.outcome, r.error) for r in records] == [
         (RequestOutcome.COMPLETED, None),
@@ -200,7 +200,7 @@ async def test_stopping_reports_what_was_seen(served):
         if len(seen) == 3:
             stop.set()
 
-    observer = RequestObserver(on_sent, lambda record: None)
+    observer = ReplayObserver(on_sent, lambda record: None)
     records = await run(url, ["hang"], 50, observer=observer, stop=stop)
     assert records == seen[: len(records)]
     assert len(records) == 3

@@ -20,14 +20,14 @@ from loadgen.health import ClientHealth, LoopWatch, worst_of
 from loadgen.lengths import PlannedRequest, ReplayPlan
 from loadgen.prompts import PromptMaker, TokenRange
 from loadgen.records import ErrorKind, RequestOutcome, RequestRecord
-from loadgen.runner import RequestObserver, replay_plan
+from loadgen.runner import ReplayObserver, replay_plan
 from loadgen.sender_processes import SenderProcesses
 from loadgen.senders import Sending, SendLimits, _shares, send_plan
 from loadgen.sse import Answer, OpenAIStream
 from loadgen.target import Api
 from loadgen.users import Users
 
-SILENT = RequestObserver(lambda record: None, lambda record: None)
+SILENT = ReplayObserver(lambda record: None, lambda record: None)
 
 
 def event(**fields):
@@ -124,7 +124,7 @@ async def test_a_turn_waits_for_its_answer_and_nobody_else_does():
             release.set()  # the unrelated request is through: only now does the first answer come
 
     async with serving(slow_first) as (_, url):
-        observer = RequestObserver(lambda record: None, on_ended)
+        observer = ReplayObserver(lambda record: None, on_ended)
         records = await replayed(url, turns(think_s=0.02), observer=observer, wait_for_turns=True)
     first, stranger, second = (next(r for r in records if r.index == i) for i in range(3))
     assert {r.outcome for r in records} == {RequestOutcome.COMPLETED}
@@ -356,7 +356,7 @@ def test_several_processes_send_what_one_would():
     with serving_apart(two_tokens) as (app, url):
         for clients in (1, 2):
             ended = []
-            observer = RequestObserver(lambda record: None, ended.append)
+            observer = ReplayObserver(lambda record: None, ended.append)
             app.bodies.clear()
             app.heads.clear()
             sent = send_plan(job(plan, url, wait_for_turns=True, users=users), observer, clients=clients)
@@ -383,7 +383,7 @@ def test_stopping_several_processes_keeps_what_was_seen():
     late = replace(plan.requests[3], at_s=1000.0)
     plan = replace(plan, requests=(*plan.requests[:3], late))
     sent_count = []
-    observer = RequestObserver(sent_count.append, lambda record: None, lambda: len(sent_count) == 3)
+    observer = ReplayObserver(sent_count.append, lambda record: None, lambda: len(sent_count) == 3)
     with serving_apart(silent) as (_, url):
         sent = send_plan(job(plan, url), observer, clients=2)
     assert sent.was_stopped

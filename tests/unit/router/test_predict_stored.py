@@ -5,7 +5,7 @@ import pytest
 from baton.core.costs import PhaseTimings, StepCosts
 from baton.core.ids import NodeId
 from baton.core.messages import Role, WorkerHello
-from baton.core.store import Holding, NodeRef, Tier
+from baton.core.store import BlockLocation, NodeRef, Tier
 from router.decisions.cluster.view import ClusterView
 from router.decisions.prediction.forecast import Prediction, SequenceNeeds
 from router.decisions.prediction.predictor import Predictor
@@ -39,8 +39,8 @@ def cluster():
 
 
 def held(tier, count=BLOCKS):
-    holding = Holding(NodeRef(NodeId("n1"), "n1:1"), tier)
-    return stored_prefix([(holding,)] * count, {NodeId("n1"): "a", NodeId("n2"): "b"})
+    location = BlockLocation(NodeRef(NodeId("n1"), "n1:1"), tier)
+    return stored_prefix([(location,)] * count, {NodeId("n1"): "a", NodeId("n2"): "b"})
 
 
 def needs(stored, tokens=BLOCKS * BLOCK_TOKENS):

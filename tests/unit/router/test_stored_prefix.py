@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.core.ids import BlockHash, NodeId
-from baton.core.store import Holding, NodeRef, StoreMember, Tier
+from baton.core.store import BlockLocation, NodeRef, StoreMember, Tier
 from kv_store.directory.interface import DirectoryLost
 from router.decisions.stored_prefix import NOTHING_STORED, StoredRun, stored_prefix
 from router.live.store_lookup import BLOCKS_MIN, StoreLookup
@@ -14,7 +14,7 @@ HOSTS = {NodeId("n1"): "a", NodeId("n2"): "b"}
 
 
 def held(node, tier=Tier.HOST):
-    return Holding(NodeRef(NodeId(node), f"{node}:1"), tier)
+    return BlockLocation(NodeRef(NodeId(node), f"{node}:1"), tier)
 
 
 def test_each_host_sees_its_own_tiers_and_what_others_have():
@@ -37,12 +37,12 @@ def test_nodes_that_are_no_members_do_not_count():
     assert stored_prefix([(held("gone"),)], HOSTS) is None
 
 
-holdings = st.lists(
+locations = st.lists(
     st.lists(st.tuples(st.sampled_from(["n1", "n2", "x"]), st.sampled_from(Tier)), max_size=3), max_size=20
 )
 
 
-@given(holdings, st.integers(0, 21))
+@given(locations, st.integers(0, 21))
 def test_the_run_is_what_counting_block_by_block_says(listed, first):
     found = stored_prefix([tuple(held(n, t) for n, t in each) for each in listed], HOSTS)
     known = [[h for h in each if h[0] != "x"] for each in listed]

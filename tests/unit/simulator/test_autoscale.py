@@ -13,8 +13,8 @@ from control_plane.autoscaler.record import Journal
 from control_plane.autoscaler.sizing import DecodeLoad, PromptGroup, decode_needed, prefill_needed
 from control_plane.autoscaler.values import (
     AutoscalerSettings,
-    Bounds,
     LatencyObjective,
+    PoolBounds,
     RoleState,
     RoleSwitch,
     ScalingDecision,
@@ -114,7 +114,7 @@ def test_a_worker_that_has_not_started_is_given_up_first():
 
 
 def test_routers_hold_what_comes_while_there_is_no_worker():
-    bounds = {P: Bounds(0, 4), D: Bounds(0, 4)}
+    bounds = {P: PoolBounds(0, 4), D: PoolBounds(0, 4)}
     config = AutoscalerSettings(
         bounds=bounds,
         objectives={"": LatencyObjective(1.0, 0.05)},
@@ -197,7 +197,7 @@ def state(serving, busy, **more):
 
 
 def hpa():
-    config = AutoscalerSettings(bounds={P: Bounds(1, 50)}, objectives={"": LatencyObjective(1.0, 0.05)})
+    config = AutoscalerSettings(bounds={P: PoolBounds(1, 50)}, objectives={"": LatencyObjective(1.0, 0.05)})
     return HorizontalPodAutoscaler(config, target=0.5)
 
 
@@ -216,7 +216,7 @@ def test_kubernetes_rule_is_the_documented_one():
 
 
 def test_the_queue_depth_rule_adds_and_takes_one_at_a_time():
-    rule = QueueDepth(AutoscalerSettings(bounds={P: Bounds(1, 50)}, objectives={}))
+    rule = QueueDepth(AutoscalerSettings(bounds={P: PoolBounds(1, 50)}, objectives={}))
     traits = {P: KIND}
     deep = observed(15.0, 0, {P: RoleState(serving=2, waiting_prompt_tokens=90_000)})
     assert rule.decide(deep, traits).desired[P] == 3

@@ -16,9 +16,9 @@ from baton.core.hashing import HASH_BYTES
 from baton.core.ids import BlockHash
 from baton.core.sampling import SamplingParams
 from baton.core.steps import TokenLogprobs
-from baton.core.store import Holding, NodeRef, StoreChanges, Tier
+from baton.core.store import BlockLocation, NodeRef, StoreChanges, Tier
 from baton.core.wire_types import OneFor, Scalar
-from baton.wire import holdings
+from baton.wire import block_locations
 from baton.wire.decoding import WireError
 from baton.wire.generate.declared import MessagePlan, sections
 from baton.wire.generate.names import function_prefix
@@ -258,19 +258,19 @@ def test_what_a_correct_peer_never_sends_is_refused():
 LOOK_UP_TO_PB, LOOK_UP_FROM_PB = ways("LookUpReply")
 
 
-def holdings_to_pb(found):
-    return LOOK_UP_TO_PB(holdings.pack(found))
+def locations_to_pb(found):
+    return LOOK_UP_TO_PB(block_locations.pack(found))
 
 
-def holdings_from_pb(reply):
-    return holdings.unpack(LOOK_UP_FROM_PB(reply))
+def locations_from_pb(reply):
+    return block_locations.unpack(LOOK_UP_FROM_PB(reply))
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.dictionaries(st.sampled_from("abc"), st.sampled_from(Tier)), max_size=4))
 def test_holders_survive(named):
-    found = [tuple(Holding(NodeRef(n, f"{n}:1"), held[n]) for n in sorted(held)) for held in named]
-    assert over_the_wire(holdings_to_pb, holdings_from_pb, found) == found
+    found = [tuple(BlockLocation(NodeRef(n, f"{n}:1"), held[n]) for n in sorted(held)) for held in named]
+    assert over_the_wire(locations_to_pb, locations_from_pb, found) == found
 
 
 def test_a_store_node_never_sends_these():
@@ -288,9 +288,9 @@ def test_a_store_node_never_sends_these():
         with pytest.raises(WireError):
             mapping.store_changes_from_pb(changes)
     for tiers in (b"", b"\1\1", b"\t"):
-        reply = holdings_to_pb([(Holding(NodeRef("a", "a:1"), Tier.HOST),)])
+        reply = locations_to_pb([(BlockLocation(NodeRef("a", "a:1"), Tier.HOST),)])
         reply.nodes[0].tiers[:] = tiers
         with pytest.raises(WireError):
-            holdings_from_pb(reply)
+            locations_from_pb(reply)
     with pytest.raises(WireError):
         mapping.look_up_request_from_pb(pb.LookUpRequest(hashes=b"short"))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.core.store import Holding, NodeRef, StoreChanges, Tier
+from baton.core.store import BlockLocation, NodeRef, StoreChanges, Tier
 from kv_store.directory.backlog import PublishBacklog
 from kv_store.directory.interface import DirectoryLost
 from kv_store.directory.memory import MemoryDirectory
@@ -184,7 +184,7 @@ async def test_look_ups_are_answered_also_when_the_directory_hangs_or_is_away():
         await until(listed(directory, node))
         node.registration.look_up(ask)
         await until(lambda: answers(node))
-        assert answers(node) == [LookedUp(7, ((Holding(NodeRef("a", "a"), Tier.HOST),), ()))]
+        assert answers(node) == [LookedUp(7, ((BlockLocation(NodeRef("a", "a"), Tier.HOST),), ()))]
         directory.hangs = True
         for _ in range(LOOK_UPS_MAX + 1):
             node.registration.look_up(ask)

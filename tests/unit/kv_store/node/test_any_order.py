@@ -9,10 +9,10 @@ from baton.core.ids import BlockHash, NodeId, WorkerId
 from baton.core.policies import EVICTION_POLICIES
 from baton.core.store import (
     BlockFacts,
+    BlockLocation,
     BlocksGrant,
     BlocksRefused,
     BlocksWritten,
-    Holding,
     NodeRef,
     OfferBlocks,
     StoreHello,
@@ -198,10 +198,10 @@ class NodeMachine(RuleBasedStateMachine):
         if lookup_ids:
             lookup = self.world.lookups.pop(data.draw(st.sampled_from(lookup_ids)))
             some = st.sampled_from([(), (PEERS[0],), (PEERS[0],), (PEERS[1],), tuple(PEERS)])
-            holdings = tuple(
-                tuple(Holding(peer, Tier.HOST) for peer in data.draw(some)) for _ in lookup.hashes
+            locations = tuple(
+                tuple(BlockLocation(peer, Tier.HOST) for peer in data.draw(some)) for _ in lookup.hashes
             )
-            self.world.handle(LookedUp(lookup.lookup_id, holdings))
+            self.world.handle(LookedUp(lookup.lookup_id, locations))
 
     @precondition(lambda self: self.world.asked)
     @rule(
@@ -261,8 +261,8 @@ class NodeMachine(RuleBasedStateMachine):
         """It has everything, and is fast."""
         for lookup_id in list(self.world.lookups):
             lookup = self.world.lookups.pop(lookup_id)
-            holding = (Holding(peer, Tier.HOST),)
-            self.world.handle(LookedUp(lookup_id, (holding,) * len(lookup.hashes)))
+            location = (BlockLocation(peer, Tier.HOST),)
+            self.world.handle(LookedUp(lookup_id, (location,) * len(lookup.hashes)))
         for key in list(self.world.asked):
             if key in self.world.asked:
                 self.answer(key, first=0, count=CHAIN_BLOCKS, is_lying=False)

@@ -4,6 +4,7 @@ from typing import Any
 
 from baton.core.ids import NodeId, WorkerId
 from baton.core.store import (
+    BlockLocation,
     BlocksGrant,
     BlocksReady,
     BlocksRefused,
@@ -11,7 +12,6 @@ from baton.core.store import (
     BlocksRequest,
     FindBlocks,
     FoundBlocks,
-    Holding,
     NodeRef,
     TakeOver,
     Tier,
@@ -69,8 +69,8 @@ class Pair:
     def look_up(self, actions: list[NodeAction], *holders: NodeRef) -> list[NodeAction]:
         """The directory says that these have everything asked for."""
         (lookup,) = [a for a in actions if isinstance(a, LookUp)]
-        holdings = tuple(Holding(holder, Tier.HOST) for holder in holders or (OTHER,))
-        return self.here.handle(LookedUp(lookup.lookup_id, (holdings,) * len(lookup.hashes)))
+        locations = tuple(BlockLocation(holder, Tier.HOST) for holder in holders or (OTHER,))
+        return self.here.handle(LookedUp(lookup.lookup_id, (locations,) * len(lookup.hashes)))
 
     def deliver(self, actions: list[NodeAction]) -> list[NodeAction]:
         """Messages between the two, and reads, until nothing is left of them. What `here` did."""
@@ -103,8 +103,8 @@ def test_a_find_asks_the_directory_once_and_offers_what_peers_hold():
     assert messages(actions, FoundBlocks) == []
     (lookup,) = [a for a in actions if isinstance(a, LookUp)]
     assert lookup.hashes == chain_of(4)[1:]
-    holding = (Holding(OTHER, Tier.HOST),)
-    actions = pair.here.handle(LookedUp(lookup.lookup_id, (holding, holding, ())))
+    location = (BlockLocation(OTHER, Tier.HOST),)
+    actions = pair.here.handle(LookedUp(lookup.lookup_id, (location, location, ())))
     (found,) = messages(actions, FoundBlocks)
     assert [(span.tier, span.block_count) for span in found.spans] == [(Tier.HOST, 1), (Tier.PEER, 2)]
     assert found.spans[1].wait_s > 0

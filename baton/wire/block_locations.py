@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from baton.core.store import Holding, NodeRef, Tier
+from baton.core.store import BlockLocation, NodeRef, Tier
 from baton.wire.decoding import WireError
 
 
-class NodeHoldings(msgspec.Struct, frozen=True):
+class NodeLocations(msgspec.Struct, frozen=True):
     """What one node holds of the blocks that were asked for."""
 
     node: NodeRef
@@ -19,28 +19,28 @@ class NodeHoldings(msgspec.Struct, frozen=True):
 class LookUpReply(msgspec.Struct, frozen=True):
     count: int
     """The number of blocks that were asked for."""
-    nodes: tuple[NodeHoldings, ...]
+    nodes: tuple[NodeLocations, ...]
 
 
-def pack(found: Sequence[Sequence[Holding]]) -> LookUpReply:
+def pack(found: Sequence[Sequence[BlockLocation]]) -> LookUpReply:
     """`found` has the holders of each block. Each node is named once."""
     tiers: dict[NodeRef, list[Tier | None]] = {}
-    for index, holdings in enumerate(found):
-        for holding in holdings:
-            if holding.node not in tiers:
-                tiers[holding.node] = [None] * len(found)
-            tiers[holding.node][index] = holding.tier
-    return LookUpReply(len(found), tuple(NodeHoldings(node, tuple(held)) for node, held in tiers.items()))
+    for index, locations in enumerate(found):
+        for location in locations:
+            if location.node not in tiers:
+                tiers[location.node] = [None] * len(found)
+            tiers[location.node][index] = location.tier
+    return LookUpReply(len(found), tuple(NodeLocations(node, tuple(held)) for node, held in tiers.items()))
 
 
-def unpack(reply: LookUpReply) -> list[tuple[Holding, ...]]:
+def unpack(reply: LookUpReply) -> list[tuple[BlockLocation, ...]]:
     """The holders of each block, by node id. Raises WireError."""
-    found: list[list[Holding]] = [[] for _ in range(reply.count)]
+    found: list[list[BlockLocation]] = [[] for _ in range(reply.count)]
     for held in sorted(reply.nodes, key=lambda each: each.node.node_id):
         if len(held.tiers) != reply.count:
             raise WireError(f"{len(held.tiers)} tiers for {reply.count} blocks")
-        holdings = {tier: Holding(held.node, tier) for tier in set(held.tiers) if tier is not None}
+        locations = {tier: BlockLocation(held.node, tier) for tier in set(held.tiers) if tier is not None}
         for index, tier in enumerate(held.tiers):
             if tier is not None:
-                found[index].append(holdings[tier])
+                found[index].append(locations[tier])
     return list(map(tuple, found))
