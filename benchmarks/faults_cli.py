@@ -77,12 +77,7 @@ def faults(
         reference=(*which, "--rate", str(1.5 * rate)),
         counts={role: n for role, n in zip(Role, (prefill, decode, aggregated), strict=True) if n},
         settings=(*SETTINGS, *sets),
-        faults_at_s=(
-            FAULTS_AT[0] * seconds_,
-            FAULTS_AT[1] * seconds_,
-            FAULTS_AT[2] * seconds_,
-            FAULTS_AT[3] * seconds_,
-        ),
+        faults_at_s=_fault_times(seconds_),
         length_s=seconds_,
         html=html,
     )
@@ -97,6 +92,11 @@ def faults(
     if complaint := what_was_lost(result.report):
         typer.echo(f"baton: {complaint}", err=True)
         raise typer.Exit(1)
+
+
+def _fault_times(length_s: float) -> tuple[float, float, float, float]:
+    first, second, third, fourth = FAULTS_AT
+    return first * length_s, second * length_s, third * length_s, fourth * length_s
 
 
 def _waves(length_s: float) -> list[str]:

@@ -65,10 +65,12 @@ def router(
             progress=notes.print,
         )
         seen = uvloop.run(running)
-    index = [
-        router_index.run(workers=index_workers, blocks=blocks, prompt_tokens=tokens, decisions=1000)
-        for tokens in ((512, 16_384) if blocks else ())
-    ]
+    sizes = (512, 16_384) if blocks else ()
+    index = [router_index.run(workers=index_workers, blocks=blocks, prompt_tokens=n) for n in sizes]
+    _show(seen, index, as_json=as_json)
+
+
+def _show(seen: list[RouterSeen], index: list[IndexSeen], *, as_json: bool) -> None:
     if as_json:
         print(msgspec.json.format(msgspec.json.encode({"routers": seen, "index": index})).decode())
         return

@@ -79,7 +79,7 @@ def _filled(workers: int, blocks: int) -> tuple[RouterCore, list[list[BlockHash]
     return core, kept, sorted(took)
 
 
-def run(*, workers: int, blocks: int, prompt_tokens: int, decisions: int) -> IndexSeen:
+def run(*, workers: int, blocks: int, prompt_tokens: int, decisions: int = 1000) -> IndexSeen:
     core, kept, events = _filled(workers, blocks)
     depth = prompt_tokens // BLOCK_TOKENS
     sampling = SamplingParams(max_tokens=64)

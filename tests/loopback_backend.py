@@ -19,7 +19,7 @@ class LoopbackOffer(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class LoopbackFabric:
-    """Who can read whom."""
+    """The memories that backends of one fabric can read."""
 
     memories: dict[WorkerId, KVMemory] = field(default_factory=dict[WorkerId, KVMemory])
 

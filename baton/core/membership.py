@@ -1,4 +1,4 @@
-"""Who is there, by leases: the one book for all that track members by what they last said. Pure.
+"""Membership by leases: the one book for all that track members by what they last reported. Pure.
 
 A member is there from its first renewal until it leaves or is silent for a whole lease. An id that *left* is
 remembered for a while, and a late renewal of it changes nothing; an id that *lapsed* may come back. Before

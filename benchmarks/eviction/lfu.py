@@ -8,7 +8,7 @@ from baton.core.store import BlockFacts
 from kv_store.tiers.parking import ParkingPolicy
 
 STALE_LEVELS = 64
-"""Beside as many as there are live ones: then the heap is made anew."""
+"""Number of stale entries, beyond that of live ones, at which the heap is rebuilt."""
 
 
 class LfuPolicy(ParkingPolicy):

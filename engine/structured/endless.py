@@ -1,4 +1,4 @@
-"""Which references of a JSON schema no finite text fulfils: a value that must contain itself. Pure.
+"""References of a JSON schema that no finite text fulfils, since the value must contain itself. Pure.
 
 A schema holds for some finite value if what it requires does (all of it, some of it, or one of its branches).
 That is the least fixed point of Horn clauses, found in time linear in the schema: Dowling and Gallier,

@@ -17,7 +17,7 @@ MULTIPLES_MAX = 1024
 INTEGER_MAX = 2**63 - 1
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 EXCLUSIVE_MAX = 2**32
-"""Beyond it a double cannot tell the bound from the next number of six digits after the point."""
+"""Largest exclusive bound. Beyond it a double cannot tell the bound from the next number of six decimals."""
 _DIGITS = Decimal("0.000001")
 Schema = dict[str, Any]
 

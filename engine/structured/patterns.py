@@ -1,4 +1,4 @@
-"""Which regular expressions xgrammar (0.2.8) matches as they are meant. Pure.
+"""Regular expressions that xgrammar (0.2.8) matches as they are meant. Pure.
 
 Experiments showed that it refuses look-around, back references, word boundaries, inline flags and Unicode
 classes. It warns of anchors in the middle and of unknown escapes, and then matches something else. All of

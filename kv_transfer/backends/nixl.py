@@ -223,7 +223,7 @@ class NixlBackend:
             self._submit(lambda: self._release_pieces(peer) if is_wanted else self._unload(peer))
 
     def _load(self, worker_id: WorkerId, offer: NixlOffer) -> _NixlPeer:
-        """On the transfer thread. Raises ValueError."""
+        """Load a peer's offer; runs on the transfer thread. Raises ValueError."""
         agent, name = self._agent, offer.agent_name
         loaded = agent.add_remote(offer.metadata)
         try:

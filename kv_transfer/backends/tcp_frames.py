@@ -35,7 +35,7 @@ REPLY = struct.Struct("<Q")
 READ, READ_RANGES = 1, 3
 REQUEST_BLOCKS_MAX = 65_536
 RANGES_MAX = 65_536
-"""Within one block."""
+"""Largest number of byte ranges within one block."""
 STAGING_BYTES = 8 * 2**20
 BLOCK_ID = np.dtype("<u4")
 GENERATION = np.dtype("<u8")
@@ -165,7 +165,7 @@ class HostPoolIO:
 
 
 class StagedPoolIO:
-    """Through a bounded piece of host memory."""
+    """IO of a pool through a bounded piece of host memory."""
 
     def greeted(self, line: Line, *, is_source: bool) -> None:
         pass

@@ -246,7 +246,8 @@ class PrefixTable:
                 self._begin_to_grow(count)
 
     def _begin_to_grow(self, count: int) -> None:
-        """To a size that holds, before it is full, all there is and what comes while it is moved."""
+        """Begin to move to a table that will hold all present entries, and those that come while they are
+        moved."""
         meanwhile = count + self._slots.size // MOVED_PER_KEY
         wanted = (self.block_count + meanwhile) / (LOAD_MAX - 0.05)
         self._set_halves(_Slots(max(SLOTS_FIRST, 1 << int(wanted).bit_length())), self._slots)

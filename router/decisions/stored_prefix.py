@@ -34,8 +34,9 @@ class StoredPrefix(msgspec.Struct, frozen=True):
     by_host: dict[str, bytes]
 
     def run(self, host: str, first: int) -> StoredRun:
-        """From block `first` on, up to the first one that nobody has, for a worker of `host`. Nothing, for a
-        host without a store node: what others have can only be brought by its own."""
+        """Return the stored run that a worker of `host` can load, from block `first` to the first block that
+        no host has. It is empty for a host without a store node, since only a host's own node can load what
+        others have."""
         codes = self.by_host.get(host, b"")
         if first >= len(codes):
             return NOTHING_STORED

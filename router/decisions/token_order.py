@@ -16,7 +16,8 @@ class Extras(NamedTuple):
 
 
 class TokenOrder:
-    """Over all attempts of a sequence. Outputs may repeat tokens, and be ahead of missing ones."""
+    """Puts the tokens of all attempts of a sequence in order. Outputs may repeat tokens, and may be ahead of
+    missing ones."""
 
     def __init__(self, sampling: SamplingParams) -> None:
         self._sampling = sampling

@@ -34,7 +34,7 @@ def member(name, is_draining=False):
 
 @dataclass
 class Known:
-    """Of one node."""
+    """Facts that the model has of one node."""
 
     member: StoreMember
     left_s: float

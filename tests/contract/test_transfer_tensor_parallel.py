@@ -71,7 +71,7 @@ class Shards:
 
 
 def attention(blocks, geometry):
-    """Per head, fp32: outputs [H, D] of one query of ones over all positions of the blocks."""
+    """Return the outputs [H, D], in fp32, of one query of ones per head over all positions of the blocks."""
     g = geometry
     values = torch.from_numpy(blocks.copy()).view(torch.float32)
     kv = values.view(len(blocks), g.layer_count, 2, g.kv_head_count, g.block_tokens, g.head_dim)

@@ -51,9 +51,9 @@ SETTINGS = {
 }
 START_S = 60.0
 LOST_S = 10.0
-ANSWER_S = 90.0
-"""Seconds, on a machine that does other things, too."""
 """Seconds from the death of a KV owner to the failure of the sequence that reads from it."""
+ANSWER_S = 90.0
+"""Seconds for an answer on a machine that does other things, too."""
 
 
 class WorkerUnderTest:

@@ -9,7 +9,7 @@ CALLS = {
     *("load_module", "broadcast_object_list", "all_gather_object", "gather_object", "scatter_object_list"),
     *("send_object_list", "recv_object_list", "send_pyobj", "recv_pyobj"),
 }
-"""Of torch.distributed and others: they pickle."""
+"""Functions of torch.distributed and others that pickle."""
 
 PIPES = {
     # Pipes between a process and its own children: no socket, nobody else has an end.

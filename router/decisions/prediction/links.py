@@ -20,7 +20,8 @@ class _Link:
 
 
 class Links:
-    """Per (source host, destination host); one that was never used is taken to be as the average of all."""
+    """Rates per (source host, destination host). A link that was never used is taken to be like the average
+    of all."""
 
     def __init__(self) -> None:
         self._links: dict[Hashable, _Link] = {}
@@ -42,8 +43,8 @@ class Links:
             one.handover_s += WEIGHT * (min(handover_s, 10 * one.handover_s + 1e-3) - one.handover_s)
 
     def exposed_s(self, link: Hashable, *, total_bytes: float, last_bytes: float, hidden_s: float) -> float:
-        """From the first token to the decode worker's batch: the last chunk, and what the time to compute
-        the others (`hidden_s`) was too short for. The latency of a hand-over is part of it."""
+        """Return the seconds from the first token to the decode worker's batch: the last chunk, what did not
+        fit into the time to compute the others (`hidden_s`), and the latency of a hand-over."""
         found = self._links.get(link, self._all)
         late_s = (total_bytes - last_bytes) / found.rate - hidden_s
         return max(found.handover_s, last_bytes / found.rate) + max(0.0, late_s)

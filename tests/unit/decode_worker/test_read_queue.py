@@ -1,4 +1,4 @@
-"""Which blocks are read next, against a script and against a dull count of what is in flight."""
+"""The order of reads, against a script and against a simple count of bytes in flight."""
 
 from collections import Counter
 

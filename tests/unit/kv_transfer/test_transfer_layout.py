@@ -67,7 +67,7 @@ def geometries(draw):
 
 
 def owner_of_each_byte(geometry, width, rank):
-    """For every byte of a rank's block which (part, layer, plane, head, byte) of the whole model it is."""
+    """Return the (part, layer, plane, head, byte) of the whole model for every byte of a rank's block."""
     g, heads = geometry, head_range(geometry.kv_head_count, width, rank)
     found = []
     sizes = [("values", g.head_dim * (1 if g.is_quantized else 4))]

@@ -1,4 +1,4 @@
-"""Whom each policy chooses, and which workers it may choose from."""
+"""The choice of each policy, and the workers that it may choose from."""
 
 import random
 
@@ -23,7 +23,7 @@ def policy(name, **config):
 
 
 def chosen(name, workers, cached=None):
-    """Whom a policy takes for prefill, with a decode worker beside."""
+    """Return the worker that a policy takes for prefill, with a decode worker beside."""
     found = policy(name).place(
         request_of(cached=cached), cluster_snapshot(*workers, worker("zz", Role.DECODE))
     )

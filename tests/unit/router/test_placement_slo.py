@@ -1,4 +1,4 @@
-"""Whom the policy `slo` chooses: one worker or two, and which."""
+"""The choice of the policy `slo`: one worker or two, and which."""
 
 import random
 from collections import Counter

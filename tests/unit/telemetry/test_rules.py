@@ -159,7 +159,7 @@ SLO = 'baton_slo_requests_total{{model="m",slo_class="chat",tenant="t",outcome="
 
 
 def requests(met, missed, *, minutes, quota=0):
-    """Per minute, of one class."""
+    """Return series of one class with these requests per minute."""
     rates = {"met": met, "missed_ttft": missed, "refused_quota": quota}
     return {SLO.format(outcome): f"0+{rate}x{minutes}" for outcome, rate in rates.items() if rate}
 
