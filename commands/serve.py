@@ -207,24 +207,16 @@ def serve_worker(config: Config, *, role_name: str, replica: str, control_addres
 
 
 async def _worker(worker_id: WorkerId, role: Role, config: Config, control_address: str, port: int) -> int:
+    from control_plane.shutdown import Shutdown
     from worker.process import WorkerProcess
-
-    stop, stop_now = asyncio.Event(), asyncio.Event()
-
-    def signalled() -> None:
-        if stop.is_set():
-            stop_now.set()
-        stop.set()
-
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, signalled)
 
     def ready(member: Member) -> None:
         print(f"ready {member.address}", flush=True)
 
-    process = WorkerProcess(worker_id, role, config, control_address=control_address, port=port)
-    await process.run(stop=stop, stop_now=stop_now, on_ready=ready)
+    shutdown = Shutdown()
+    with shutdown.on_signals():
+        process = WorkerProcess(worker_id, role, config, control_address=control_address, port=port)
+        await process.run(stop=shutdown.asked, stop_now=shutdown.now, on_ready=ready)
     return 0
 
 

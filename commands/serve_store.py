@@ -1,9 +1,7 @@
 """Runs the store node of `baton store run`."""
 
-import asyncio
 import logging
 import secrets
-import signal
 import socket
 
 from baton.config import Config
@@ -37,6 +35,7 @@ def serve_store(config: Config, *, control_address: str, exit_with_parent: bool)
 
 async def _store(node_id: NodeId, config: Config, control_address: str, *, is_child: bool) -> None:
     from control_plane.child import READY_PREFIX
+    from control_plane.shutdown import Shutdown
     from kv_store.directory.connect import connect
     from kv_store.process.store_node import StoreProcess
     from kv_store.ssd.folder import own_folder
@@ -50,21 +49,13 @@ async def _store(node_id: NodeId, config: Config, control_address: str, *, is_ch
     # `baton serve` has checked the folder; a later failure costs the SSD tier only
     if config.store.ssd_dir and not is_child:
         own_folder(config.store.ssd_dir).release()
-    stop, stop_now = asyncio.Event(), asyncio.Event()
-
-    def signalled() -> None:
-        if stop.is_set():
-            stop_now.set()
-        stop.set()
-
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, signalled)
 
     def ready(status: NodeStatus) -> None:
         print(f"{READY_PREFIX}{status.socket} {status.address} {status.metrics_address}", flush=True)
 
     is_alone = not control_address and not config.store.directory
-    directory = None if is_alone else await connect(config.store, control_address=control_address)
-    process = StoreProcess(node_id, config, directory=directory, towards=control_address)
-    await process.run(stop=stop, stop_now=stop_now, on_ready=ready)
+    shutdown = Shutdown()
+    with shutdown.on_signals():
+        directory = None if is_alone else await connect(config.store, control_address=control_address)
+        process = StoreProcess(node_id, config, directory=directory, towards=control_address)
+        await process.run(stop=shutdown.asked, stop_now=shutdown.now, on_ready=ready)

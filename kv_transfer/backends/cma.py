@@ -42,7 +42,7 @@ BLOCK_COUNT_MAX = 2**31 - 1
 NONCE_BYTES = 16
 GENERATION_BYTES = 8
 STEP_BYTES = 16 * 2**20
-"""Bytes copied in about a millisecond, the longest wait of a read out of time or of one behind it."""
+"""Bytes copied in about a millisecond: the longest wait of a late read, or of a short one behind it."""
 THREADS_MAX = 2
 """More do not add to what one read gets out of a host's memory, and take cores from the engine."""
 COVER_GAP_ENTRIES = 128

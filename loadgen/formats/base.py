@@ -141,6 +141,23 @@ class Times:
         return at_s
 
 
+class SessionTurns:
+    """Numbers the requests of each session of one file."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, tuple[int, int]] = {}
+        """Row and turn of each session's last request."""
+
+    def place(self, session: str | None, row: int) -> tuple[int, int | None]:
+        """The request's turn, from 0, and the row of the turn before it; (0, None) without a session."""
+        if session is None:
+            return 0, None
+        before = self._last.get(session)
+        turn = before[1] + 1 if before else 0
+        self._last[session] = (row, turn)
+        return turn, before[0] if before else None
+
+
 def required(fields: Mapping[str, object], names: Iterable[str], what: str) -> None:
     """Raises ValueError if a field is missing."""
     if missing := [name for name in names if fields.get(name) is None]:

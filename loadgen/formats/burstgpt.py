@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from loadgen.formats.base import LeftOut, Times, TraceRequest, finite, tokens_in
+from loadgen.formats.base import LeftOut, SessionTurns, Times, TraceRequest, finite, tokens_in
 from loadgen.formats.lines import at_line, table_rows
 
 COLUMNS = frozenset({"Timestamp", "Request tokens", "Response tokens"})
@@ -19,25 +19,19 @@ COLUMNS = frozenset({"Timestamp", "Request tokens", "Response tokens"})
 
 def read_burstgpt(path: Path) -> Iterator[TraceRequest | LeftOut]:
     """The trace in the order of the file. Raises SetupError."""
-    last: dict[str, tuple[int, int]] = {}
-    times = Times()
+    turns, times = SessionTurns(), Times()
     for row, (number, cells) in enumerate(table_rows(path, COLUMNS, "BurstGPT CSV")):
-        yield at_line(path, number, lambda c, i=row: _request(c, i, last, times), cells)
+        yield at_line(path, number, lambda c, i=row: _request(c, i, turns, times), cells)
 
 
-def _request(
-    cells: dict[str, str], row: int, last: dict[str, tuple[int, int]], times: Times
-) -> TraceRequest | LeftOut:
+def _request(cells: dict[str, str], row: int, turns: SessionTurns, times: Times) -> TraceRequest | LeftOut:
     at_s = times.checked(finite(cells["Timestamp"], "Timestamp"), "Timestamp")
     input_tokens = tokens_in(cells["Request tokens"], "Request tokens", least=0)
     output_tokens = tokens_in(cells["Response tokens"], "Response tokens", least=0)
     if output_tokens == 0 or input_tokens == 0:
         return LeftOut(at_s)
     session = cells.get("Session ID") or None
-    before = last.get(session) if session is not None else None
-    turn = before[1] + 1 if before else 0
-    if session is not None:
-        last[session] = (row, turn)
+    turn, parent_row = turns.place(session, row)
     return TraceRequest(
         at_s,
         input_tokens,
@@ -45,7 +39,7 @@ def _request(
         row=row,
         session=session,
         turn=turn,
-        parent_row=before[0] if before else None,
+        parent_row=parent_row,
         elapsed_s=_elapsed_s(cells.get("Elapsed time", "")),
     )
 

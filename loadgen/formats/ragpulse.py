@@ -16,7 +16,16 @@ from pathlib import Path
 from typing import cast
 
 from baton.core.errors import SetupError
-from loadgen.formats.base import SMALL_BLOCK_TOKENS, Times, TraceRequest, finite, required, tokens, whole
+from loadgen.formats.base import (
+    SMALL_BLOCK_TOKENS,
+    SessionTurns,
+    Times,
+    TraceRequest,
+    finite,
+    required,
+    tokens,
+    whole,
+)
 from loadgen.formats.lines import at_line, first_line, json_object, lines_of
 
 COMPONENT_FILES = (
@@ -68,10 +77,9 @@ def read_ragpulse(path: Path) -> Iterator[TraceRequest]:
     if line := first_line(path):
         at_line(path, 1, _fields, line)
     blocks = _BlockNumbers(_component_lengths(path))
-    last: dict[str, tuple[int, int]] = {}
-    times = Times()
+    turns, times = SessionTurns(), Times()
     for row, (number, line) in enumerate(lines_of(path)):
-        yield at_line(path, number, lambda text, i=row: _request(text, i, blocks, last, times), line)
+        yield at_line(path, number, lambda text, i=row: _request(text, i, blocks, turns, times), line)
 
 
 def _fields(line: str) -> dict[str, object]:
@@ -108,9 +116,7 @@ def _component(line: str) -> tuple[int, int]:
     return whole(component, name, least=0), length
 
 
-def _request(
-    line: str, row: int, blocks: _BlockNumbers, last: dict[str, tuple[int, int]], times: Times
-) -> TraceRequest:
+def _request(line: str, row: int, blocks: _BlockNumbers, turns: SessionTurns, times: Times) -> TraceRequest:
     fields = _fields(line)
     input_tokens = tokens(fields["input_length"], "input_length", least=1)
     output_tokens = tokens(fields["output_length"], "output_length", least=0)
@@ -118,10 +124,7 @@ def _request(
     ids = blocks.of(_components(cast("dict[str, object]", fields["hash_ids"])), input_tokens)
     raw_session = fields.get("session_id")
     session = None if raw_session is None else str(raw_session)
-    before = last.get(session) if session is not None else None
-    turn = before[1] + 1 if before else 0
-    if session is not None:
-        last[session] = (row, turn)
+    turn, parent_row = turns.place(session, row)
     return TraceRequest(
         at_s,
         input_tokens,
@@ -130,7 +133,7 @@ def _request(
         row=row,
         session=session,
         turn=turn,
-        parent_row=before[0] if before else None,
+        parent_row=parent_row,
     )
 
 

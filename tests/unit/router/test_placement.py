@@ -1,6 +1,9 @@
 """The choice of each policy, and the workers that it may choose from."""
 
 import random
+import re
+from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -57,6 +60,19 @@ def test_every_policy_answers_by_the_same_interface_and_says_why(name):
     nobody = policy(name).place(request_of(), cluster_snapshot())
     assert nobody == NoPlace("no worker takes new sequences")
     assert placed(worker("p"), worker("d", Role.DECODE), tokens=99_999, name=name).is_final
+
+
+def test_the_predicting_policy_that_the_docs_show_works():
+    page = (Path(__file__).parents[3] / "docs" / "contributing.md").read_text()
+    (example,) = (code for code in re.findall(r"```python\n(.*?)```", page, re.S) if "predicts=True" in code)
+    names = {}
+    exec(dedent(example), names)
+    settings = RouterConfig(disaggregate=True)
+    made = names["soonest"](PolicyTools(settings, Predictor(error_max=1.0), RNG))
+    busy, idle, decode = worker("a", load=5000), worker("b"), worker("d", Role.DECODE)
+    found = made.place(request_of(), cluster_snapshot(busy, idle, decode))
+    assert (found.prefill.worker_id, found.decode.worker_id) == ("b", "d")
+    assert found.forecast is not None
 
 
 def test_cached_prefix_takes_the_longest_match():
