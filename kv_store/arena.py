@@ -106,7 +106,7 @@ class Arena:
         if not is_sound or size != expected:
             os.close(fd)
             raise SetupError(
-                f"the store's arena has {size} bytes, but {slot_count} slots of {slot_bytes} were told: "
+                f"the store's arena has {size} bytes, but was announced with {slot_count} of {slot_bytes}: "
                 "node and worker are not of one version, or the socket is not a store node's"
             )
         arena = cls(fd, slot_bytes, slot_count)

@@ -104,7 +104,7 @@ class StoreDirectoryClient:
             request = mapping.look_up_request_to_pb(LookUpRequest(part))
             reply = await self._answer(self._standing.stub.LookUp, request)
             if reply.count != len(part):
-                raise LinkBroken(f"{self.address}: asked for {len(part)} blocks, told of {reply.count}")
+                raise LinkBroken(f"{self.address}: asked for {len(part)} blocks, got {reply.count}")
             found += self._decoded(_locations, reply)
         return found
 
