@@ -70,7 +70,9 @@ def _put(values: dict[str, dict[str, Any]], name: str, value: Any) -> None:
     if path and kind is dict:
         inner = values.setdefault(section, {}).setdefault(field, {})
         for part in path[:-1]:
-            inner = inner.setdefault(part, {})
+            inner = inner.setdefault(part, {}) if isinstance(inner, dict) else inner
+        if not isinstance(inner, dict):
+            raise SetupError(f"{name}: a part of it was set to {inner!r} before, so leave one of the two out")
         inner[path[-1]] = value
         return
     values.setdefault(section, {})[".".join([field, *path])] = _parsed(value, kind)
@@ -106,6 +108,9 @@ def _parsed(value: Any, kind: Any) -> Any:
 
 def _explain(error: ValidationError) -> str:
     details = error.errors(include_url=False)
+    # A list with a wrong entry is also reported as too short, since only right entries count.
+    parents = {d["loc"][:n] for d in details for n in range(len(d["loc"]))}
+    details = [d for d in details if d["type"] != "too_short" or d["loc"] not in parents]
     texts = [_explain_one(".".join(str(part) for part in d["loc"]), d) for d in details]
     return "; ".join(texts)
 

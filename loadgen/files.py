@@ -117,9 +117,8 @@ def _parse_report(content: bytes, *, name: str) -> Report:
     try:
         schema = msgspec.json.decode(content, type=_Schema).schema
         if schema != SCHEMA:
-            raise SetupError(
-                f"{name} has schema {schema or 'of no name'}; known here: {SCHEMA} and {RECORDS_SCHEMA}"
-            )
+            found = f"schema {schema}" if schema else "no schema"
+            raise SetupError(f"{name} has {found}; known here: {SCHEMA} and {RECORDS_SCHEMA}")
         return msgspec.json.decode(content, type=Report)
     except msgspec.MsgspecError as error:
         raise SetupError(f"{name} is no report of `baton replay` or `baton simulate`: {error}") from None

@@ -74,7 +74,7 @@ greets, explains what Baton does, knows some capitals, animals, colours, opposit
 short stories. It knows nothing else and is often wrong: it is for demonstrations and tests only.
 
 - Text: only conversations generated from the tables in `benchmarks/demo_model/facts.py` and
-  `demo_topics.py`, written for Baton, Apache-2.0. No other data, no other model.
+  `topics.py`, written for Baton, Apache-2.0. No other data, no other model.
 - Training: {steps} steps of {step_tokens} tokens in {seconds:.0f} s on this machine,
   seed {seed}, last loss {loss:.3f}.
 - Weights are stored as bf16 and computed with in fp32 (`dtype` in config.json), so that greedy answers do not

@@ -154,13 +154,13 @@ def stage_legend(latency_breakdowns: Sequence[LatencyStages]) -> Markup:
     return tag("div", *items, class_="legend")
 
 
-def balance_chart(workers: Sequence[WorkerWork], run: int, *, phase: str, most: int) -> Markup:
-    """The load of each worker, where `phase` is `prompt` or `output`. A few workers are shown by name, many
+def balance_chart(workers: Sequence[WorkerWork], run: int, *, kind: str, most: int) -> Markup:
+    """The load of each worker, where `kind` is `prompt` or `output`. A few workers are shown by name, many
     as a profile sorted by load."""
-    served = [w for w in workers if (w.prefill_requests if phase == "prompt" else w.decode_requests)]
-    loads = {w.name: w.prompt_tokens if phase == "prompt" else w.output_tokens for w in served}
-    requests = {w.name: w.prefill_requests if phase == "prompt" else w.decode_requests for w in served}
-    title = "Prompt tokens by prefill worker" if phase == "prompt" else "Output tokens by decode worker"
+    served = [w for w in workers if (w.prefill_requests if kind == "prompt" else w.decode_requests)]
+    loads = {w.name: w.prompt_tokens if kind == "prompt" else w.output_tokens for w in served}
+    requests = {w.name: w.prefill_requests if kind == "prompt" else w.decode_requests for w in served}
+    title = "Prompt tokens by prefill worker" if kind == "prompt" else "Output tokens by decode worker"
     if len(served) > WORKERS_NAMED_MAX:
         return _profile(sorted(loads.values(), reverse=True), run, title=title, most=most)
     height = 28 + 24 * len(served) + 40

@@ -214,8 +214,8 @@ def _balance_section(reports: Sequence[Report]) -> Markup | None:
     for run, balance in reported:
         pair = tag(
             "div",
-            _figure(bars.balance_chart(balance.workers, run, phase="prompt", most=most_prompt)),
-            _figure(bars.balance_chart(balance.workers, run, phase="output", most=most_output)),
+            _figure(bars.balance_chart(balance.workers, run, kind="prompt", most=most_prompt)),
+            _figure(bars.balance_chart(balance.workers, run, kind="output", most=most_output)),
             class_="pair",
         )
         parts += [tag("p", tables.run_name(reports, run), class_="caption"), pair]

@@ -26,6 +26,9 @@ RUNNING_MAX = 8192
 MOMENTS_MAX = 64
 """Most moments of one request."""
 
+PLACED = ("placed", "fallback")
+"""Notes of a placement."""
+
 _UNTROUBLED = (None, RequestVerdict.MET, RequestVerdict.CANCELLED)
 
 
@@ -183,7 +186,7 @@ class RecentRequests:
             decode_worker=served.decode_worker if served else "",
             predicted_ttft_s=served.predicted_ttft_s if served else None,
             predicted_tpot_s=served.predicted_tpot_s if served else None,
-            attempts=served.attempts if served else sum(note.what == "placed" for _, note in timeline.notes),
+            attempts=served.attempts if served else sum(note.what in PLACED for _, note in timeline.notes),
             moments=tuple(_moment(at_s - timeline.began_s, note) for at_s, note in timeline.notes),
         )
 

@@ -50,6 +50,21 @@ def test_a_bad_value_is_one_line_that_names_the_setting(text, names):
     assert "\n" not in str(caught.value)
 
 
+def test_a_wrong_entry_of_a_list_is_reported_once():
+    with pytest.raises(SetupError) as caught:
+        load_config(["transfer.backends=pigeon"])
+    assert str(caught.value).startswith("transfer.backends.0: ")
+    assert "at least 1 item" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "texts", [("slo.classes=abc", "slo.classes.x.y=1"), ("slo.classes.x=5", "slo.classes.x.ttft_s=1")]
+)
+def test_a_map_and_a_part_of_it_do_not_go_together(texts):
+    with pytest.raises(SetupError, match="leave one of the two out"):
+        load_config(texts)
+
+
 def test_a_bad_environment_is_one_line_too(monkeypatch):
     monkeypatch.setenv("BATON_ENGINE__BLOCK_TOKENS", "0")
     with pytest.raises(SetupError, match=r"engine\.block_tokens"):

@@ -1,4 +1,4 @@
-"""Steps written out by hand for what requests ask: guesses, logprobs, histories, grammars."""
+"""Steps written out by hand for what requests ask: draft tokens, logprobs, histories, grammars."""
 
 from dataclasses import dataclass, field
 from itertools import count
@@ -12,7 +12,7 @@ _numbers = count()
 
 @dataclass
 class Asked:
-    """`draft`: the tokens so far -> guesses of what follows."""
+    """`draft`: the tokens so far -> draft tokens that follow."""
 
     prompt: list[int]
     params: SamplingParams

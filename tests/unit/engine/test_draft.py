@@ -1,4 +1,4 @@
-"""A draft model's guesses are its own greedy continuations, and change speed alone."""
+"""A draft model's tokens are its own greedy continuations, and change speed alone."""
 
 import msgspec
 import pytest
@@ -40,7 +40,7 @@ def load(large, small, *, draft_kv_bytes=2**20, **engine):
 
 
 def asked(params, prompt=PROMPT, **fields):
-    """Guesses are those that the last step brought."""
+    """Draft tokens are those that the last step brought."""
     one = Asked(list(prompt), params, want_drafts=4, **fields)
     one.draft = lambda tokens: one.drafts
     return one
@@ -59,7 +59,7 @@ def test_the_tokens_are_the_same_with_any_draft_model(folders, params):
         tokens = Loop(executor).finish(one, other)
         assert tokens == [alone(executor, params), alone(executor, params, PROMPT[::-1])]
         if draft is large and params.is_greedy:
-            assert one.steps == 1 + 29 / 5 + 0.2  # every guess is right: five tokens a step
+            assert one.steps == 1 + 29 / 5 + 0.2  # every draft token is right: five tokens a step
         assert len(executor._draft._free) == executor._draft._loaded.kv.block_count
 
 

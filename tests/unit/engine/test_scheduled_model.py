@@ -21,7 +21,7 @@ from tests.unit.engine.driver import Driver, load
 BLOCK_TOKENS = 8
 PENALISED = SamplingParams(max_tokens=12, presence_penalty=0.7, temperature=0.9, seed=5)
 LOOPS = SamplingParams(max_tokens=60, allowed_token_ids=(7, 8))
-"""So few tokens that a small model is soon caught in a loop: guesses come true."""
+"""So few tokens that a small model is soon caught in a loop: draft tokens come true."""
 
 
 @pytest.fixture(scope="module")

@@ -108,7 +108,7 @@ class Bench:
 
 
 def looping_token(tokens):
-    """Repeats what came five tokens ago, mostly: guesses are right more often than not."""
+    """Repeats what came five tokens ago, mostly: draft tokens are right more often than not."""
     chance = crc_token(tokens)
     return tokens[-5] if len(tokens) > 5 and chance % 8 else chance
 

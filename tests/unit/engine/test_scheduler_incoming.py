@@ -74,13 +74,13 @@ class Promoter:
         brought.held = []
 
 
-def add(bench, bringer, rng, number, family, prompt_count, sampling, phase):
+def add(bench, promoter, rng, number, family, prompt_count, sampling, phase):
     prompt = [family * 100 + p for p in range(prompt_count)]
     seq = sequence(f"s{number}", prompt, phase=phase, sampling=sampling)
     usable = (prompt_count - 1) // BLOCK_TOKENS
     if usable and rng.random() < 0.8:
         first = rng.randint(0, usable - 1)
-        bringer.expect(seq, first, rng.randint(first + 1, usable))
+        promoter.expect(seq, first, rng.randint(first + 1, usable))
     bench.add(seq)
     return seq
 
@@ -113,25 +113,25 @@ def test_whatever_comes_or_does_not_the_tokens_are_right(
         swap_bytes=swap_bytes,
         speculation=speculation,
     )
-    bringer = Promoter(bench, rng)
+    promoter = Promoter(bench, rng)
     want, live = {}, []
     for i, (family, prompt_count, token_count, phase, gap) in enumerate(requests):
         sampling = SamplingParams(max_tokens=1 if phase is Phase.PREFILL else token_count)
-        live.append(add(bench, bringer, rng, i, family, prompt_count, sampling, phase))
+        live.append(add(bench, promoter, rng, i, family, prompt_count, sampling, phase))
         want[SeqKey(f"s{i}", 0)] = expected(
             [family * 100 + p for p in range(prompt_count)], sampling.max_tokens
         )
         for _ in range(gap):
-            bench.step(before_finish=bringer.something_happens)
-            bringer.something_happens()
+            bench.step(before_finish=promoter.something_happens)
+            promoter.something_happens()
     for _ in range(4000):
-        bringer.something_happens()
+        promoter.something_happens()
         if cancels and live and rng.random() < 0.05:
             victim = live.pop(rng.randrange(len(live)))
             if victim.key not in bench.done:
                 bench.done.append(victim.key)
                 bench.scheduler.remove(victim)
-        if bench.step(before_finish=bringer.something_happens) is None and not bringer.open:
+        if bench.step(before_finish=promoter.something_happens) is None and not promoter.open:
             break
     assert not is_waiting_for_blocks(bench)
     for seq in live:
@@ -142,15 +142,15 @@ def test_whatever_comes_or_does_not_the_tokens_are_right(
 def test_computing_stops_where_blocks_are_awaited_and_jumps_over_them():
     bench = Bench(step_tokens=32)
     seq = sequence("s", range(22))
-    bringer = Promoter(bench, random.Random(0))
-    bringer.expect(seq, 2, 4)
+    promoter = Promoter(bench, random.Random(0))
+    promoter.expect(seq, 2, 4)
     bench.add(seq)
     assert [len(item.tokens) for item in bench.step().items] == [8]
     assert bench.step() is None
-    [brought] = bringer.open
+    [brought] = promoter.open
     brought.held = seq.block_ids[2:4]
     bench.pool.acquire(brought.held)
-    bringer.arrive(brought)
+    promoter.arrive(brought)
     [item] = bench.step().items
     assert (item.first_position, len(item.tokens)) == (16, 6)
     assert bench.emitted[seq.key] == expected(range(22), 1)
@@ -185,14 +185,14 @@ def test_only_what_was_computed_here_is_told_as_committed():
     told = []
     bench.scheduler.on_commit(lambda seq, first, end: told.append((first, end)))
     seq = sequence("s", range(18))
-    bringer = Promoter(bench, random.Random(0))
-    bringer.expect(seq, 0, 3)
+    promoter = Promoter(bench, random.Random(0))
+    promoter.expect(seq, 0, 3)
     bench.add(seq)
     bench.step()
-    [brought] = bringer.open
+    [brought] = promoter.open
     brought.held = seq.block_ids[0:3]
     bench.pool.acquire(brought.held)
-    bringer.arrive(brought)
+    promoter.arrive(brought)
     bench.run()
     assert told == [(3, 4)]
     assert len(bench.cache.snapshot()) == 4

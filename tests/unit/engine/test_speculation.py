@@ -133,7 +133,7 @@ def test_drafts_that_keep_failing_are_given_up():
 
 
 def test_drafts_stop_paying_in_a_large_batch():
-    """Here a step costs by the token, so a guess costs what a token costs, and fails now and then."""
+    """Here a step costs by the token, so a draft token costs what a token costs, and fails now and then."""
 
     def draft_share(batch):
         def next_token(tokens):
@@ -172,7 +172,7 @@ def test_right_drafts_do_not_keep_prompts_out():
         speculation="ngram",
         chunk_tokens_min=6,
     )
-    bench.step_s = lambda plan: 0.01  # a guess costs nothing, so as many as may be are made
+    bench.step_s = lambda plan: 0.01  # a draft token costs nothing, so as many as may be are made
     bench.add(*(sequence(f"s{i}", [i], max_tokens=350) for i in range(7)))
     for _ in range(30):
         bench.step()

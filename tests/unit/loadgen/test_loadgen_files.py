@@ -78,7 +78,7 @@ def test_a_report_comes_back_and_cannot_be_judged_anew(tmp_path):
     [
         (b"", "is no report"),
         (b"[1]", "is no report"),
-        (b"{}", "of no name"),
+        (b"{}", "has no schema"),
         (b'{"schema": "baton-report/9"}', "baton-report/9"),
         (b'{"schema": "baton-report/2"}', "is no report"),
         (b'{"schema": "baton-records/1", "settings": 3}\n', "holds no records"),

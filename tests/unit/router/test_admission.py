@@ -305,7 +305,7 @@ class LineAgainstModel(RuleBasedStateMachine):
 TestLineAgainstModel = LineAgainstModel.TestCase
 TestLineAgainstModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
-# --- pace, attainment, promises ----------------------------------------------------------------------
+# --- drain rate, attainment, reservations ------------------------------------------------------------
 
 
 def test_the_pace_is_learnt_only_while_somebody_waits():
@@ -346,32 +346,34 @@ def test_attainment_falls_with_the_queue_and_is_even_at_the_objective():
 
 
 def test_each_refused_request_is_told_a_later_time_and_let_in_then():
-    promises = RetryReservations()
-    promises.returned_share = 1.0
-    waits = [promises.book("t", f"k{i}", wait_s=2.0, work_s=1.0, now_s=0.0, most_s=60.0) for i in range(5)]
+    reservations = RetryReservations()
+    reservations.returned_share = 1.0
+    waits = [
+        reservations.book("t", f"k{i}", wait_s=2.0, work_s=1.0, now_s=0.0, most_s=60.0) for i in range(5)
+    ]
     assert waits == [2.0, 3.0, 4.0, 5.0, 6.0]
-    assert promises.book("u", "k0", wait_s=2.0, work_s=1.0, now_s=0.0, most_s=60.0) == 2.0
-    assert promises.expected_s("t", 4.0) == 3.0
-    assert promises.expected_s("u", 9.0) == 1.0
-    assert not promises.take("t", "k0", 1.0)  # A client that comes too early keeps its time.
-    assert promises.book("t", "k0", wait_s=50.0, work_s=1.0, now_s=1.0, most_s=60.0) == 1.0
-    assert promises.take("t", "k0", 2.5)
-    assert not promises.take("t", "k0", 2.5)
-    assert not promises.take("u", "k1", 3.0)
-    assert not promises.take("t", "", 3.0)
-    promises.check()
-    promises.expire(7.0 + GRACE_S)
-    assert len(promises) == 0
-    assert promises.returned_share < 1.0
-    promises.check()
+    assert reservations.book("u", "k0", wait_s=2.0, work_s=1.0, now_s=0.0, most_s=60.0) == 2.0
+    assert reservations.expected_s("t", 4.0) == 3.0
+    assert reservations.expected_s("u", 9.0) == 1.0
+    assert not reservations.take("t", "k0", 1.0)  # A client that comes too early keeps its time.
+    assert reservations.book("t", "k0", wait_s=50.0, work_s=1.0, now_s=1.0, most_s=60.0) == 1.0
+    assert reservations.take("t", "k0", 2.5)
+    assert not reservations.take("t", "k0", 2.5)
+    assert not reservations.take("u", "k1", 3.0)
+    assert not reservations.take("t", "", 3.0)
+    reservations.check()
+    reservations.expire(7.0 + GRACE_S)
+    assert len(reservations) == 0
+    assert reservations.returned_share < 1.0
+    reservations.check()
 
 
 def test_beyond_a_minute_nothing_is_promised():
-    promises = RetryReservations()
+    reservations = RetryReservations()
     for i in range(100):
-        promises.book("t", f"k{i}", wait_s=59.0, work_s=10.0, now_s=0.0, most_s=60.0)
-    assert 0 < len(promises) < 5
-    assert promises.book("t", "more", wait_s=1.0, work_s=1.0, now_s=0.0, most_s=60.0) == 60.0
+        reservations.book("t", f"k{i}", wait_s=59.0, work_s=10.0, now_s=0.0, most_s=60.0)
+    assert 0 < len(reservations) < 5
+    assert reservations.book("t", "more", wait_s=1.0, work_s=1.0, now_s=0.0, most_s=60.0) == 60.0
 
 
 @given(st.lists(st.tuples(st.sampled_from(["set", "drop", "due"]), KEYS, st.integers(0, 20)), max_size=60))

@@ -221,7 +221,7 @@ ROLES = st.sampled_from(["prefill", "decode", "aggregated"])
     seed=st.integers(0, 99),
 )
 def test_what_may_not_be_chosen_never_is(workers, tokens, seed):
-    """Whoever drains, refused, or has no room; and two of role aggregated are never a pair."""
+    """Draining workers, those that refused and full ones are not chosen; two aggregated ones are no pair."""
     cluster, rng = Cluster(), random.Random(seed)
     for number, (role, is_draining, has_refused, is_full) in enumerate(workers):
         name = f"w{number}"

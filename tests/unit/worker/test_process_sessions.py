@@ -180,7 +180,7 @@ class Transfer:
 
 @contextlib.asynccontextmanager
 async def peers(*, transfer=None, fingerprint="f", source_id=SOURCE):
-    """A source that serves, and a puller that pulls from it."""
+    """An owner that serves, and a reader that reads from it."""
     source_ear, reader_ear = Ear(), Ear()
     readers = ReaderSessions(hello=lambda: peer_hello(source_id, fingerprint), sink=source_ear)
     kv_reader = KVReader(
