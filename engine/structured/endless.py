@@ -111,10 +111,18 @@ def endless_ref(schema: Any) -> str | None:
 def circular_ref(root: Schema) -> str | None:
     """A $ref of the checked schema that comes back to itself through nothing but references and branches."""
     leads_to = {ref: set(_refs_at_once(_target(root, ref))) for ref in _Clauses(root).refs}
-    done: set[str] = set()
-    while ends := [ref for ref in leads_to if ref not in done and leads_to[ref] <= done]:
-        done.update(ends)
-    return next((ref for ref in leads_to if ref not in done), None)
+    led_from: dict[str, list[str]] = {}
+    for ref, others in leads_to.items():
+        for other in others:
+            led_from.setdefault(other, []).append(ref)
+    left = {ref: len(others) for ref, others in leads_to.items()}
+    ends = [ref for ref, count in left.items() if count == 0]
+    while ends:
+        for ref in led_from.get(ends.pop(), ()):
+            left[ref] -= 1
+            if left[ref] == 0:
+                ends.append(ref)
+    return next((ref for ref, count in left.items() if count > 0), None)
 
 
 def _refs_at_once(schema: Any) -> Iterator[str]:

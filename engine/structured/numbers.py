@@ -6,6 +6,7 @@ whole or exceed 64 bits, and writes a bounded number with six digits after the p
 
 import math
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+from fractions import Fraction
 from typing import Any
 
 from engine.structured.refusal import refuse
@@ -24,10 +25,7 @@ Schema = dict[str, Any]
 
 def check_numbers(schema: Schema, kinds: list[str], path: str) -> None:
     """Rewrite bounds, step and `kinds` in place, so that all of them are enforced. Raises ClientError."""
-    for keyword in BOUNDS:
-        value = schema.get(keyword, 0)
-        if type(value) not in (int, float) or not math.isfinite(value):
-            raise refuse(path, keyword, "must be a number")
+    check_bounds(schema, path)
     if "number" in kinds:
         kinds[:] = [kind for kind in kinds if kind != "integer"]
     if "multipleOf" in schema:
@@ -66,15 +64,22 @@ def listed_multiples(schema: Schema, path: str) -> list[int] | None:
 
 def allows_number(schema: Schema, value: float) -> bool:
     """Whether a listed number keeps the bounds and the step that stand beside the list."""
-    exact = Decimal(str(value))
     step = schema.get("multipleOf")
     return (
-        ("minimum" not in schema or value >= schema["minimum"])
+        math.isfinite(value)
+        and ("minimum" not in schema or value >= schema["minimum"])
         and ("maximum" not in schema or value <= schema["maximum"])
         and ("exclusiveMinimum" not in schema or value > schema["exclusiveMinimum"])
         and ("exclusiveMaximum" not in schema or value < schema["exclusiveMaximum"])
-        and (step is None or exact % Decimal(str(step)) == 0)
+        and (step is None or Fraction(str(value)) % Fraction(str(step)) == 0)
     )
+
+
+def check_bounds(schema: Schema, path: str) -> None:
+    for keyword in BOUNDS:
+        value = schema.get(keyword, 0)
+        if type(value) not in (int, float) or not math.isfinite(value):
+            raise refuse(path, keyword, "must be a number")
 
 
 def check_step(schema: Schema, path: str) -> None:

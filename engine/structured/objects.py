@@ -14,6 +14,7 @@ import orjson
 from engine.structured.patterns import check_pattern, literal_start
 from engine.structured.refusal import refuse
 from engine.structured.strings import allows_string
+from engine.structured.values import identity
 
 Schema = dict[str, Any]
 Visit = Callable[[Any, str], Any]
@@ -60,18 +61,19 @@ def _require_dependents(schema: Schema, path: str) -> None:
     matter."""
     dependents = schema.pop("dependentRequired", {})
     required = schema["required"]
+    known = set(required)
     waiting = {name: names for name, names in dependents.items() if names}
-    while due := [name for name in waiting if name in required]:
-        for name in due:
-            names = waiting.pop(name)
-            if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
-                raise refuse(path, f"dependentRequired.{name}", "must be a list of names")
-            required += [one for one in dict.fromkeys(names) if one not in required]
+    for name in required:  # It grows while it is read.
+        names = waiting.pop(name, [])
+        if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
+            raise refuse(path, f"dependentRequired.{name}", "must be a list of names")
+        required += [one for one in dict.fromkeys(names) if one not in known]
+        known.update(names)
     is_closed = schema["additionalProperties"] is False and not schema.get("patternProperties")
     for name, names in waiting.items():
         if is_closed and name not in schema.get("properties", {}):
             continue
-        if isinstance(names, list) and all(one in required for one in names):
+        if isinstance(names, list) and all(isinstance(one, str) and one in known for one in names):
             continue
         raise refuse(
             path, "dependentRequired", f"cannot be enforced while {name!r:.100} is optional; require it, or "
@@ -98,7 +100,8 @@ def _check_names(schema: Schema, path: str, visit: Visit, resolve: Resolve) -> N
     if names is True:
         return
     names = visit({"type": "string"} | names if isinstance(names, dict) else names, where)
-    listed = names.get("enum", [names["const"]] if "const" in names else None)
+    values = names.get("enum", [names["const"]] if "const" in names else None)
+    listed = None if values is None else dict.fromkeys(one for one in values if isinstance(one, str))
     if listed is None and names.get("type") != "string":
         raise refuse(path, "propertyNames", "must list names, or give their pattern, format or length")
     if schema.get("patternProperties"):
@@ -113,8 +116,10 @@ def _check_names(schema: Schema, path: str, visit: Visit, resolve: Resolve) -> N
         raise refuse(
             path, "propertyNames", "cannot be enforced beside properties or required; list the names"
         )
-    named = {**properties, **dict.fromkeys(required), **dict.fromkeys(listed or ())}
-    allowed = [one for one in named if (one in listed if listed is not None else allows_string(names, one))]
+    named = {**properties, **dict.fromkeys(required), **(listed or {})}
+    allowed = {
+        one: None for one in named if (one in listed if listed is not None else allows_string(names, one))
+    }
     if missing := [name for name in required if name not in allowed]:
         raise refuse(
             path, "required", f"{missing[0]!r:.100} is required, but propertyNames does not allow it"
@@ -135,27 +140,25 @@ def _check_patterns(schema: Schema, path: str, visit: Visit) -> None:
     for pattern, one in schema["patternProperties"].items():
         check_pattern(pattern, f"{where}[{pattern!r:.100}]", in_json=True)
         patterns[pattern] = visit(one, f"{where}.{pattern}")
-    values = list(patterns.values())
-    if any(one != values[0] for one in values):
+    # Python's == takes 1 and True for the same value.
+    schemas = {identity(one) for one in patterns.values()}
+    if len(schemas) > 1:
         raise refuse(
             path, "patternProperties", "of several patterns is enforced only with the same schema for all"
         )
+    starts = [literal_start(pattern) for pattern in patterns]
+    known_starts = tuple(start for start in starts if start is not None)
     for name in {**schema["properties"], **dict.fromkeys(schema["required"])}:
-        if not any(_may_match(pattern, name) for pattern in patterns):
+        if len(known_starts) == len(starts) and not name.startswith(known_starts):
             continue
         if name not in schema["properties"]:
             raise refuse(path, "required", f"{name!r:.100} may match a pattern, so list it under properties")
-        if schema["properties"][name] != values[0]:
+        if identity(schema["properties"][name]) not in schemas:
             raise refuse(
                 path, "patternProperties", f"may match the property {name!r:.100}, which has another schema; "
                 "begin the pattern with '^' and a text that no declared name begins with",
             )  # fmt: skip
     schema["patternProperties"] = patterns
-
-
-def _may_match(pattern: str, name: str) -> bool:
-    start = literal_start(pattern)
-    return start is None or name.startswith(start)
 
 
 def _declare_required(schema: Schema, path: str) -> None:

@@ -19,7 +19,8 @@ class References:
 
     def __init__(self, root: Schema, where: str) -> None:
         self._root, self._where = root, where
-        self._names: dict[str, str] = {}
+        self._names: dict[int, str] = {}
+        """The definition of each target that is copied. A target has one, however pointers spell its path."""
         self._todo: list[tuple[str, Any, str]] = []
 
     def kept(self, ref: Any, path: str) -> str:
@@ -28,15 +29,15 @@ class References:
             return "#"
         if not isinstance(ref, str) or not ref.startswith("#/"):
             raise refuse(path, "$ref", "only references within the schema ('#' and '#/…') are supported")
-        self.target(ref, path)
+        target = self.target(ref, path)
         steps = ref[2:].split("/")
         if len(steps) == 2 and steps[0] in DEFINITIONS and not {"~", "%"} & set(ref):
             return ref
-        if ref not in self._names:
-            self._names[ref] = self._free_name()
+        if id(target) not in self._names:
+            self._names[id(target)] = self._free_name()
             where = ".".join((self._where, *map(_unescaped, steps)))
-            self._todo.append((self._names[ref], self.target(ref, path), where))
-        return f"#/$defs/{self._names[ref]}"
+            self._todo.append((self._names[id(target)], target, where))
+        return f"#/$defs/{self._names[id(target)]}"
 
     def target(self, ref: str, path: str) -> Any:
         """What stands where `ref` points to. Raises ClientError if nothing does."""

@@ -18,12 +18,12 @@ from engine.structured.arrays import check_array
 from engine.structured.endless import circular_ref, endless_ref
 from engine.structured.numbers import BOUNDS, check_numbers, listed_multiples
 from engine.structured.objects import check_object
-from engine.structured.one_of import are_disjoint
+from engine.structured.one_of import Disjointness
 from engine.structured.references import DEFINITIONS, References
 from engine.structured.refusal import refuse
 from engine.structured.size import check_size
 from engine.structured.strings import check_string
-from engine.structured.values import BESIDE_VALUES, check_values
+from engine.structured.values import BESIDE_VALUES, check_values, identity
 
 SCHEMA_BYTES_MAX = 256 * 1024
 SCHEMA_DEPTH_MAX = 64
@@ -97,6 +97,7 @@ class _Checker:
     def __init__(self, root: Schema, where: str) -> None:
         self._root, self._where = root, where
         self._references = References(root, where)
+        self._disjointness = Disjointness(root)
         self._visits = 0
 
     def checked(self, schema: Any, path: str, *, depth: int) -> Any:
@@ -176,7 +177,7 @@ class _Checker:
             branches = [one for one in branches if one is not True and one != {}]
             if not branches:
                 return self.checked(schema, path, depth=depth)
-            if any(one != branches[0] for one in branches):
+            if len(set(map(identity, branches))) > 1:  # Python's == takes 1 and True for the same value.
                 raise refuse(path, keyword, "more than one schema cannot be enforced at once; merge them")
             branches = branches[:1]
         else:
@@ -190,7 +191,7 @@ class _Checker:
         found = [
             self.checked(one, f"{path}.{keyword}[{i}]", depth=depth + 1) for i, one in enumerate(branches)
         ]
-        if keyword == "oneOf" and not are_disjoint(found, branches, self._root):
+        if keyword == "oneOf" and not self._disjointness.holds(found, branches):
             raise refuse(
                 path, keyword, "its branches may hold at once, which cannot be enforced; tell them apart by "
                 "their types or by a required property with different const values, or use anyOf",

@@ -5,7 +5,7 @@ from typing import Any
 
 import orjson
 
-from engine.structured.numbers import BOUNDS, INTEGER_MAX, allows_number, check_step
+from engine.structured.numbers import BOUNDS, INTEGER_MAX, allows_number, check_bounds, check_step
 from engine.structured.refusal import refuse
 from engine.structured.strings import allows_string
 
@@ -64,6 +64,7 @@ def check_values(schema: Schema, kinds: list[str] | None, path: str) -> Schema:
     if "const" in schema:
         wanted = identity(schema["const"])
         values = [value for value in values if identity(value) == wanted]
+    check_bounds(schema, path)
     check_step(schema, path)
     left = [value for value in values if _is_allowed(schema, kinds, value)]
     if not left:
