@@ -76,10 +76,10 @@ class PeersFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def baton_variants(settings: Sequence[str] = ()) -> list[ServerVariant]:
     """The variants of Baton. `settings` are further SECTION.FIELD=VALUE texts."""
     split = ("--prefill", "1", "--decode", "1")
-    both = ("--prefill", "0", "--decode", "0", "--aggregated", "2")
+    aggregated = ("--prefill", "0", "--decode", "0", "--aggregated", "2")
     return [
         _baton("baton-split", split, "Baton, one prefill and one decode worker, a thread each", settings),
-        _baton("baton-both", both, "Baton, two workers that do both, a thread each", settings),
+        _baton("baton-aggregated", aggregated, "Baton, two aggregated workers, a thread each", settings),
     ]
 
 

@@ -2,7 +2,7 @@
 
 Capacity is searched once, with the reference policy: the highest rate at which 90 % of the requests meet
 both objectives. Every policy then runs at shares of it. Pools, batch and objectives are the same for all; a
-cluster without disaggregation has as many workers, each with both roles.
+cluster without disaggregation has as many aggregated workers.
 """
 
 from collections.abc import Callable

@@ -95,7 +95,7 @@ class RankedPolicy:
         if not self._disaggregate:
             return _aggregated(candidates, choose, "aggregated, since router.disaggregate is off")
         if all(c.worker.facts.role is Role.AGGREGATED for c in candidates):
-            return _aggregated(candidates, choose, "aggregated, since every worker has both roles")
+            return _aggregated(candidates, choose, "aggregated, since every worker is")
         if request.is_last_token:
             prefills = [c for c in candidates if c.worker.facts.role.prefills]
             if prefills:

@@ -230,5 +230,5 @@ def test_a_peers_file_that_is_wrong_says_what(tmp_path, text, says):
 
 
 def test_a_variant_that_is_not_there_is_named():
-    with pytest.raises(SetupError, match="baton-split, baton-both"):
+    with pytest.raises(SetupError, match="baton-split, baton-aggregated"):
         choose(baton_variants(), "baton-spilt")
