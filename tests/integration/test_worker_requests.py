@@ -84,7 +84,7 @@ async def test_constrained_penalised_sampled_and_drafted_across_two_workers(tmp_
             d.link.send(asks("broken/0", Phase.AGGREGATED, prompt, d.hello, sampling=broken))
             (refused,) = await d.until(lambda ms: [m for m in ms if isinstance(m, SequenceRefused)])
             assert refused.reason is RefusalReason.UNSUPPORTED
-            assert "parenthesis" in refused.message
+            assert "missing ')'" in refused.message
             plain = SamplingParams(1)
             d.link.send(asks("embed/0", Phase.AGGREGATED, prompt, d.hello, sampling=plain, task=Task.EMBED))
             await d.finished("embed/0")
