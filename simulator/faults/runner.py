@@ -14,7 +14,7 @@ from multiprocessing import get_context
 import msgspec
 
 from simulator.faults.checkers import Checkers
-from simulator.faults.client import draw_clients
+from simulator.faults.client_drawing import draw_clients
 from simulator.faults.control import Cluster
 from simulator.faults.injection import Faults
 from simulator.faults.model import Model
@@ -151,9 +151,7 @@ class SeedRun:
         scenario = self.scenario
         self.clients = draw_clients(scenario, self.context.stream("clients"))
         model = Model()
-        for client in self.clients:
-            model.expected[client.seq_id] = client.expected
-        self.checkers = Checkers(self.context, self.clients, scenario)
+        self.checkers = Checkers(self.context, self.clients, scenario, model)
         network = Network(self.context, latency_s=scenario.network_latency_s)
         reads = SimReads(
             network,
@@ -210,6 +208,7 @@ def run_seed(seed: int, *, options: SeedOptions | None = None) -> SeedReport:
         invariant, message, seq_id = violation.invariant, violation.message, violation.seq_id
     except Exception as error:
         invariant, message = 0, f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
+    seed_run.cluster.close()
     keeps_history = options is None or options.keeps_history
     return SeedReport(
         seed=seed,
