@@ -92,7 +92,11 @@ def _draw_sampling(
         max_tokens = min(max_tokens, scenario.context_max - prompt_tokens)
     body: dict[str, Any] = {"max_tokens": max_tokens, "return_token_ids": True}
     if kind is RequestKind.BEAM:
-        body |= {"use_beam_search": True, "n": rng.choice((1, 2, 3)), "max_tokens": min(6, max_tokens)}
+        body |= {
+            "use_beam_search": True,
+            "n": rng.choice((1, 2, 3)) if count == 1 else 1,
+            "max_tokens": min(6, max_tokens),
+        }
         return body
     is_greedy = rng.random() < 0.6
     body |= {"temperature": 0} if is_greedy else {"temperature": 0.8, "seed": rng.randrange(1 << 30)}

@@ -29,11 +29,13 @@ class ObservedWorker(Protocol):
 class ObservedRouter(Protocol):
     """A router process, from outside."""
 
-    core: RouterCore
     driver: Driver
     meter: Meter
     name: str
     live: dict[str, SimClient]
+
+    @property
+    def core(self) -> RouterCore: ...
 
 
 class ObservedStoreNode(Protocol):

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from router.decisions.events import Note, RouterEvent
+from router.decisions.events import Note, RouterEvent, WorkerLost
 from simulator.faults.client import SimClient, SimSequence
 from simulator.faults.failure_checks import FailureChecker
 from simulator.faults.observed_processes import ObservedRouter
@@ -24,7 +24,11 @@ class RouterChecks:
         self._waiting[sequence.seq_id] = self._live[sequence.seq_id] = sequence
 
     def observe(self, event: RouterEvent) -> None:
-        pass
+        match event:
+            case WorkerLost(_, reason) if reason.startswith("silent"):
+                self._run.counts["workers lost by silence"] += 1
+            case _:
+                pass
 
     def noted(self, note: Note, sequence: SimSequence) -> None:
         self.failures.noted(note, is_begun=bool(sequence.received))
@@ -45,7 +49,7 @@ class RouterChecks:
         if len(waiting) > config.queue_requests_max:
             raise Violation(6, f"{self._name}: {len(waiting)} wait, at most {config.queue_requests_max} may")
         if config.queue_tenant_max:
-            tenant, count = _most(one.submit.tenant for one in waiting)
+            tenant, count = _most([one.submit.tenant for one in waiting])
             if count > config.queue_tenant_max:
                 raise Violation(6, f"{self._name}: {count} of tenant {tenant} wait")
         for name, chosen in self._scenario.slo.classes.items():
@@ -57,6 +61,5 @@ class RouterChecks:
         pass
 
 
-def _most(names: "Counter[str] | object") -> tuple[str, int]:
-    found = Counter(names)  # type: ignore[arg-type]
-    return found.most_common(1)[0] if found else ("", 0)
+def _most(names: list[str]) -> tuple[str, int]:
+    return Counter(names).most_common(1)[0] if names else ("", 0)
