@@ -98,8 +98,9 @@ class Driver:
         on_note: Callable[[Note], None] = lambda _: None,
         slice_clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Make a driver within a running event loop, whose time is the core's. `slice_clock` tells the flusher
-        how long its work took."""
+        """Make a driver within a running event loop, whose time is the core's.
+
+        `slice_clock` tells the flusher how long its work took."""
         self._core = core
         self._loop = asyncio.get_running_loop()
         self._steps = StepBuffer()

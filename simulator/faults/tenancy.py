@@ -36,13 +36,13 @@ def draw_tenants(rng: random.Random) -> dict[str, Tenant]:
 
 
 def _draw_tenant(rng: random.Random) -> Tenant:
-    is_limited = rng.random() < 0.25
+    is_limited = rng.random() < 0.15
     return Tenant(
         weight=rng.choice((1.0, 1.0, 2.0, 4.0)),
         slo_class=rng.choice(("", "", "patient")),
-        requests_per_minute=rng.choice((0, 6, 12)) if is_limited else 0,
-        tokens_per_minute=rng.choice((0, 300, 900)) if is_limited else 0,
-        concurrent_max=rng.choice((0, 1, 3)) if is_limited else 0,
+        requests_per_minute=rng.choice((0, 8, 20)) if is_limited else 0,
+        tokens_per_minute=rng.choice((0, 600, 1500)) if is_limited else 0,
+        concurrent_max=rng.choice((0, 2, 5)) if is_limited else 0,
     )
 
 
