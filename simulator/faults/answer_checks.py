@@ -2,7 +2,7 @@
 
 from router.decisions.events import FailureKind
 from simulator.faults.answers import (
-    Answer,
+    ReceivedAnswer,
     Choice,
     expected_beams,
     expected_choices,
@@ -55,11 +55,11 @@ class AnswerChecks:
             return Ending.FAILED
         return self._streamed(client) if client.is_stream else self._whole(client)
 
-    def _stream_so_far(self, client: SimClient) -> Answer:
+    def _stream_so_far(self, client: SimClient) -> ReceivedAnswer:
         exchange = client.exchange
         assert exchange is not None
         if not client.is_stream or exchange.status != 200:
-            return Answer()
+            return ReceivedAnswer()
         return read_stream(exchange.text)
 
     def _streamed(self, client: SimClient) -> Ending:
@@ -85,7 +85,7 @@ class AnswerChecks:
         self._is_complete(client, read_whole(exchange.text))
         return Ending.FINISHED
 
-    def _is_complete(self, client: SimClient, answer: Answer) -> None:
+    def _is_complete(self, client: SimClient, answer: ReceivedAnswer) -> None:
         if any(sequence.ending is Ending.FAILED for sequence in client.sequences):
             raise self._wrong(client, 1, "success after one of its sequences failed")
         if client.kind is RequestKind.EMBEDDING:
@@ -117,7 +117,7 @@ class AnswerChecks:
             if choice.finish == "stop" and choice.token_count < len(sequence.expected.generated):
                 counts["stop strings ended an answer"] += 1
 
-    def _is_usage_true(self, client: SimClient, answer: Answer, completion_tokens: int) -> None:
+    def _is_usage_true(self, client: SimClient, answer: ReceivedAnswer, completion_tokens: int) -> None:
         usage = answer.usage
         if usage is None:
             return
@@ -128,7 +128,7 @@ class AnswerChecks:
         if got != want or not 0 <= cached <= prompt_tokens:
             raise self._wrong(client, 2, f"usage {usage}, the client has {want}")
 
-    def _is_a_beginning(self, client: SimClient, answer: Answer) -> None:
+    def _is_a_beginning(self, client: SimClient, answer: ReceivedAnswer) -> None:
         """Check that what came of a broken stream is how the undisturbed one begins."""
         if answer.is_done and answer.error is not None:
             raise self._wrong(client, 1, "[DONE] after an error")
@@ -143,7 +143,7 @@ class AnswerChecks:
 
     # --- failures -----------------------------------------------------------------------------------
 
-    def _failed_at_once(self, client: SimClient, answer: Answer) -> None:
+    def _failed_at_once(self, client: SimClient, answer: ReceivedAnswer) -> None:
         exchange = client.exchange
         assert exchange is not None
         status, error = exchange.status, answer.error

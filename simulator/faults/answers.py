@@ -24,7 +24,7 @@ class Choice(msgspec.Struct):
         return len(self.tokens)
 
 
-class Answer(msgspec.Struct):
+class ReceivedAnswer(msgspec.Struct):
     """An answer as the client read it."""
 
     choices: dict[int, Choice] = {}
@@ -37,9 +37,9 @@ class Answer(msgspec.Struct):
     vectors: list[list[float]] = []
 
 
-def read_stream(data: bytes) -> Answer:
+def read_stream(data: bytes) -> ReceivedAnswer:
     """Read server-sent events."""
-    answer = Answer()
+    answer = ReceivedAnswer()
     for line in data.decode().split("\n\n"):
         if not line:
             continue
@@ -63,9 +63,9 @@ def read_stream(data: bytes) -> Answer:
     return answer
 
 
-def read_whole(data: bytes) -> Answer:
+def read_whole(data: bytes) -> ReceivedAnswer:
     body: dict[str, Any] = msgspec.json.decode(data)
-    answer = Answer(usage=body.get("usage"), error=body.get("error"))
+    answer = ReceivedAnswer(usage=body.get("usage"), error=body.get("error"))
     if body.get("object") == "list":
         answer.vectors = [one["embedding"] for one in body["data"]]
         return answer

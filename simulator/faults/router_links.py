@@ -62,7 +62,7 @@ class Inbox:
         self._owner.run_loop()
 
 
-class WorkerLink:
+class SimWorkerLink:
     """An open session to a worker, as `router.live.sessions` uses it."""
 
     def __init__(self, session: SimSession, inbox: Inbox) -> None:
@@ -89,7 +89,9 @@ class WorkerDialer:
         self._rng = owner.process.run.stream(f"dial/{owner.process.name}")
 
     @asynccontextmanager
-    async def dial(self, address: str, router_id: RouterId) -> AsyncGenerator[tuple[WorkerHello, WorkerLink]]:
+    async def dial(
+        self, address: str, router_id: RouterId
+    ) -> AsyncGenerator[tuple[WorkerHello, SimWorkerLink]]:
         network, me = self._network, self._owner.process
         await asyncio.sleep(2 * network.delay_s())
         worker = self._workers.get(WorkerId(address.removeprefix(ADDRESS)))
@@ -104,7 +106,7 @@ class WorkerDialer:
                 hello = await inbox.next()
             if not isinstance(hello, WorkerHello):
                 raise IncompatiblePeer(f"{worker.name} begins a session with {hello}, not with a hello")
-            yield hello, WorkerLink(session, inbox)
+            yield hello, SimWorkerLink(session, inbox)
         except TimeoutError:
             raise LinkBroken("no hello in time") from None
         finally:
