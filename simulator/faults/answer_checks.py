@@ -2,8 +2,8 @@
 
 from router.decisions.events import FailureKind
 from simulator.faults.answers import (
-    ReceivedAnswer,
     Choice,
+    ReceivedAnswer,
     expected_beams,
     expected_choices,
     expected_vectors,

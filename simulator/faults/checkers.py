@@ -114,7 +114,8 @@ class Checkers:
             case Submit():
                 self._of(router.name).submitted(self.sequences.submitted(event))
             case ClientGone(seq_id):
-                self.sequences.cancelled(seq_id)
+                if self.sequences.cancelled(seq_id):
+                    self._of(router.name).failures.finished()
             case _:
                 self._of(router.name).observe(event)
 
@@ -130,6 +131,7 @@ class Checkers:
                     self.sequences.finished(action)
                     checks.failures.finished()
                 case Failed():
+                    checks.failures.failed(action)
                     self._failed(action)
                 case Note():
                     sequence = self.sequences.noted(action)

@@ -36,6 +36,7 @@ MUST_HAPPEN = (
     "note: retried",
     "note: fallback",
     "note: refused",
+    "note: migrated",
     "note: joined",
     "note: hedged",
     "note: hedge_won",
@@ -178,6 +179,12 @@ class SeedRun:
 
     def play(self) -> None:
         """Run it. Raises Violation, or whatever a decision object raised."""
+        try:
+            self._play()
+        finally:
+            self.cluster.close()
+
+    def _play(self) -> None:
         self.faults.schedule()
         for client in self.clients:
             self.context.clock.at(client.arrives_s, lambda c=client: self.cluster.submit(c))
@@ -208,7 +215,6 @@ def run_seed(seed: int, *, options: SeedOptions | None = None) -> SeedReport:
         invariant, message, seq_id = violation.invariant, violation.message, violation.seq_id
     except Exception as error:
         invariant, message = 0, f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
-    seed_run.cluster.close()
     keeps_history = options is None or options.keeps_history
     return SeedReport(
         seed=seed,

@@ -48,12 +48,14 @@ class SequenceChecks:
         if (submit.task is Task.EMBED) is not (client.kind is RequestKind.EMBEDDING):
             raise Violation(2, f"{submit.seq_id} is to do {submit.task}", seq_id=submit.seq_id)
 
-    def cancelled(self, seq_id: str) -> None:
-        """The HTTP layer wants no more of it."""
+    def cancelled(self, seq_id: str) -> bool:
+        """Take note of a cancellation. Returns whether a stop string may be the reason."""
         sequence = self.by_id[seq_id]
-        if sequence.ending is None:
-            self._run.counts[f"left while {sequence.state}"] += 1
-            self._ended(sequence, Ending.GONE)
+        if sequence.ending is not None:
+            return False
+        self._run.counts[f"left while {sequence.state}"] += 1
+        self._ended(sequence, Ending.GONE)
+        return sequence.client.ending is None and bool(sequence.received)
 
     def router_died(self, client: SimClient) -> None:
         for sequence in client.sequences:
@@ -140,9 +142,10 @@ class SequenceChecks:
                 sequence.state = "handing over"
             case "joined":
                 sequence.state = "decoding"
-            case "retried":
+            case "retried" | "migrated":
                 sequence.state = "queued"
-                self._run.counts[f"retried: {note.cause}"] += 1
+                if note.cause is not None:
+                    self._run.counts[f"retried: {note.cause}"] += 1
             case _:
                 pass
         return sequence
