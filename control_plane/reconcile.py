@@ -43,7 +43,7 @@ KILL_CONFIRM_S = 2.0
 _P = ReplicaState
 _LEGAL: dict[ReplicaState, frozenset[ReplicaState]] = {
     _P.WAITING: frozenset({_P.STARTING}),
-    _P.STARTING: frozenset({_P.RUNNING, _P.KILLING, _P.WAITING}),
+    _P.STARTING: frozenset({_P.RUNNING, _P.DRAINING, _P.KILLING, _P.WAITING}),
     _P.RUNNING: frozenset({_P.SUSPECT, _P.SWITCHING, _P.DRAINING, _P.KILLING, _P.WAITING}),
     _P.SUSPECT: frozenset({_P.RUNNING, _P.DRAINING, _P.KILLING, _P.WAITING}),
     _P.SWITCHING: frozenset({_P.RUNNING, _P.DRAINING, _P.KILLING, _P.WAITING}),
@@ -84,7 +84,14 @@ class _ReplicaEntry:
         return self.life.state
 
     def summary(self) -> ReplicaSummary:
-        return ReplicaSummary(self.name, self.role, self.state, self.version.name, self.is_wanted)
+        return ReplicaSummary(
+            self.name, self.role, self.state, self.version.name, self.is_wanted, self.may_serve
+        )
+
+    @property
+    def may_serve(self) -> bool:
+        """It was adopted, and has not been heard since."""
+        return self.state is _P.STARTING and self.adopted_since_s is not None
 
 
 @dataclass(slots=True)
@@ -294,7 +301,7 @@ class Reconciler:
         replica.is_wanted = False
         if replica.state is _P.WAITING:
             del self._replicas[replica.name]
-        elif replica.state is _P.STARTING:
+        elif replica.state is _P.STARTING and not replica.may_serve:
             yield self._kill(replica, reason, now_s)
         elif replica.state not in _ON_ITS_WAY_OUT:
             yield self._drain(replica, reason, now_s)
