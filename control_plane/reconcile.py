@@ -207,11 +207,23 @@ class Reconciler:
             case _P.SWITCHING if member.role is replica.role and not member.is_draining:
                 replica.life.to(_P.RUNNING, now_s=now_s, cause=f"it is a {member.role} worker now")
                 replica.due_s = None
+            case _P.RUNNING if member.is_draining:
+                pass
             case _:
                 return
-        if member.node and member.node in self._avoided:
+        if member.is_draining:
+            self._wait_for_drain(replica, now_s)
+        elif member.node and member.node in self._avoided:
             replica.is_excused = True
             yield self._drain(replica, "its node is drained", now_s)
+
+    def _wait_for_drain(self, replica: _ReplicaEntry, now_s: float) -> None:
+        """Wait for a worker that drains by an order that is not ours, such as an earlier control plane's. It
+        takes nothing new, so it does not count as running; it serves again, ends, or is killed in time."""
+        replica.adopted_since_s = None
+        replica.life.to(_P.SWITCHING, now_s=now_s, cause="it drains, and nobody here ordered that")
+        replica.switches_to = replica.role
+        replica.due_s = now_s + self.policy.drain_timeout_s + KILL_CONFIRM_S
 
     def _adopt(self, event: Adopted, now_s: float) -> Iterator[ReconcileAction]:
         """Add a worker of an earlier control plane."""

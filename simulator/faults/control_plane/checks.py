@@ -90,17 +90,21 @@ class ControlChecker:
         if not life.orders.avoid <= set(start.avoid):
             raise Violation(INVARIANT, f"{start.worker_id} may run on a drained node: {start}")
         heard_s, deaths = self._ends.get(name, (0.0, 0))
-        policy = self._scenario.policy
         if start.reason == "wanted":  # a replica that there was not before, whatever had its name
             self._ends.pop(name, None)
             deaths = 0
-        if deaths and self._now_s - heard_s < policy.delay_s(deaths) - EPSILON_S:
+        pause_s = self._backoff_s(deaths)
+        if self._now_s - heard_s < pause_s - EPSILON_S:
             raise Violation(
                 INVARIANT,
                 f"{name} is started again {self._now_s - heard_s:.2f} s after death {deaths} in a row, and "
-                f"{policy.delay_s(deaths):g} s are to pass",
+                f"{pause_s:g} s are to pass",
             )
         self._surge(life, start)
+
+    def _backoff_s(self, deaths: int) -> float:
+        policy = self._scenario.policy
+        return min(policy.backoff_s * 2.0 ** (deaths - 1), policy.backoff_max_s) if deaths else 0.0
 
     def _surge(self, life: ControlLife, start: ev.StartReplica) -> None:
         """Check that an update of versions keeps to its bound of processes."""
@@ -221,9 +225,19 @@ class ControlChecker:
     def membership_changed(self, life: ControlLife, event: mb.MembershipEvent) -> None:
         self.membership.changed(life, event)
 
-    def look(self, life: ControlLife) -> None:
-        """Look at the control plane now and then, whether or not anything happened."""
+    def look(self, life: ControlLife, processes: Iterable[SimReplica]) -> None:
+        """Look at the control plane now and then, whether or not anything happened. `processes` are those
+        that live."""
+        if life.is_stalled or life.was_stalled_lately:
+            return  # it has not done yet what was due
         self.membership.look(life)
+        for process in processes:
+            lapsed_s = self.membership.lapsed_for_s(process.worker_id)
+            if lapsed_s > 1.0 and process.worker_id not in self._killed:
+                raise Violation(
+                    INVARIANT,
+                    f"the lease of {process.worker_id} lapsed {lapsed_s:.1f} s ago, and it is left alone",
+                )
 
     # --- routers, orders and the autoscaler -----------------------------------------------------------
 

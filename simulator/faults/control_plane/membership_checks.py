@@ -14,11 +14,22 @@ SLACK_S = 0.05
 class MembershipChecker:
     """A second account of the leases of one life of the directory."""
 
-    __slots__ = ("_before_s", "_ends_s", "_heard_s", "_left", "_paused_until_s", "_run", "_scenario")
+    __slots__ = (
+        "_before_s",
+        "_due_s",
+        "_ends_s",
+        "_heard_s",
+        "_left",
+        "_paused_until_s",
+        "_run",
+        "_scenario",
+    )
 
     def __init__(self, run: RunContext, scenario: ControlScenario) -> None:
         self._run, self._scenario = run, scenario
         self._ends_s: dict[WorkerId, float] = {}
+        self._due_s: dict[WorkerId, float] = {}
+        """The same, kept when a lease is over."""
         self._heard_s: dict[WorkerId, float] = {}
         self._before_s: dict[WorkerId, float] = {}
         """When each was heard the time before."""
@@ -26,12 +37,17 @@ class MembershipChecker:
         self._paused_until_s = 0.0
 
     def life_begins(self) -> None:
-        for known in (self._ends_s, self._heard_s, self._before_s, self._left):
+        for known in (self._ends_s, self._due_s, self._heard_s, self._before_s, self._left):
             known.clear()
         self._paused_until_s = 0.0
 
     def was_heard(self, worker_id: WorkerId) -> bool:
         return worker_id in self._heard_s
+
+    def lapsed_for_s(self, worker_id: WorkerId) -> float:
+        """Return how long ago the lease of a worker that was heard in this life ended; 0 for another one."""
+        now_s = self._run.clock.now_s
+        return max(0.0, now_s - self._due_s.get(worker_id, now_s))
 
     def renewed(self, member: Member) -> None:
         if member.worker_id in self._left:
@@ -40,7 +56,7 @@ class MembershipChecker:
         now_s = self._run.clock.now_s
         self._before_s[member.worker_id] = self._heard_s.get(member.worker_id, now_s)
         self._heard_s[member.worker_id] = now_s
-        self._ends_s[member.worker_id] = now_s + self._scenario.member_lease_s
+        self._ends_s[member.worker_id] = self._due_s[member.worker_id] = now_s + self._scenario.member_lease_s
 
     def changed(self, life: ControlLife, event: mb.MembershipEvent) -> None:
         match event:
@@ -52,12 +68,13 @@ class MembershipChecker:
                 self._run.counts["pauses of the directory"] += 1
                 self._paused_until_s = self._run.clock.now_s
                 self._ends_s = {w: end_s + for_s for w, end_s in self._ends_s.items()}
+                self._due_s = {w: end_s + for_s for w, end_s in self._due_s.items()}
             case _:
                 return
         self.look(life)
 
     def look(self, life: ControlLife) -> None:
-        if life.is_stalled or life.was_stalled_lately:
+        if life.was_stalled_lately:
             return  # it has not done yet what was due
         now_s = self._run.clock.now_s
         members = {member.worker_id: member for member in life.book.view.members}

@@ -126,6 +126,11 @@ class SimReplica:
         patience_s = self._world.scenario.member_lease_s + 1.0
         return self.is_alive and self.is_serving and now_s > self.disturbed_until_s + patience_s
 
+    @property
+    def answers(self) -> bool:
+        """It tells a new control plane who it is."""
+        return self._world.run.clock.now_s >= self._frozen_until_s
+
     # --- what the control plane asks for --------------------------------------------------------------
 
     def switch_role(self, role: Role) -> None:

@@ -9,7 +9,7 @@ from simulator.faults.control_plane.world import ControlWorld
 from simulator.faults.run_context import RunContext, Violation
 
 LOOK_S = 1.0
-EVENTS_MAX = 400_000
+EVENTS_MAX = 100_000
 CHECK_EVERY = 16
 
 
@@ -21,6 +21,10 @@ class ControlRun:
         self.scenario: ControlScenario = draw_control(context.stream("control scenario"))
         self.world = ControlWorld(context, self.scenario)
         self._rng: random.Random = context.stream("control faults")
+
+    @property
+    def faults_drawn(self) -> frozenset[str]:
+        return self.scenario.faults
 
     def play(self) -> None:
         """Run it. Raises Violation, or whatever a decision object raised."""
@@ -51,7 +55,8 @@ class ControlRun:
     def _look(self) -> None:
         life = self.world.life
         if life is not None:
-            self.world.checker.look(life)
+            living = [one for one in self.world.processes.values() if one.is_alive]
+            self.world.checker.look(life, living)
         self.context.clock.after(LOOK_S, self._look)
 
     def _is_astray(self) -> bool:

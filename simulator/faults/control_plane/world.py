@@ -68,7 +68,10 @@ class ControlWorld:
         self.life = life
         survivors: list[ev.Adopted] = []
         for process in [one for one in self.processes.values() if one.is_alive]:
-            if not process.is_serving and (not process.starts_at_all or rng.random() > IDENTIFY_SHARE):
+            is_loading = not process.is_serving
+            if not process.answers or (
+                is_loading and (not process.starts_at_all or rng.random() > IDENTIFY_SHARE)
+            ):
                 process.is_alive = False  # it does not say who it is, and is killed
                 continue
             age_s = clock.now_s - process.born_s

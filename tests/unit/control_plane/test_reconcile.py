@@ -482,3 +482,22 @@ def test_a_found_worker_that_is_never_heard_does_not_stop_an_update():
     assert r.handle(ReplicaExited(WorkerId("decode-0.x1"), "killed"), now_s=70.0) == []
     (start,) = r.handle(ReconcileTick(), now_s=71.0)
     assert start.version.name == "2"
+
+
+def test_a_found_worker_that_drains_does_not_count_as_running_and_is_waited_for_no_longer_than_others():
+    r, _ = adopted_anew(("decode-0",), Pool("m", {Role.DECODE: 1}, Version("1")))
+    worker_id = WorkerId("decode-0.x1")
+    assert r.handle(MemberSeen(worker_id, is_draining=True), now_s=1.0) == []
+    assert not r.is_settled
+    assert r.next_tick_s == 1.0 + POLICY.drain_timeout_s + KILL_CONFIRM_S
+    (kill,) = r.handle(ReconcileTick(), now_s=r.next_tick_s)
+    assert (type(kill), kill.worker_id) == (KillReplica, worker_id)
+
+
+def test_a_worker_that_drained_by_anothers_order_and_serves_again_is_kept():
+    r, ids = running({Role.DECODE: 1})
+    assert r.handle(MemberSeen(ids["decode-0"], is_draining=True), now_s=2.0) == []
+    assert not r.is_settled
+    assert r.handle(MemberSeen(ids["decode-0"]), now_s=3.0) == []
+    assert r.is_settled
+    assert r.next_tick_s is None
