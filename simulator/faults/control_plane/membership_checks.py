@@ -1,4 +1,4 @@
-"""Who is listed as a member, against who was heard."""
+"""Members of the directory, against those that were heard."""
 
 from baton.core.ids import WorkerId
 from baton.core.messages import Member
