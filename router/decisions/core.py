@@ -52,8 +52,9 @@ from router.decisions.events import (
     WorkerLost,
     WorkerUpdated,
 )
-from router.decisions.failure_handling import MIGRATIONS_AT_ONCE, FailureHandling
+from router.decisions.failure_handling import FailureHandling
 from router.decisions.flow import Flow
+from router.decisions.migration import MIGRATIONS_AT_ONCE, ends_sooner_here, keeps_weights, movable
 from router.decisions.placement.interface import NoPlace, Placement
 from router.decisions.placing import Placing
 from router.decisions.prefix_index import PrefixIndex
@@ -184,9 +185,9 @@ class RouterCore:
                 return actions
             case WorkerLost(worker_id, reason):
                 return self._lose(worker_id, reason)
-            case WorkerUpdated(worker_id, role, is_draining):
+            case WorkerUpdated(worker_id, role, is_draining, is_suspect):
                 if (worker := self._cluster.get(worker_id)) is not None:
-                    worker.update(role, is_draining=is_draining)
+                    worker.update(role, is_draining=is_draining, is_suspect=is_suspect)
                     self._waiting.wants_scan = True
                 return []
             case FromWorker(worker_id, message):
@@ -247,7 +248,8 @@ class RouterCore:
         actions: list[RouterAction] = []
         for seq_id in list(worker.load.reservations):
             flow = self._flows[seq_id]
-            actions += flow.on_worker_lost(worker_id, reason, now_s=self._now_s)
+            is_planned = worker.is_leaving
+            actions += flow.on_worker_lost(worker_id, reason, now_s=self._now_s, is_planned=is_planned)
             self._settle(flow)
         assert not worker.load.reservations
         self._placing.lose(worker_id)
@@ -328,7 +330,8 @@ class RouterCore:
                     self._failures.breakers.worked(worker.worker_id, flow.name, now_s=self._now_s)
             case SequenceFailed():
                 sources = [w for w, phase in flow.phases.items() if phase is Phase.PREFILL]
-                actions = flow.on_failed(worker.worker_id, message, now_s=self._now_s)
+                is_planned = self._failures.is_planned(message, sources)
+                actions = flow.on_failed(worker.worker_id, message, now_s=self._now_s, is_planned=is_planned)
                 if actions:
                     self._failures.failed(worker, message, sources, self._now_s)
             case SequenceRefused(reason=reason):
@@ -456,14 +459,20 @@ class RouterCore:
 
     def _migrate_from(self, worker: WorkerView) -> list[RouterAction]:
         """Move streams of a draining worker to other workers, a few per load report."""
-        if not self._failures.is_time_to_migrate(worker, self._now_s):
+        if not self._failures.departures.is_time_to_migrate(worker, self._now_s):
             return []
         actions: list[RouterAction] = []
-        for name in list(worker.load.reservations)[:MIGRATIONS_AT_ONCE]:
-            flow = self._flows[name]
+        moved = 0
+        for flow in movable(worker, self._flows):
             found = self._placing.find(flow, now_s=self._now_s)
-            if isinstance(found, NoPlace):
+            if isinstance(found, NoPlace) or not keeps_weights(flow, found):
                 break
+            if ends_sooner_here(flow, worker, found):
+                continue
             actions += flow.migrate(worker.worker_id, now_s=self._now_s)
+            actions += self._start(flow, found)
             self._settle(flow)
+            moved += 1
+            if moved == MIGRATIONS_AT_ONCE:
+                break
         return actions

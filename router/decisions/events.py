@@ -110,6 +110,8 @@ class WorkerUpdated(msgspec.Struct, frozen=True):
     worker_id: WorkerId
     role: Role
     is_draining: bool
+    is_suspect: bool = False
+    """The worker missed heartbeats. It gets nothing new, and what runs there goes on."""
 
 
 class FromWorker(msgspec.Struct, frozen=True):
@@ -178,6 +180,7 @@ class RetryCause(StrEnum):
     SOURCE_LOST = auto()
     SOURCE_REFUSED = auto()
     DRAINED = auto()
+    """A draining worker ended before the sequence did. It counts as no loss and is charged to no budget."""
     INTERNAL = auto()
     STALE_EPOCH = auto()
     TOKENS_MISSING = auto()
@@ -276,7 +279,8 @@ class Note(msgspec.Struct, frozen=True):
 
     seq_id: SequenceId
     what: str
-    """placed | first_token | joined | retried | fallback | refused | hedged | hedge_won | hedge_lost"""
+    """placed | first_token | joined | retried | migrated | fallback | refused | hedged | hedge_won |
+    hedge_lost"""
     reason: str
     worker_ids: tuple[WorkerId, ...] = ()
     seconds: float = 0.0
