@@ -5,7 +5,7 @@ blocks, the receiver how the KV of a decode phase gets here, the outbox what rou
 """
 
 from collections import Counter
-from collections.abc import Iterable, MutableSequence
+from collections.abc import Iterable, MutableSequence, Set
 from typing import assert_never
 
 from baton.config import EngineConfig, StoreConfig, TransferConfig
@@ -153,6 +153,10 @@ class WorkerCore:
         """Adapters of live attempts, and of cancelled ones that a step under way still computes."""
         of_steps = {seq.adapter for seq in self._scheduler.sequences() if seq.adapter}
         return self._attempts.adapters() | of_steps
+
+    @property
+    def live_keys(self) -> Set[SeqKey]:
+        return self._attempts.keys()
 
     @property
     def waiting_keys(self) -> frozenset[SeqKey]:

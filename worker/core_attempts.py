@@ -2,7 +2,7 @@
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
 from baton.core.ids import RouterId, SeqKey, SequenceId
@@ -41,6 +41,9 @@ class Attempts:
 
     def __iter__(self) -> Iterator[Attempt]:
         return iter(self._by_key.values())
+
+    def keys(self) -> Set[SeqKey]:
+        return self._by_key.keys()
 
     def get(self, key: SeqKey) -> Attempt | None:
         return self._by_key.get(key)

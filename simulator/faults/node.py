@@ -221,7 +221,7 @@ class SimWorker(SimProcess):
                 self._checkers.observe_reader_message(self, event.message)
         actions = self.core.handle(event, now_s=self.local_clock.now_s())
         if isinstance(event, FromRouter) and isinstance(event.message, StartSequence):
-            self._checkers.observe_start(self, event.message)
+            self._checkers.observe_start(self, event.router_id, event.message)
         for action in actions:
             self._perform(action)
         self._arm()
@@ -249,6 +249,7 @@ class SimWorker(SimProcess):
                 if session is not None:
                     session.send(0, message)
             case ToOwner(source, message):
+                self._checkers.workers.requested(self, message)
                 self.run.note(f"{self.name} -> {source.worker_id}", message)
                 self._to_source(source, message)
             case BlockRead():
@@ -326,7 +327,12 @@ class SimWorker(SimProcess):
         router_id = RouterId(session.ends[0].process.name)
         if self._router_sessions.get(router_id) is session:
             del self._router_sessions[router_id]
+            self._checkers.workers.router_lost(self, router_id)
             self.feed(RouterLost(router_id))
+
+    def router_session(self, router_id: RouterId) -> SimSession | None:
+        """The session that the worker believes to have with a router."""
+        return self._router_sessions.get(router_id)
 
     def accept_reader(self, reader: WorkerId, session: SimSession) -> None:
         """Accept a reader's session. An older one that is not known to be broken is replaced, so that its

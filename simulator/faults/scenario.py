@@ -60,20 +60,6 @@ FAULTS = (
 )
 """Every fault class. A seed enables each with `Scenario.fault_chance`."""
 
-DELAYING = frozenset(
-    {
-        "worker_freeze",
-        "worker_suspend",
-        "session_break",
-        "partition",
-        "slow_network",
-        "slow_worker",
-        "straggler",
-        "router_freeze",
-    }
-)
-"""Faults after which a worker may hear late, or not at all, that a request is over."""
-
 STORE_FAULTS = ("store_", "disk_", "memory_", "directory_")
 """Beginnings of the names of the store's own faults."""
 
