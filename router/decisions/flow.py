@@ -301,7 +301,7 @@ class Flow:
             case RefusalReason.STALE_EPOCH:
                 cause = RetryCause.STALE_EPOCH
                 return [note, *self._lost(worker_id, {worker_id}, cause, reason, now_s=now_s)]
-            case RefusalReason.NO_ROOM | RefusalReason.DRAINING:
+            case RefusalReason.NO_ROOM | RefusalReason.DRAINING | RefusalReason.BUSY:
                 # A refusal is not counted as a loss. It is bounded by the wait for a place, which goes on.
                 self._refusals += 1
                 return [note, *self._requeue(worker_id, {worker_id}, reason, self._refusals, now_s=now_s)]
