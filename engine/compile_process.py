@@ -17,14 +17,14 @@ from xgrammar import GrammarCompiler, TokenizerInfo
 
 from engine.compiling import (
     LENGTH_BYTES,
-    Answer,
-    Compiled,
-    Exceeded,
-    Job,
-    Ready,
-    Refused,
-    Setup,
-    Unlucky,
+    CompileFailed,
+    CompileJob,
+    CompilerAnswer,
+    CompilerReady,
+    CompilerSetup,
+    GrammarCompiled,
+    GrammarExceeded,
+    GrammarRefused,
     frame,
 )
 from engine.grammar import GrammarError, check_start, compile_grammar
@@ -47,12 +47,12 @@ def main() -> None:
     payload = _read()
     if payload is None:
         return
-    setup = msgspec.msgpack.decode(payload, type=Setup)
+    setup = msgspec.msgpack.decode(payload, type=CompilerSetup)
     info = TokenizerInfo.deserialize_json(setup.tokenizer)
     compiler = GrammarCompiler(info, max_threads=1, cache_enabled=False)
-    _write(answers, Ready())
+    _write(answers, CompilerReady())
     while (payload := _read()) is not None:
-        job = msgspec.msgpack.decode(payload, type=Job)
+        job = msgspec.msgpack.decode(payload, type=CompileJob)
         pid = os.fork()
         if pid == 0:
             _work(compiler, setup, job, answers)
@@ -61,7 +61,7 @@ def main() -> None:
             _write(answers, _verdict(os.waitstatus_to_exitcode(status), job))
 
 
-def _work(compiler: Any, setup: Setup, job: Job, answers: int) -> NoReturn:
+def _work(compiler: Any, setup: CompilerSetup, job: CompileJob, answers: int) -> NoReturn:
     """Compile in the fork, and end it."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + MEMORY_BYTES_MAX
@@ -79,37 +79,39 @@ def _work(compiler: Any, setup: Setup, job: Job, answers: int) -> NoReturn:
         os._exit(status)  # Nothing of the parent's may be cleaned up twice.
 
 
-def _compiled(compiler: Any, setup: Setup, job: Job) -> Answer:
+def _compiled(compiler: Any, setup: CompilerSetup, job: CompileJob) -> CompilerAnswer:
     began_s = time.process_time()
     try:
         compiled = compile_grammar(compiler, job.grammar)
         check_start(compiled, setup.vocab, has_end=setup.has_end)
         took_s = time.process_time() - began_s
-        return Compiled(compiled.serialize_json() if took_s > AGAIN_S else "")
+        return GrammarCompiled(compiled.serialize_json() if took_s > AGAIN_S else "")
     except GrammarError as error:
         if "bad_alloc" in str(error):
             return _too_much_memory()
-        return Refused(str(error))
+        return GrammarRefused(str(error))
     except MemoryError:
         return _too_much_memory()
 
 
-def _too_much_memory() -> Exceeded:
-    return Exceeded(f"the grammar takes more than {MEMORY_BYTES_MAX // 2**20} MiB of memory to compile")
+def _too_much_memory() -> GrammarExceeded:
+    return GrammarExceeded(
+        f"the grammar takes more than {MEMORY_BYTES_MAX // 2**20} MiB of memory to compile"
+    )
 
 
-def _verdict(exit_code: int, job: Job) -> Answer:
+def _verdict(exit_code: int, job: CompileJob) -> CompilerAnswer:
     """Why the fork ended without an answer."""
     match -exit_code:
         case signal.SIGPROF:
-            return Exceeded(
+            return GrammarExceeded(
                 f"the grammar takes longer to compile than {job.cpu_s:g} s (engine.compile_s); make it "
                 "simpler: fewer optional parts in a row, fewer alternatives that begin alike, less nesting"
             )
         case signal.SIGSEGV | signal.SIGABRT | signal.SIGBUS | signal.SIGFPE | signal.SIGILL:
-            return Exceeded("the compiler of grammars breaks down over this grammar; make it simpler")
+            return GrammarExceeded("the compiler of grammars breaks down over this grammar; make it simpler")
         case _:
-            return Unlucky(f"compiling the grammar ended with status {exit_code}")
+            return CompileFailed(f"compiling the grammar ended with status {exit_code}")
 
 
 def _read() -> bytes | None:
@@ -122,7 +124,7 @@ def _read() -> bytes | None:
     return payload if len(payload) == length else None
 
 
-def _write(fd: int, answer: Answer) -> None:
+def _write(fd: int, answer: CompilerAnswer) -> None:
     data = memoryview(frame(msgspec.msgpack.encode(answer)))
     while data:
         data = data[os.write(fd, data) :]

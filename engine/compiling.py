@@ -34,7 +34,7 @@ ANSWER_S = 5.0
 LENGTH_BYTES = 4
 
 
-class Setup(msgspec.Struct, frozen=True):
+class CompilerSetup(msgspec.Struct, frozen=True):
     """The first message to the process."""
 
     tokenizer: str
@@ -44,40 +44,40 @@ class Setup(msgspec.Struct, frozen=True):
     """Whether the model has a token that ends its text."""
 
 
-class Job(msgspec.Struct, frozen=True):
+class CompileJob(msgspec.Struct, frozen=True):
     grammar: Grammar
     cpu_s: float
     wall_s: float
 
 
-class Ready(msgspec.Struct, frozen=True, tag=True):
+class CompilerReady(msgspec.Struct, frozen=True, tag=True):
     """The process has loaded what it needs."""
 
 
-class Compiled(msgspec.Struct, frozen=True, tag=True):
+class GrammarCompiled(msgspec.Struct, frozen=True, tag=True):
     text: str
     """`CompiledGrammar` as JSON. Empty: compiling it again is quicker than reading it."""
 
 
-class Refused(msgspec.Struct, frozen=True, tag=True):
+class GrammarRefused(msgspec.Struct, frozen=True, tag=True):
     """The grammar is wrong."""
 
     message: str
 
 
-class Exceeded(msgspec.Struct, frozen=True, tag=True):
+class GrammarExceeded(msgspec.Struct, frozen=True, tag=True):
     """The grammar needs more time or memory than one may have, or brings the compiler down."""
 
     message: str
 
 
-class Unlucky(msgspec.Struct, frozen=True, tag=True):
+class CompileFailed(msgspec.Struct, frozen=True, tag=True):
     """The compilation ended for a reason that is not the grammar's."""
 
     message: str
 
 
-Answer = Ready | Compiled | Refused | Exceeded | Unlucky
+CompilerAnswer = CompilerReady | GrammarCompiled | GrammarRefused | GrammarExceeded | CompileFailed
 
 
 def frame(payload: bytes) -> bytes:
@@ -103,11 +103,13 @@ class CompilerProcess:
     def compile_s(self) -> float:
         return self._compile_s
 
-    def compile(self, grammar: Grammar, setup: Callable[[], Setup], *, times: float = 1.0) -> Answer:
+    def compile(
+        self, grammar: Grammar, setup: Callable[[], CompilerSetup], *, times: float = 1.0
+    ) -> CompilerAnswer:
         """Return what came of the grammar, which has `times` the usual time. Raises CompilerLost."""
         with self._lock:
             cpu_s = self._compile_s * times
-            job = Job(grammar, cpu_s, cpu_s * WALL_TIMES + WALL_S)
+            job = CompileJob(grammar, cpu_s, cpu_s * WALL_TIMES + WALL_S)
             try:
                 process = self._started(setup)
                 self._send(process, msgspec.msgpack.encode(job))
@@ -120,7 +122,7 @@ class CompilerProcess:
         self._is_closed = True
         self._kill()
 
-    def _started(self, setup: Callable[[], Setup]) -> "subprocess.Popen[bytes]":
+    def _started(self, setup: Callable[[], CompilerSetup]) -> "subprocess.Popen[bytes]":
         if self._process is not None and self._process.poll() is None:
             return self._process
         self._kill()
@@ -136,7 +138,7 @@ class CompilerProcess:
             start_new_session=True,
         )
         self._send(process, msgspec.msgpack.encode(setup()))
-        if not isinstance(self._answer(process, START_S), Ready):
+        if not isinstance(self._answer(process, START_S), CompilerReady):
             raise CompilerLost("it did not come up")
         return process
 
@@ -151,12 +153,12 @@ class CompilerProcess:
                 raise CompilerLost("it does not read")
             data = data[os.write(fd, data) :]
 
-    def _answer(self, process: "subprocess.Popen[bytes]", timeout_s: float) -> Answer:
+    def _answer(self, process: "subprocess.Popen[bytes]", timeout_s: float) -> CompilerAnswer:
         assert process.stdout is not None
         ends_s = time.monotonic() + timeout_s
         length = int.from_bytes(self._read(process.stdout.fileno(), LENGTH_BYTES, ends_s), "big")
         payload = self._read(process.stdout.fileno(), length, ends_s)
-        return msgspec.msgpack.decode(payload, type=Answer)
+        return msgspec.msgpack.decode(payload, type=CompilerAnswer)
 
     @staticmethod
     def _read(fd: int, count: int, ends_s: float) -> bytes:

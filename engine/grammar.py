@@ -17,7 +17,14 @@ import torch
 
 from baton.core.errors import ClientError
 from baton.core.sampling import Grammar, GrammarKind
-from engine.compiling import Compiled, CompilerLost, CompilerProcess, Exceeded, Refused, Setup
+from engine.compiling import (
+    CompilerLost,
+    CompilerProcess,
+    CompilerSetup,
+    GrammarCompiled,
+    GrammarExceeded,
+    GrammarRefused,
+)
 from engine.json_patterns import EBNF_TOKEN, JsonPatterns, exact_escapes
 from engine.sampling.constraints import Mask, Matcher, mask_of
 from engine.structured.grammars import check_grammar
@@ -162,15 +169,15 @@ class GrammarStore:
         except CompilerLost as error:
             raise CompilerBusy(str(error)) from error
         match answer:
-            case Compiled(""):
+            case GrammarCompiled(""):
                 return compile_grammar(self._loaded_compiler(), grammar)
-            case Compiled(text):
+            case GrammarCompiled(text):
                 from xgrammar import CompiledGrammar
 
                 return CompiledGrammar.deserialize_json(text, self._loaded_info())
-            case Refused(message):
+            case GrammarRefused(message):
                 raise GrammarError(message)
-            case Exceeded(message):
+            case GrammarExceeded(message):
                 self._remember(grammar, message)
                 raise GrammarError(message)
             case _:
@@ -188,8 +195,8 @@ class GrammarStore:
             while len(self._refused) > REFUSALS_KEPT:
                 self._refused.popitem(last=False)
 
-    def _setup(self) -> Setup:
-        return Setup(self._loaded_info().serialize_json(), self._vocab, has_end=bool(self._eos))
+    def _setup(self) -> CompilerSetup:
+        return CompilerSetup(self._loaded_info().serialize_json(), self._vocab, has_end=bool(self._eos))
 
     def _loaded_compiler(self) -> Any:
         from xgrammar import GrammarCompiler

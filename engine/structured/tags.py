@@ -22,7 +22,7 @@ def check_structural_tag(tag: Any, where: str) -> dict[str, Any]:
     if "format" not in tag:
         tag = {"type": "structural_tag", "format": _format_of_structures(tag, where)}
     check_bytes(tag, where)
-    form = _Checker(where).checked(tag["format"], f"{where}.format", depth=0, repeats=0, times=1)
+    form = _FormatChecker(where).checked(tag["format"], f"{where}.format", depth=0, repeats=0, times=1)
     checked = {"type": "structural_tag", "format": form}
     # What was rewritten is judged again by the worker, as a whole.
     check_bytes(checked, where)
@@ -49,7 +49,7 @@ def _format_of_structures(tag: dict[str, Any], where: str) -> dict[str, Any]:
     return {"type": "triggered_tags", "triggers": triggers, "tags": tags}
 
 
-class _Checker:
+class _FormatChecker:
     """Rewrites the formats of one tag. What is in them counts together."""
 
     def __init__(self, where: str) -> None:

@@ -10,7 +10,15 @@ from xgrammar import GrammarCompiler, TokenizerInfo
 
 from baton.core.sampling import Grammar, GrammarKind
 from engine.compile_process import AGAIN_S
-from engine.compiling import Compiled, CompilerLost, CompilerProcess, Exceeded, Refused, Setup, Unlucky
+from engine.compiling import (
+    CompileFailed,
+    CompilerLost,
+    CompilerProcess,
+    CompilerSetup,
+    GrammarCompiled,
+    GrammarExceeded,
+    GrammarRefused,
+)
 from engine.grammar import REFUSAL_S, CompilerBusy, GrammarError, GrammarStore, compile_grammar
 from tests.models import EOS_ID, save_tokenizer
 
@@ -52,18 +60,18 @@ def pid_of(process):
 
 
 def test_what_takes_too_long_is_killed_and_the_next_is_compiled_by_the_same_process(process, setup):
-    assert isinstance(process.compile(REGEX, lambda: setup, times=100), Compiled)
+    assert isinstance(process.compile(REGEX, lambda: setup, times=100), GrammarCompiled)
     pid = pid_of(process)
     answer = process.compile(SLOW, lambda: setup, times=0.1)
-    assert isinstance(answer, Exceeded)
+    assert isinstance(answer, GrammarExceeded)
     assert "engine.compile_s" in answer.message
-    assert isinstance(process.compile(REGEX, lambda: setup, times=100), Compiled)
+    assert isinstance(process.compile(REGEX, lambda: setup, times=100), GrammarCompiled)
     assert pid_of(process) == pid
 
 
 def test_what_is_wrong_is_refused(process, setup):
     answer = process.compile(Grammar(GrammarKind.REGEX, "(a"), lambda: setup, times=100)
-    assert isinstance(answer, Refused)
+    assert isinstance(answer, GrammarRefused)
     assert "missing ')'" in answer.message
 
 
@@ -72,13 +80,13 @@ def test_a_process_that_was_killed_is_started_anew(process, setup):
     pid = pid_of(process)
     os.kill(pid, signal.SIGKILL)
     process._process.wait()
-    assert isinstance(process.compile(REGEX, lambda: setup, times=100), Compiled)
+    assert isinstance(process.compile(REGEX, lambda: setup, times=100), GrammarCompiled)
     assert pid_of(process) != pid
 
 
 ENDS = "import sys; sys.stdin.buffer.read(4)"
 NONSENSE = (
-    "import sys, time; sys.stdout.buffer.write(bytes([0, 0, 0, 1, 193])); sys.stdout.flush(); time.sleep(99)"
+    "import sys; sys.stdout.buffer.write(bytes([0, 0, 0, 1, 193])); sys.stdout.flush(); sys.stdin.read()"
 )
 
 
@@ -104,7 +112,7 @@ class Process:
         self.answers, self.calls = list(answers), []
 
     def compile(self, grammar, setup, *, times=1.0):
-        assert isinstance(setup(), Setup)
+        assert isinstance(setup(), CompilerSetup)
         self.calls.append(times)
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
@@ -126,7 +134,7 @@ def test_a_compiled_grammar_comes_back_as_it_was(folder, setup):
     text = compile_grammar(GrammarCompiler(info, max_threads=1), REGEX).serialize_json()
     here, there = (
         GrammarStore(folder, VOCAB, (EOS_ID,)),
-        GrammarStore(folder, VOCAB, (EOS_ID,), process=Process(Compiled(text))),
+        GrammarStore(folder, VOCAB, (EOS_ID,), process=Process(GrammarCompiled(text))),
     )
     for store in (here, there):
         store.prepare(REGEX)
@@ -137,7 +145,7 @@ def test_a_compiled_grammar_comes_back_as_it_was(folder, setup):
 
 def test_a_grammar_that_took_too_long_is_not_tried_again_for_a_while(folder):
     now_s = [0.0]
-    process = Process(Exceeded("too long"), Exceeded("too long"))
+    process = Process(GrammarExceeded("too long"), GrammarExceeded("too long"))
     store = GrammarStore(folder, VOCAB, (EOS_ID,), process=process, now=lambda: now_s[0])
     for _ in range(3):
         with pytest.raises(GrammarError, match="too long"):
@@ -149,9 +157,11 @@ def test_a_grammar_that_took_too_long_is_not_tried_again_for_a_while(folder):
     assert len(process.calls) == 2
 
 
-@pytest.mark.parametrize("answer", [CompilerLost("gone"), Unlucky("status -9")], ids=["lost", "unlucky"])
+@pytest.mark.parametrize(
+    "answer", [CompilerLost("gone"), CompileFailed("status -9")], ids=["lost", "unlucky"]
+)
 def test_a_lost_compiler_says_nothing_of_the_grammar(folder, answer):
-    process = Process(answer, Compiled(""))
+    process = Process(answer, GrammarCompiled(""))
     store = GrammarStore(folder, VOCAB, (EOS_ID,), process=process)
     with pytest.raises(CompilerBusy):
         store.prepare(REGEX)
@@ -160,7 +170,7 @@ def test_a_lost_compiler_says_nothing_of_the_grammar(folder, answer):
 
 
 def test_a_text_that_has_begun_elsewhere_has_more_time(folder):
-    process = Process(Compiled(""))
+    process = Process(GrammarCompiled(""))
     GrammarStore(folder, VOCAB, (EOS_ID,), process=process).prepare(REGEX, is_continued=True)
     assert process.calls == [3.0]
 
