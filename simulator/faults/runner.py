@@ -36,6 +36,7 @@ MUST_HAPPEN = (
     "note: retried",
     "note: fallback",
     "note: refused",
+    "note: migrated",
     "note: joined",
     "note: hedged",
     "note: hedge_won",
