@@ -80,18 +80,18 @@ class _Counts:
         self.parts = self.calls = 0
         self.arguments = JsonBudget()
 
-    def add_parts(self, count: int) -> None:
+    def add_parts(self, count: int, where: str) -> None:
         self.parts += count
-        if self.parts > MESSAGES_MAX:
-            raise ClientError(
-                f"messages may have at most {MESSAGES_MAX} content parts together", param="messages"
-            )
+        self._check(self.parts, "content parts", where)
 
-    def add_calls(self, count: int) -> None:
+    def add_calls(self, count: int, where: str) -> None:
         self.calls += count
-        if self.calls > MESSAGES_MAX:
+        self._check(self.calls, "tool calls", where)
+
+    def _check(self, count: int, what: str, where: str) -> None:
+        if count > MESSAGES_MAX:
             raise ClientError(
-                f"messages may have at most {MESSAGES_MAX} tool calls together", param="messages"
+                f"{where}: the messages may have at most {MESSAGES_MAX} {what} together", param=where
             )
 
 
@@ -119,7 +119,7 @@ def _content_of(message: dict[str, Any], role: Any, where: str, counts: _Counts)
     if isinstance(content, str):
         return content
     if isinstance(content, list):
-        counts.add_parts(len(content))
+        counts.add_parts(len(content), f"{where}.content")
         return "\n".join(_part_text(part, f"{where}.content[{at}]") for at, part in enumerate(content))
     if content is None and role == "assistant" and message.get("tool_calls"):
         return ""
@@ -140,7 +140,7 @@ def _part_text(part: Any, where: str) -> str:
 def _check_calls(calls: Any, where: str, counts: _Counts) -> list[dict[str, Any]]:
     if not isinstance(calls, list) or not calls or len(calls) > TOOLS_MAX:
         raise _bad(where, f"must be a list of 1 to {TOOLS_MAX} tool calls")
-    counts.add_calls(len(calls))
+    counts.add_calls(len(calls), where)
     return [_check_call(call, f"{where}[{at}]", counts) for at, call in enumerate(calls)]
 
 

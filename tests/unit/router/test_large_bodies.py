@@ -45,8 +45,8 @@ NAMES = {str(i): 0 for i in range(NODES_MAX)}
 TOO_LARGE = {
     "2,300 messages of 128 calls": (
         chat(messages=[assistant(*[{"function": {"name": "f"}}] * 128)] * 2300), "messages"),
-    "8,193 calls": (chat(messages=[assistant(*[call()] * 127)] * 65), "messages"),
-    "8,193 parts": (chat(messages=[{"role": "user", "content": [TEXT] * 4097}] * 2), "messages"),
+    "8,193 calls": (chat(messages=[assistant(*[call()] * 127)] * 65), "messages[64].tool_calls"),
+    "8,193 parts": (chat(messages=[{"role": "user", "content": [TEXT] * 4097}] * 2), "messages[1].content"),
     "8 MiB of arguments": (
         chat(messages=[assistant(call(json.dumps({"a": MANY})))]),
         "messages[0].tool_calls[0].function.arguments"),
