@@ -353,7 +353,7 @@ class RouterCore:
         return actions
 
     def _on_tick(self, flow: Flow) -> list[RouterAction]:
-        is_over = flow.is_wait_over(self._now_s)
+        is_over = flow.is_wait_over(self._now_s) and self._now_s < flow.submit.deadline_s
         hint_s = self._waiting.hint_s(flow, now_s=self._now_s) if is_over else 0.0
         return flow.on_tick(now_s=self._now_s, retry_after_s=hint_s, waits_for=self._waiting.waits_for)
 
