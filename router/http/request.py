@@ -171,14 +171,16 @@ class EndpointApp:
         id_prefix: str,
         *,
         observer: RequestRecorder | None = None,
+        new_id: Callable[[], str] = new_id,
     ) -> None:
-        """The model's own observer is used if there is no `observer`."""
+        """The model's own observer is used if there is no `observer`. `new_id` names a request."""
+        self._new_id = new_id
         self._service, self._kind, self._id_prefix = service, kind, id_prefix
         self._observer = observer or service.observer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         observer = self._observer
-        request_id = RequestId(self._id_prefix + new_id())
+        request_id = RequestId(self._id_prefix + self._new_id())
         parent = (header(scope, b"traceparent") or b"").decode("latin-1")
         traceparent = observer.open(request_id, parent, scope.get(REQUEST_ID, ""))
         outcome: RequestOutcome = "failed"
