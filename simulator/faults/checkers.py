@@ -34,6 +34,7 @@ from router.decisions.events import (
     ToWorker,
 )
 from simulator.faults.answer_checks import AnswerChecks
+from simulator.faults.at_rest import Limits, held_at_rest
 from simulator.faults.client import Ending, SimClient
 from simulator.faults.model import Model
 from simulator.faults.observed_processes import ObservedRouter, ObservedStoreNode, ObservedWorker
@@ -357,14 +358,17 @@ class Checkers:
         nodes: Sequence[ObservedStoreNode],
     ) -> None:
         """Check invariants 3 and 8: idle means that nothing is held and every counter is zero."""
+        limits = Limits(self._scenario, sequences=self.workers.sequence_count)
         for node in nodes:
             node.audit()
             if not node.core.is_idle:
                 raise Violation(3, f"{node.name} still holds something: {node.core.status()}")
+            held_at_rest(node.name, node.core, limits)
         for worker in workers:
             self.audit(worker)
             if not worker.core.is_idle:
                 raise Violation(3, f"{worker.name} still holds something: {worker.core.status()}")
+            held_at_rest(worker.name, worker.core, limits)
         for router in routers:
             self.audit_router(router)
             if not router.core.is_idle:

@@ -224,6 +224,9 @@ class SeedRun:
         self._run_until(self.faults.ends_s + scenario.ends_within_s, checkers.all_ended)
         checkers.liveness(scenario.ends_within_s)
         self._run_until(clock.now_s + scenario.settles_within_s, self.cluster.is_at_rest)
+        # What is held for a bounded time only, and by nobody who waits for it, may still be there.
+        self._run_until(clock.now_s + scenario.lingers_s, self._is_astray)
+        self._run_until(clock.now_s + scenario.settles_within_s, self.cluster.is_at_rest)
         checkers.rest(self.cluster.workers, self.cluster.routers, self.cluster.store_nodes)
 
     def _run_until(self, end_s: float, is_over: Callable[[], bool]) -> None:

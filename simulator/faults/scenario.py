@@ -125,6 +125,8 @@ class Scenario:
     arrivals_s: float = ARRIVALS_S
     ends_within_s: float = 12.0
     """Every request ends this long after faults stopped (invariant 6)."""
+    lingers_s: float = 4.5
+    """Time for which something may be held although nobody waits for it: two leases and a little."""
     settles_within_s: float = 7.0
     """Everything is idle this long after the last request ended (invariants 3 and 8)."""
 

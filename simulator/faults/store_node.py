@@ -1,12 +1,13 @@
 """A host and its store node: the production `NodeCore` over a simulated arena, disk and network."""
 
 import random
+from collections.abc import Callable
 from typing import cast
 
 import msgspec
 
 from baton.core.ids import NodeId, WorkerId
-from baton.core.store import NodeRef, NodeToNode, StoreHello, WorkerToStore
+from baton.core.store import BlocksGrant, NodeRef, NodeToNode, StoreHello, WorkerToStore
 from kv_store.node.core import NodeCore
 from kv_store.node.events import (
     DropStoreClient,
@@ -36,6 +37,7 @@ from simulator.faults.node import CoreTimer
 from simulator.faults.reads import Generations, SimReads
 from simulator.faults.run_context import RunContext, Violation
 from simulator.faults.scenario import GEOMETRY, Scenario
+from simulator.faults.store_checks import StoreChecker
 from simulator.faults.store_directory import SimDirectory
 from simulator.faults.store_disk import SimDisk
 from simulator.faults.store_link import LocalSession
@@ -61,6 +63,7 @@ class SimStoreNode(SimProcess):
     """One life of a store node process. It looks like a worker to reads of its arena (`reads.PoolOwner`)."""
 
     __slots__ = (
+        "_checker",
         "_directory",
         "_disk",
         "_has_scanned",
@@ -76,6 +79,7 @@ class SimStoreNode(SimProcess):
         "generations",
         "memory",
         "node_id",
+        "on_grant",
         "sessions",
         "worker_id",
     )
@@ -105,12 +109,15 @@ class SimStoreNode(SimProcess):
         """Reads of peers under way."""
         self.generations = Generations(scenario.store_slot_count)
         self.arena = self.memory = DeviceMemory(scenario.store_slot_count, scenario.block_tokens)
+        self.on_grant: Callable[[], None] | None = None
+        """A call that happens once, as the next grant of a peer arrives and before it is read."""
         self.core = NodeCore(
             self.ref,
             scenario.store,
             make_generations=self._table,
             now_s=self.local_clock.now_s(),
         )
+        self._checker = StoreChecker(self, self.core, lease_s=scenario.store.lease_s)
         reads.register(self)
         directory.joins(self)
         if self._disk.slots:
@@ -173,6 +180,7 @@ class SimStoreNode(SimProcess):
                 if session is not None:
                     session.to_worker(message)
             case ToPeer(_, peer, message):
+                self._checker.said(peer.node_id, message)
                 self._to_peer(peer, message)
             case ReadSsd():
                 seconds = self._disk.seconds()
@@ -242,6 +250,13 @@ class SimStoreNode(SimProcess):
             session.send(1, message)
 
     def on_peer_message(self, peer: "SimStoreNode", message: NodeToNode) -> None:
+        strike = self.on_grant
+        if strike is not None and isinstance(message, BlocksGrant):
+            self.on_grant = None
+            strike()
+            self.post(lambda: self.on_peer_message(peer, message))
+            return
+        self._checker.heard(peer.node_id, message)
         self.feed(FromPeer(SPACE, peer.ref, message))
 
     def on_peer_break(self, peer: "SimStoreNode", session: SimSession, reason: str) -> None:

@@ -38,7 +38,17 @@ class _Attempt:
 class WorkerChecks:
     """The checks of all workers of a run."""
 
-    __slots__ = ("_attempts", "_computed", "_epochs", "_lost_s", "_over_s", "_run", "_scenario", "_waiting")
+    __slots__ = (
+        "_attempts",
+        "_computed",
+        "_epochs",
+        "_lost_s",
+        "_names",
+        "_over_s",
+        "_run",
+        "_scenario",
+        "_waiting",
+    )
 
     def __init__(self, run: RunContext, scenario: Scenario) -> None:
         self._run, self._scenario = run, scenario
@@ -51,14 +61,21 @@ class WorkerChecks:
         """Instants at which sequences ended, by the names under which they were submitted."""
         self._lost_s: dict[tuple[WorkerId, RouterId], float] = {}
         """Instants at which workers heard that a router's session broke."""
+        self._names: set[str] = set()
         self._waiting: dict[WorkerId, set[SeqKey]] = {}
         """Decode phases whose KV has not been requested yet."""
+
+    @property
+    def sequence_count(self) -> int:
+        """Sequences that some worker was ever told of, each choice and each backup attempt counted."""
+        return len(self._names)
 
     # --- what happens -------------------------------------------------------------------------------
 
     def started(self, worker: ObservedWorker, router_id: RouterId, start: StartSequence) -> None:
         """Take note of a start, after the worker handled it."""
         key = SeqKey(start.seq_id, start.epoch)
+        self._names.add(key.seq_id)
         if key not in worker.core.live_keys or (worker.worker_id, key) in self._attempts:
             return
         attempt = self._attempts[worker.worker_id, key] = _Attempt(worker, router_id, start)
