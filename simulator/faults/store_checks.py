@@ -40,6 +40,14 @@ class StoreChecker:
             case _:
                 pass
 
+    def tenants(self, quota_bytes: int) -> None:
+        """Check invariant 3: no tenant has more of the host memory than its share."""
+        for tenant, held_bytes, _ in self._core.status().tenants:
+            if held_bytes > quota_bytes:
+                raise Violation(
+                    3, f"{self._process.name} holds {held_bytes} bytes of {tenant!r}, of {quota_bytes}"
+                )
+
     def _renew(self, peer: NodeId, fetch_id: int) -> None:
         process = self._process
         self._ends_s[peer, fetch_id] = process.local_clock.now_s() + self._lease_s

@@ -44,6 +44,8 @@ from simulator.faults.store_link import LocalSession
 
 SPACE = GEOMETRY.block_bytes
 """The one block size of a simulated cluster."""
+LOOK_EVERY = 8
+"""Events of one node between two looks at what its tenants have."""
 
 
 class SimHost:
@@ -66,6 +68,7 @@ class SimStoreNode(SimProcess):
         "_checker",
         "_directory",
         "_disk",
+        "_event_count",
         "_has_scanned",
         "_network",
         "_peer_sessions",
@@ -101,6 +104,7 @@ class SimStoreNode(SimProcess):
         self._scenario, self._network, self._reads, self._disk = scenario, network, reads, host.disk
         self._directory = directory
         self._has_scanned = False
+        self._event_count = 0
         self._rng: random.Random = run.stream(f"store/{name}")
         self._timer = CoreTimer(self)
         self.sessions: list[LocalSession] = []
@@ -141,6 +145,10 @@ class SimStoreNode(SimProcess):
             self._perform(action)
         self._arm()
         self.audit()
+        self._event_count += 1
+        if not self._event_count % LOOK_EVERY:
+            config = self._scenario.store
+            self._checker.tenants(int(config.host_bytes * config.tenant_share_max))
 
     def audit(self) -> None:
         """Check invariant 3: free + held = all, in every tier."""

@@ -20,7 +20,7 @@ from simulator.faults.observed_processes import ObservedWorker
 from simulator.faults.run_context import RunContext, Violation
 from simulator.faults.scenario import Scenario
 
-SLACK_S = 0.01
+SLACK_S = 0.001
 LOOK_AGAIN_S = 0.25
 
 
