@@ -429,7 +429,7 @@ def parse_offer(offer: bytes, *, block_bytes: int) -> NixlOffer:
         raise IncompatiblePeer(f"a NIXL offer of {len(offer)} B")
     try:
         parsed = msgspec.msgpack.decode(offer, type=NixlOffer)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise IncompatiblePeer(f"malformed NIXL offer: {error}") from error
     if parsed.version != OFFER_VERSION:
         raise IncompatiblePeer(f"NIXL offer version {parsed.version}, not {OFFER_VERSION}")

@@ -326,7 +326,7 @@ def parse_offer(offer: bytes, *, block_bytes: int) -> TcpOffer:
     """Raises IncompatiblePeer: malformed, another version, other blocks than ours."""
     try:
         parsed = msgspec.msgpack.decode(offer, type=TcpOffer)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise IncompatiblePeer(f"malformed TCP offer: {error}") from error
     if parsed.version != OFFER_VERSION:
         raise IncompatiblePeer(f"TCP offer version {parsed.version}, not {OFFER_VERSION}")

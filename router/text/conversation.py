@@ -143,7 +143,7 @@ def _check_call(call: Any, where: str) -> dict[str, Any]:
 def _decoded(text: str, where: str) -> Any:
     try:
         return msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise _bad(where, f"must be a JSON object, as a string: {error}") from error
 
 

@@ -18,6 +18,7 @@ from router.text.model_card import ModelCard, prompt_too_long, read_model_card
 from router.text.quick_encoder import QuickEncoder, quick_encoder
 from router.text.text_bound import characters_per_token_max
 from router.text.token_bytes import TokenBytes, token_bytes_of
+from router.text.tokenizer_files import check_tokenizer_files, largest_id
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ WAITING_MAX = 512
 """Most texts that wait for a thread; one more is refused."""
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
@@ -88,6 +89,8 @@ class Tokenizer:
             rust.no_truncation()
             rust.no_padding()
         self._rust = rust
+        self._has_strange_ids = largest_id(pretrained) >= card.vocab_size
+        """True if the tokenizer knows ids that the model has no embedding for. Its texts are checked."""
         self._quick, self.why_not_quick = _quick(rust) if may_be_quick else (None, "it was switched off")
         """Reason why there is no quick encoder; empty: there is one."""
         self._characters_per_token = None if rust is None else characters_per_token_max(rust.to_str())
@@ -112,12 +115,15 @@ class Tokenizer:
         tokenizer."""
         folder = resolve_model(path, revision, files=FILES_WITHOUT_WEIGHTS)
         card = read_model_card(folder)
+        check_tokenizer_files(folder)
         try:
             pretrained = transformers.AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
-        except (OSError, ValueError, KeyError, ImportError, TypeError) as error:
+            _check_templates(pretrained, folder)
+            return cls(pretrained, card, may_be_quick=may_be_quick)
+        except (SetupError, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # libraries' code on the folder's files, Rust's panics included
             raise SetupError(f"no usable tokenizer in {folder}: {first_line(error)}") from error
-        _check_templates(pretrained, folder)
-        return cls(pretrained, card, may_be_quick=may_be_quick)
 
     def limit_context(self, tokens_max: int) -> None:
         """Limit the context to what the operator allows; 0: the model's own limit."""
@@ -237,8 +243,17 @@ class Tokenizer:
                 param=field,
             )
         if self._rust is None:
-            return tuple(self._pretrained.encode(text, add_special_tokens=with_special))
-        ids = self._ids_of(text, with_special)
+            ids = tuple(self._pretrained.encode(text, add_special_tokens=with_special))
+        else:
+            ids = self._ids_of(text, with_special)
+        if self._has_strange_ids and ids and max(ids) >= self.card.vocab_size:
+            raise ClientError(
+                f"the {field} has text whose token {max(ids)} the model does not know, which has "
+                f"{self.card.vocab_size}; leave out its special tokens",
+                param=field,
+            )
+        if self._rust is None:
+            return ids
         if len(ids) >= context and not may_be_cut:
             raise prompt_too_long(len(ids), context, field)
         return ids
