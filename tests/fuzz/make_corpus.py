@@ -18,6 +18,7 @@ def main() -> None:
     _configs()
     _traces()
     _wire()
+    _dashboard()
 
 
 def _put(fuzzer: str, name: str, content: bytes) -> None:
@@ -165,6 +166,20 @@ def _wire() -> None:
     _put("wire", "title", bytes([8]) + encode_title(Title(b"i" * 16, 4096, 4096)))
     facts = BlockFacts(BlockHash(b"h" * HASH_BYTES), BlockHash(b"p" * HASH_BYTES), 16, "tenant")
     _put("wire", "label", bytes([8]) + encode_label(Label(3, 1, 4096, 7, facts), b"i" * 16))
+
+
+def _dashboard() -> None:
+    head = "host: baton\norigin: http://baton\nsec-fetch-site: same-origin\naccept: text/html\n"
+    for name, first, body in (
+        ("page", "GET /workers", ""),
+        ("sign-in", "POST /login", "token=bt-unknown"),
+        ("sign-out", "POST /logout", ""),
+        ("socket", "WS /_nicegui_ws/socket.io/", ""),
+        ("cookie", 'GET /\ncookie: baton_session=planted; other="a"', ""),
+    ):
+        _put("dashboard", name, f"r{first}\n{head}\n\n{body}".encode())
+    page = 'baton_requests_total{model="m",outcome="ok"} 3\nbaton_running_sequences 2\n# HELP x y\n'
+    _put("dashboard", "metrics", b"m" + page.encode())
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import pytest
 
 from tests.fuzz import harness
 
-FUZZERS = ("config_files", "gguf", "safetensors", "trace_files", "wire")
+FUZZERS = ("config_files", "dashboard", "gguf", "safetensors", "trace_files", "wire")
 COUNT = 1500
 
 
