@@ -62,6 +62,20 @@ def difference(now: ClassLoad, before: ClassLoad) -> ClassLoad:
     return _combined([(now, 1), (before, -1)])
 
 
+def fell(now: ClassLoad, before: ClassLoad) -> bool:
+    """True if any count of a router is below what it was, which no count of one life can be."""
+    if any(getattr(now, name) < getattr(before, name) for name in _COUNTS):
+        return True
+    return any(
+        (at not in now.arrived and bool(one.requests))
+        or (
+            at in now.arrived
+            and (now.arrived[at].requests < one.requests or now.arrived[at].prompt_tokens < one.prompt_tokens)
+        )
+        for at, one in before.arrived.items()
+    )
+
+
 def total(loads: Iterable[ClassLoad]) -> ClassLoad:
     return _combined([(load, 1) for load in loads])
 
@@ -87,6 +101,12 @@ class Traits(msgspec.Struct, frozen=True):
     batch_max: int
     pool_tokens: UInt64
     """The positions that its KV pool holds."""
+
+    @property
+    def is_usable(self) -> bool:
+        """True if a pool can be sized by these figures: costs that are numbers, and room for something."""
+        has_room = min(self.chunk_tokens, self.batch_max, self.pool_tokens) > 0
+        return has_room and self.costs.is_usable and self.costs.step_s(decodes=1) > 0
 
 
 class WorkerLoad(msgspec.Struct, frozen=True):
