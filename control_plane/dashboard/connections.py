@@ -1,16 +1,18 @@
 """The dashboard's HTTP connections: uvicorn's protocol, with a limit on the time that headers may take.
 
 Connections are bounded, and uvicorn waits for headers without end: a few hundred silent connections would
-lock everybody out.
+lock everybody out. The protocol is the one on h11, since the other one, on httptools, takes the body of a
+request that offers another protocol for a request.
 """
 
 import asyncio
 from typing import Any, ClassVar
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 
-class HeadersInTime(HttpToolsProtocol):
+class HeadersInTime(H11Protocol):
     headers_s: ClassVar[float] = 10.0
     """Time from connecting, or from the first byte of a further request, to the end of its headers."""
 
@@ -26,13 +28,12 @@ class HeadersInTime(HttpToolsProtocol):
         self._stop()
         super().connection_lost(exc)
 
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self._start()
-
-    def on_headers_complete(self) -> None:
-        self._stop()
-        super().on_headers_complete()
+    def handle_events(self) -> None:
+        super().handle_events()
+        if self.conn.their_state is not h11.IDLE:
+            self._stop()
+        elif self.conn.trailing_data[0]:
+            self._start()
 
     def _start(self) -> None:
         if self._head_timer is None:

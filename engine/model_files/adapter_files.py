@@ -205,8 +205,7 @@ def _by_pattern(config: Mapping[str, Any], field: str, module: str, default: obj
             if _matches(pattern, module, folder):
                 value = candidate
                 break
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not abs(value) <= sys.float_info.max:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= sys.float_info.max:
         raise SetupError(
             f"adapter {folder}: {field or 'rank'} of {module} is {value!r:.100}, which is no number"
         )

@@ -14,12 +14,16 @@ _HEADER_BYTES_MAX = 32 * 2**20
 _INDEX_BYTES_MAX = 64 * 2**20
 _FILES_MAX = 4096
 _DIMENSIONS_MAX = 8
-_DTYPE_BYTES = (
-    dict.fromkeys(("F64", "I64", "U64"), 8)
-    | dict.fromkeys(("F32", "I32", "U32"), 4)
-    | dict.fromkeys(("F16", "BF16", "I16", "U16"), 2)
-    | dict.fromkeys(("F8_E4M3", "F8_E5M2", "F8_E8M0", "I8", "U8", "BOOL"), 1)
-)
+_DTYPE_BYTES: dict[str, int] = {
+    dtype: size
+    for size, dtypes in (
+        (8, ("F64", "I64", "U64")),
+        (4, ("F32", "I32", "U32")),
+        (2, ("F16", "BF16", "I16", "U16")),
+        (1, ("F8_E4M3", "F8_E5M2", "F8_E8M0", "I8", "U8", "BOOL")),
+    )
+    for dtype in dtypes
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from router.http.asgi import (
     until_disconnected,
 )
 from router.http.observe import RequestOutcome
-from router.http.prepare import RequestPreparation, TokenizedPrompt
+from router.http.prepare import RequestPreparation, TokenizedPrompt, part_of
 from router.http.request import RequestHandler
 from router.http.sequence_group import GroupCancelled, SequenceGroup
 from router.http.streaming import DEADLINE_GRACE_S
@@ -57,9 +57,10 @@ class EmbeddingRequest(RequestHandler):
             raise ClientDisconnected from None
         finally:
             watch.cancel()
+            self.first_token_s = group.first_token_s
         await respond(send, 200, answer, JSON)
         self.used_tokens = sum(len(prompt.tokens) for prompt in prompts)
-        self.answered(first_token_s=service.driver.now_s(), tpot_s=0.0)
+        self.answered(first_token_s=group.first_token_s, tpot_s=0.0)
         usage = Usage(sum(len(prompt.tokens) for prompt in prompts), 0, cached_tokens)
         service.observer.on_usage(usage, took_s=service.driver.now_s() - self.arrived_s)
         return "completed"
@@ -79,7 +80,10 @@ class EmbeddingRequest(RequestHandler):
                 raise ClientError("input must not be empty", param="input")
             if len(prompt.tokens) >= context:
                 raise prompt_too_long(len(prompt.tokens), context, "input")
-            submits.append(preparation.submit(f"{index}", prompt.tokens, sampling, task=Task.EMBED))
+            part = part_of(index)
+            submits.append(
+                preparation.submit(f"{index}", prompt.tokens, sampling, task=Task.EMBED, part=part)
+            )
         ended = await group.all(submits, in_flight_max=IN_FLIGHT_MAX)
         vectors = [finished.embedding for _, finished in ended]
         if not all(vectors):

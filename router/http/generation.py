@@ -88,9 +88,10 @@ class GenerationRequest(RequestHandler):
             raise ClientDisconnected from None
         finally:
             unwatch()
+            self.first_token_s = group.first_token_s
         await respond(send, 200, whole, JSON)
         self.used_tokens = answer.usage.total_tokens
-        self.answered(first_token_s=self.service.driver.now_s(), tpot_s=0.0)
+        self.answered(first_token_s=group.first_token_s, tpot_s=0.0)
         self.service.observer.on_usage(answer.usage, took_s=self.service.driver.now_s() - self.arrived_s)
         return "completed"
 

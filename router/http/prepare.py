@@ -10,7 +10,7 @@ from baton.core.errors import DeadlineOver
 from baton.core.ids import RequestId, SequenceId, fairness_key
 from baton.core.messages import AdapterRef, Task
 from baton.core.sampling import Grammar, SamplingParams
-from router.decisions.events import Submit
+from router.decisions.events import SequencePart, Submit
 from router.decisions.prompt_hashes import PromptHashes
 from router.decisions.stored_prefix import StoredPrefix
 from router.http.client import ANYBODY, AuthenticatedClient
@@ -52,6 +52,13 @@ class TokenizedPrompt(NamedTuple):
     hashes: PromptHashes | None = None
     """Block hashes that the tokenising thread has computed already."""
     stored: StoredPrefix | None = None
+
+
+def part_of(index: int, index_in_prompt: int = 0) -> SequencePart:
+    """Return what a sequence is within its request, by its place among all and among those of its prompt."""
+    if index_in_prompt:
+        return SequencePart.ANSWER
+    return SequencePart.PROMPT if index else SequencePart.REQUEST
 
 
 def _characters(call: Call) -> float:
@@ -240,8 +247,9 @@ class RequestPreparation:
         first = index - index_in_prompt
         group = f"{self._request_id}/{first}" if call.sequences_per_prompt > 1 else ""
         submit = self.submit(
-            f"{index}", prompt.tokens, sampling, group=group, hashes=prompt.hashes, stored=prompt.stored
-        )
+            f"{index}", prompt.tokens, sampling, group=group, part=part_of(index, index_in_prompt),
+            hashes=prompt.hashes, stored=prompt.stored,
+        )  # fmt: skip
         options = ChoiceOptions(
             token_ids=call.with_token_ids,
             logprobs=self._form,
@@ -267,12 +275,18 @@ class RequestPreparation:
         *,
         group: str = "",
         task: Task = Task.GENERATE,
+        part: SequencePart = SequencePart.REQUEST,
         hashes: PromptHashes | None = None,
         stored: StoredPrefix | None = None,
     ) -> Submit:
         """Make one sequence of this request, called `name` within it. `hashes` are the hashes of the prompt's
-        blocks, and `stored` says which of them stores have."""
+        blocks, and `stored` says which of them stores have.
+
+        The first sequence is judged by the request's TTFT objective, from the request's arrival. Later ones
+        wait from when they are submitted, and have no TTFT objective."""
         call, client, objectives = self._call, self._client, self._objectives
+        is_first = part is SequencePart.REQUEST
+        has_tpot = task is Task.GENERATE and sampling.max_tokens > 1
         return Submit(
             seq_id=SequenceId(f"{self._request_id}/{name}"),
             request_id=self._request_id,
@@ -283,15 +297,16 @@ class RequestPreparation:
             traceparent=self._traceparent,
             adapter=self._adapter,
             priority=objectives.priority if call.priority is None else call.priority,
-            ttft_slo_s=objectives.ttft_s,
-            tpot_slo_s=objectives.tpot_s,
+            ttft_slo_s=objectives.ttft_s if is_first else 0.0,
+            tpot_slo_s=objectives.tpot_s if has_tpot else 0.0,
             slo_class=objectives.slo_class,
-            refuse_late=objectives.refuse_late,
-            arrived_s=self._arrived_s,
+            refuse_late=objectives.refuse_late and is_first,
+            arrived_s=self._arrived_s if is_first else None,
             tenant=client.name,
             weight=client.tenant.weight,
-            request_digest=f"{self._request_digest}/{name}" if self._request_digest else "",
+            request_digest=self._request_digest,
             fairness_key=fairness_key(client.name if client.salt else "", call.fairness_key),
+            part=part,
             group=group,
             task=task,
             hashes=None if hashes is None else hashes.fork(),

@@ -51,6 +51,9 @@ class RequestHandler(ABC):
         """Reason of the end for the log, where that is not an error that was raised."""
         self.used_tokens = 0
         """Tokens of prompts and answers. Tokens that were reserved beyond them are given back in the end."""
+        self.first_token_s = 0.0
+        """Time of the first token, on the driver's clock; 0: there was none. It is set where a request ends
+        with an exception."""
         self._reserved_tokens: int | None = None
         self.verdict: RequestVerdict | None = None
         """Verdict on the request. None at the end: the request could never work, and does not count as
@@ -162,7 +165,7 @@ class EndpointApp:
             message = handler.message
         except ClientDisconnected:
             outcome = "cancelled"
-            handler.cancelled(0.0)
+            handler.cancelled(handler.first_token_s)
         except BodyTooLarge as error:
             outcome, message, handler.verdict = "invalid", str(error), None
             await respond_and_linger(receive, send, error.http_status, error_of(error), JSON)

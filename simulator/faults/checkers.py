@@ -129,8 +129,9 @@ class Checkers:
             self.run.counts["prompts with cache hits"] += 1
         self.ended(client, Ending.FINISHED)
 
-    def failed(self, action: Failed) -> None:
+    def failed(self, router: str, action: Failed) -> None:
         client = self._living(action.seq_id, action)
+        self._failures_of(router).failed(action)
         client.failure = f"{action.kind}: {action.message}"
         if action.kind is FailureKind.INTERNAL:
             raise Violation(0, f"an internal failure: {action.message}", seq_id=client.seq_id)

@@ -118,7 +118,7 @@ class SimRouter(SimProcess):
                 self._checkers.finished(self.name, action)
                 del self.live[action.seq_id]
             case Failed():
-                self._checkers.failed(action)
+                self._checkers.failed(self.name, action)
                 del self.live[action.seq_id]
             case Note():
                 self._checkers.noted(self.name, action)
@@ -170,10 +170,9 @@ class SimRouter(SimProcess):
                 self._connect_later(worker_id, self._network.delay_s())
                 continue
             before, link.member = link.member, member
-            closed, was_closed = (m.is_draining or m.is_suspect for m in (member, before))
-            has_changed = (before.role, was_closed) != (member.role, closed)
-            if has_changed and link.has_hello:
-                self.feed(WorkerUpdated(worker_id, member.role, closed))
+            state, old_state = ((m.role, m.is_draining, m.is_suspect) for m in (member, before))
+            if state != old_state and link.has_hello:
+                self.feed(WorkerUpdated(worker_id, *state))
 
     # --- sessions -----------------------------------------------------------------------------------
 

@@ -1596,6 +1596,7 @@ def bin_fields(x: Bin) -> dict[str, Any]:
     return {
         "requests": x.requests,
         "prompt_tokens": x.prompt_tokens,
+        "further_prompts": x.further_prompts,
     }
 
 
@@ -1607,6 +1608,7 @@ def bin_from_pb(x: pb.Bin) -> Bin:
     return Bin(
         requests=x.requests,
         prompt_tokens=x.prompt_tokens,
+        further_prompts=x.further_prompts,
     )
 
 
