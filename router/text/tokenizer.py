@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -16,11 +17,14 @@ from engine.model_files.resolve import FILES_WITHOUT_WEIGHTS, resolve_model
 from router.text.conversation import Template
 from router.text.model_card import ModelCard, prompt_too_long, read_model_card
 from router.text.quick_encoder import QuickEncoder, quick_encoder
+from router.text.template_bounds import THREAD_S, TookTooLong, bound_operations, run_bounded
 from router.text.text_bound import characters_per_token_max
 from router.text.token_bytes import TokenBytes, token_bytes_of
 from router.text.tokenizer_files import check_tokenizer_files, largest_id
 
 log = logging.getLogger(__name__)
+
+bound_operations()
 
 R = TypeVar("R")
 ChatMessage = dict[str, Any]
@@ -57,15 +61,24 @@ def _quick(rust: Any) -> tuple[QuickEncoder | None, str]:
     return (None, "it is written in Python") if rust is None else quick_encoder(rust)
 
 
+def _greet(pretrained: Any, template: str) -> None:
+    pretrained.apply_chat_template(
+        [{"role": "user", "content": "hi"}], chat_template=template, tokenize=False
+    )
+
+
 def _check_templates(pretrained: Any, folder: Path) -> None:
     """Raise SetupError if a chat template is not valid, since every conversation would be refused for it.
     Errors of a valid one in a conversation are errors of that request."""
     templates = pretrained.chat_template or {}
     for source in templates.values() if isinstance(templates, dict) else [templates]:
         try:
-            pretrained.apply_chat_template(
-                [{"role": "user", "content": "hi"}], chat_template=source, tokenize=False
-            )
+            run_bounded(partial(_greet, pretrained, source), seconds=THREAD_S)
+        except TookTooLong:
+            raise SetupError(
+                f"the chat template of {folder} needs more than {THREAD_S:.0f} s for a greeting; mend it in "
+                "chat_template.jinja or tokenizer_config.json, or take it out"
+            ) from None
         except jinja2.TemplateSyntaxError as error:
             raise SetupError(
                 f"the chat template of {folder} does not parse: line {error.lineno}: {first_line(error)}; "
@@ -271,14 +284,16 @@ class Tokenizer:
         self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]], template: Template
     ) -> str:
         try:
-            text: str = self._pretrained.apply_chat_template(
-                self._known_roles(messages),
-                tools=list(tools) or None,
-                documents=list(template.documents) or None,
-                tokenize=False,
-                add_generation_prompt=template.add_generation_prompt,
-                continue_final_message=template.continue_final_message,
-                **template.kwargs,
+            text: str = run_bounded(
+                lambda: self._pretrained.apply_chat_template(
+                    self._known_roles(messages),
+                    tools=list(tools) or None,
+                    documents=list(template.documents) or None,
+                    tokenize=False,
+                    add_generation_prompt=template.add_generation_prompt,
+                    continue_final_message=template.continue_final_message,
+                    **template.kwargs,
+                )
             )
         except Exception as error:  # The template is a program of the model, and may fail in any way.
             raise ClientError(
