@@ -19,6 +19,7 @@ def main() -> None:
     _traces()
     _wire()
     _dashboard()
+    _kv_server()
 
 
 def _put(fuzzer: str, name: str, content: bytes) -> None:
@@ -180,6 +181,16 @@ def _dashboard() -> None:
         _put("dashboard", name, f"r{first}\n{head}\n\n{body}".encode())
     page = 'baton_requests_total{model="m",outcome="ok"} 3\nbaton_running_sequences 2\n# HELP x y\n'
     _put("dashboard", "metrics", b"m" + page.encode())
+
+
+def _kv_server() -> None:
+    whole = b"k\x01" + (2).to_bytes(4, "little") + (0).to_bytes(4, "little") + (3).to_bytes(4, "little")
+    _put("kv_server", "read", whole)
+    numbers = (1, 0, 2, 0, 0, 8, 0, 32, 0, 16, 0)
+    ranges = b"".join(number.to_bytes(4, "little") for number in numbers)
+    _put("kv_server", "ranges", b"k\x03" + ranges)
+    _put("kv_server", "stranger", b"sGET / HTTP/1.1\r\nHost: somebody\r\n\r\n")
+    _put("kv_server", "greeting", b"sBKVT\x02\x00" + b"x" * 16)
 
 
 if __name__ == "__main__":

@@ -7,14 +7,22 @@ import pytest
 
 from tests.fuzz import harness
 
-FUZZERS = ("config_files", "dashboard", "gguf", "safetensors", "trace_files", "wire")
-COUNT = 1500
+FUZZERS = {
+    "config_files": 1000,
+    "dashboard": 1500,
+    "gguf": 1000,
+    "kv_server": 150,
+    "safetensors": 1500,
+    "trace_files": 1500,
+    "wire": 3000,
+}
+"""Inputs of one run, by fuzzer."""
 
 
 @pytest.mark.parametrize("name", FUZZERS)
 def test_damaged_input_is_refused_and_nothing_worse(name):
     fuzzer = importlib.import_module(f"tests.fuzz.{name}").load()
-    assert harness.run_plain(fuzzer, seed=7, count=COUNT, is_timed=False) >= COUNT
+    assert harness.run_plain(fuzzer, seed=7, count=FUZZERS[name], is_timed=False) >= FUZZERS[name]
 
 
 def test_a_fuzzer_finds_what_is_wrong_and_keeps_the_input(tmp_path, monkeypatch):
