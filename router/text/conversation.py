@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from baton.core.errors import ClientError
+from router.text.surrogates import with_replaced_escapes
 
 MESSAGES_MAX = 8192
 """Most messages of one request, and most parts of one message. Rendering more in a template would block other
@@ -142,7 +143,7 @@ def _check_call(call: Any, where: str) -> dict[str, Any]:
 
 def _decoded(text: str, where: str) -> Any:
     try:
-        return msgspec.json.decode(text)
+        return msgspec.json.decode(with_replaced_escapes(text))
     except (msgspec.DecodeError, RecursionError) as error:
         raise _bad(where, f"must be a JSON object, as a string: {error}") from error
 
