@@ -103,7 +103,7 @@ class ChoiceOwner(Protocol):
 
     def now_s(self) -> float: ...
     def cancel(self, choice: "ChoiceStream") -> None: ...
-    def fail(self, error: BatonError) -> None: ...
+    def fail(self, error: BatonError, *, is_defect: bool = False) -> None: ...
     def on_progress(self, choice: "ChoiceStream") -> None: ...
     def progress_of(self, choice: "ChoiceStream") -> tuple[LatencyBreakdown | None, Served | None]: ...
 
@@ -199,9 +199,16 @@ class ChoiceStream:
         if text := detokenizer.push(tokens) if self.track is None else self._push_tracked(tokens, self.track):
             self._add_text(text)
         if detokenizer.found_stop_string:
+            self._forget_ids_after(detokenizer.token_count)
             self.token_count = detokenizer.token_count
             self._end_early()
         self._owner.on_progress(self)
+
+    def _forget_ids_after(self, token_count: int) -> None:
+        """Drop the ids of tokens after a stop string, which several tokens of one step may reach past."""
+        excess = self.token_count - token_count
+        if self.unsent_ids and excess > 0:
+            del self.unsent_ids[-excess:]
 
     def on_finished(self, finished: Finished) -> None:
         if self.finish is not None:
@@ -217,7 +224,8 @@ class ChoiceStream:
         self._owner.on_progress(self)
 
     def on_failed(self, failed: Failed) -> None:
-        self._owner.fail(error_for(failed, self._owner.prompt_field, self.options.grammar_field))
+        error = error_for(failed, self._owner.prompt_field, self.options.grammar_field)
+        self._owner.fail(error, is_defect=failed.kind is FailureKind.INTERNAL)
 
     def _push_tracked(self, tokens: Sequence[int], track: Track) -> str:
         """Push tokens into the detokeniser, and note where in the text each begins."""

@@ -18,7 +18,7 @@ from typing import Protocol
 import msgspec
 
 from simulator.faults.checkers import Checkers
-from simulator.faults.client import draw_clients
+from simulator.faults.client_drawing import draw_clients
 from simulator.faults.control import Cluster
 from simulator.faults.control_plane.runner import ControlRun
 from simulator.faults.injection import Faults
@@ -179,9 +179,7 @@ class SeedRun:
         scenario = self.scenario
         self.clients = draw_clients(scenario, self.context.stream("clients"))
         model = Model()
-        for client in self.clients:
-            model.expected[client.seq_id] = client.expected
-        self.checkers = Checkers(self.context, self.clients, scenario)
+        self.checkers = Checkers(self.context, self.clients, scenario, model)
         network = Network(self.context, latency_s=scenario.network_latency_s)
         reads = SimReads(
             network,
@@ -212,6 +210,12 @@ class SeedRun:
 
     def play(self) -> None:
         """Run it. Raises Violation, or whatever a decision object raised."""
+        try:
+            self._play()
+        finally:
+            self.cluster.close()
+
+    def _play(self) -> None:
         self.faults.schedule()
         for client in self.clients:
             self.context.clock.at(client.arrives_s, lambda c=client: self.cluster.submit(c))
