@@ -73,13 +73,13 @@ def fell(now: ClassLoad, before: ClassLoad) -> bool:
     """True if any count of a router is below what it was, which no count of one life can be."""
     if any(getattr(now, name) < getattr(before, name) for name in _COUNTS):
         return True
+    none = Bin(0, 0)
+    pairs = ((now.arrived.get(at, none), one) for at, one in before.arrived.items())
     return any(
-        (at not in now.arrived and bool(one.requests))
-        or (
-            at in now.arrived
-            and (now.arrived[at].requests < one.requests or now.arrived[at].prompt_tokens < one.prompt_tokens)
-        )
-        for at, one in before.arrived.items()
+        later.requests < one.requests
+        or later.prompt_tokens < one.prompt_tokens
+        or later.further_prompts < one.further_prompts
+        for later, one in pairs
     )
 
 
@@ -100,7 +100,7 @@ def _combined(parts: list[tuple[ClassLoad, int]]) -> ClassLoad:
     counts: dict[str, Any] = {
         name: sum(sign * getattr(load, name) for load, sign in parts) for name in _COUNTS
     }
-    return ClassLoad({at: Bin(*found) for at, found in bins.items() if any(found)}, **counts)
+    return ClassLoad({at: Bin(*found) for at, found in bins.items() if found[0] or found[2]}, **counts)
 
 
 class Traits(msgspec.Struct, frozen=True):

@@ -28,7 +28,7 @@ from tests.unit.control_plane.simulated_cluster import settings as scaler_settin
 P, D = Role.PREFILL, Role.DECODE
 numbers = st.one_of(st.floats(), st.sampled_from([0.0, -1.0, 1e-300, 1e300, math.nan, math.inf]))
 totals = st.one_of(st.integers(0, 10**6), st.sampled_from([2**32, 2**64 - 1]))
-bins = st.dictionaries(st.integers(0, 2**32 - 1), st.builds(Bin, totals, totals), max_size=3)
+bins = st.dictionaries(st.integers(0, 2**32 - 1), st.builds(Bin, totals, totals, totals), max_size=3)
 loads = st.builds(ClassLoad, bins, totals, totals, totals, totals, totals, totals, totals, totals)
 costs = st.builds(StepCosts, numbers, numbers, numbers, numbers, numbers)
 traits = st.one_of(st.none(), st.just(KIND), st.builds(Traits, costs, totals, totals, totals))
@@ -94,7 +94,9 @@ def test_counts_that_went_back_are_those_of_a_new_life(before, now):
     expected = difference(now, ClassLoad() if fell(now, before) else before)
     assert came == expected
     assert all(value >= 0 for value in (came.started, came.ended, came.output_tokens, came.tpot_missed))
-    assert all(one.requests > 0 and one.prompt_tokens >= 0 for one in came.arrived.values())
+    assert all(
+        one.prompts > 0 and one.requests >= 0 and one.prompt_tokens >= 0 for one in came.arrived.values()
+    )
 
 
 @pytest.mark.parametrize("work", [1e6, 1e15, 1e300, math.inf, math.nan])
