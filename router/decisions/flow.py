@@ -299,7 +299,7 @@ class Flow:
                 # Another worker served the sequence before, so it is this worker that lacks something.
                 self._is_displaced = False
                 self._refusals += 1
-            case RefusalReason.NO_ROOM:
+            case RefusalReason.NO_ROOM | RefusalReason.BUSY:
                 self._refusals += 1
             case RefusalReason.DRAINING:
                 pass  # the router knows it now, so the sequence need not rest

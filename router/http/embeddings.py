@@ -11,7 +11,6 @@ import orjson
 from baton.core.errors import BatonError, ClientError, DeadlineOver, PeerFailure
 from baton.core.messages import Task
 from baton.core.sampling import SamplingParams
-from router.decisions.events import Submit
 from router.http.asgi import (
     JSON,
     ClientDisconnected,
@@ -41,7 +40,7 @@ class EmbeddingRequest(RequestHandler):
         """Answer the request. Raises BatonError and ClientDisconnected before anything is sent."""
         service = self.service
         body = await read_body(scope, receive, bytes_max=service.config.body_bytes_max)
-        call = parse_embedding(body, service.limits)
+        call = await self.parsed(body, parse_embedding)
         preparation = self.preparation(call, scope, body)
         group = SequenceGroup(service.driver, call.prompt_field)
         watch = asyncio.create_task(_watch(receive, group))
@@ -73,16 +72,15 @@ class EmbeddingRequest(RequestHandler):
     ) -> tuple[list[tuple[float, ...]], int]:
         context = self.service.limits.card.context_tokens
         sampling = SamplingParams(max_tokens=1)
-        submits: list[Submit] = []
-        for index, prompt in enumerate(prompts):
+        for prompt in prompts:
             if not prompt.tokens:
                 raise ClientError("input must not be empty", param="input")
             if len(prompt.tokens) >= context:
                 raise prompt_too_long(len(prompt.tokens), context, "input")
-            part = part_of(index)
-            submits.append(
-                preparation.submit(f"{index}", prompt.tokens, sampling, task=Task.EMBED, part=part)
-            )
+        submits = (
+            preparation.submit(f"{index}", prompt.tokens, sampling, task=Task.EMBED, part=part_of(index))
+            for index, prompt in enumerate(prompts)
+        )
         ended = await group.all(submits, in_flight_max=IN_FLIGHT_MAX)
         vectors = [finished.embedding for _, finished in ended]
         if not all(vectors):

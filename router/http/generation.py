@@ -40,7 +40,7 @@ class GenerationRequest(RequestHandler):
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> RequestOutcome:
         service = self.service
         body = await read_body(scope, receive, bytes_max=service.config.body_bytes_max)
-        call = self.parse(body, service.limits)
+        call = await self.parsed(body, self.parse)
         if call.beam is not None:
             return await self._serve_beams(call, call.beam, body, scope, receive, send)
         preparation = self.preparation(call, scope, body)

@@ -2,7 +2,7 @@
 search."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from baton.core.errors import BatonError, DeadlineOver, PeerFailure
 from baton.core.ids import SequenceId
@@ -104,19 +104,22 @@ class SequenceGroup:
                 collector.ended.set_exception(GroupCancelled("the client is gone"))
 
     async def all(
-        self, submits: list[Submit], *, in_flight_max: int
+        self, submits: Iterable[Submit], *, in_flight_max: int
     ) -> list[tuple[OutputCollector, Finished]]:
-        """Run the sequences and return their outputs in order. The first error ends the others."""
-        slots = asyncio.Semaphore(in_flight_max)
+        """Run the sequences and return their outputs in order. A sequence is taken when it is its turn, since
+        making thousands at once would hold up the loop. The first error ends the others."""
+        waiting = enumerate(submits)
+        ended: dict[int, tuple[OutputCollector, Finished]] = {}
 
-        async def one(submit: Submit) -> tuple[OutputCollector, Finished]:
-            async with slots:
-                return await self.run(submit)
+        async def run_some() -> None:
+            for at, submit in waiting:
+                ended[at] = await self.run(submit)
 
-        tasks = [asyncio.create_task(one(submit)) for submit in submits]
+        tasks = [asyncio.create_task(run_some()) for _ in range(in_flight_max)]
         try:
-            return await asyncio.gather(*tasks)
+            await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+        return [ended[at] for at in range(len(ended))]

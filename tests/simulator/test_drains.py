@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from baton.core.messages import Role
-from baton.core.sampling import SamplingParams
+from router.tenants.keys import Tenant
 from simulator.faults import runner
-from simulator.faults.client import Ending, SimClient
+from simulator.faults.client import Ending, RequestKind, SimClient
 from simulator.faults.run_context import RunContext
 from simulator.faults.runner import SeedRun
-from simulator.faults.scenario import Scenario, draw_scenario
+from simulator.faults.scenario import MODEL_NAME, Scenario, draw_scenario
 
 DRAINS = 20
 PERIOD_S = 0.8
@@ -39,6 +39,7 @@ def scenario_of(roles: tuple[Role, ...], **router) -> Scenario:
     return replace(
         calm,
         roles=roles,
+        tenants={"t0": Tenant()},
         router_count=1,
         block_count=1000,
         max_model_tokens=4000,
@@ -52,9 +53,19 @@ def scenario_of(roles: tuple[Role, ...], **router) -> Scenario:
 
 
 def client_of(number: int, *, max_tokens: int, arrives_s: float) -> SimClient:
-    sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True, logprobs=0)
+    prompt = tuple(range(1, 12))
+    body = {
+        "model": MODEL_NAME,
+        "prompt": list(prompt),
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "logprobs": 0,
+        "stream": True,
+        "return_token_ids": True,
+    }
     client = SimClient(
-        number, prompt=tuple(range(1, 12)), sampling=sampling, salt=0, context_max=4000, loops=False
+        f"r{number}", kind=RequestKind.COMPLETION, prompts=(prompt,), body=body, tenant="t0", owner=0
     )
     client.arrives_s = arrives_s
     return client
@@ -86,7 +97,8 @@ def test_a_stream_that_is_drained_twenty_times_ends_as_if_undisturbed(monkeypatc
     assert stream.ending is Ending.FINISHED
     assert run.context.counts["drained while busy"] == DRAINS
     assert run.context.counts["note: migrated"] == DRAINS
-    assert stream.placements == DRAINS + 1
+    [sequence] = stream.sequences
+    assert sequence.placements == DRAINS + 1
 
 
 def make_one_sick(run: SeedRun, number: int) -> None:
@@ -107,7 +119,7 @@ def test_during_a_rolling_upgrade_unrelated_failures_find_the_budget(monkeypatch
     streams = [client_of(i, max_tokens=100, arrives_s=0.5 + 0.2 * i) for i in range(60)]
     run = seed_run(monkeypatch, scenario, streams)
     run.context.clock.at(1.0, lambda: drain_where_it_runs(run, DRAINS))
-    run.context.clock.at(1.3, lambda: make_one_sick(run, 12))
+    run.context.clock.at(1.3, lambda: make_one_sick(run, 9))
     run.play()
     counts = run.context.counts
     assert 5 < counts["retried: internal"] <= 30 < counts["note: migrated"]

@@ -50,6 +50,7 @@ class RefusalReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REFUSAL_REASON_TOO_LONG: _ClassVar[RefusalReason]
     REFUSAL_REASON_STALE_EPOCH: _ClassVar[RefusalReason]
     REFUSAL_REASON_UNSUPPORTED: _ClassVar[RefusalReason]
+    REFUSAL_REASON_BUSY: _ClassVar[RefusalReason]
 
 class FailureReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -120,6 +121,7 @@ REFUSAL_REASON_DRAINING: RefusalReason
 REFUSAL_REASON_TOO_LONG: RefusalReason
 REFUSAL_REASON_STALE_EPOCH: RefusalReason
 REFUSAL_REASON_UNSUPPORTED: RefusalReason
+REFUSAL_REASON_BUSY: RefusalReason
 FAILURE_REASON_UNSPECIFIED: FailureReason
 FAILURE_REASON_TRANSFER: FailureReason
 FAILURE_REASON_SOURCE_LOST: FailureReason

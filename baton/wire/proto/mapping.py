@@ -65,6 +65,7 @@ _REFUSAL_REASON_NUMBERS = {
     RefusalReason.TOO_LONG: 3,
     RefusalReason.STALE_EPOCH: 4,
     RefusalReason.UNSUPPORTED: 5,
+    RefusalReason.BUSY: 6,
 }
 _REFUSAL_REASON_MEMBERS = {number: member for member, number in _REFUSAL_REASON_NUMBERS.items()}
 
