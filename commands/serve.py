@@ -227,8 +227,8 @@ def run_on_uvloop(main: Coroutine[Any, Any, Any]) -> Any:
 
 
 def tell_parent(line: str) -> None:
-    """Print a line that the parent reads. If the parent is gone, this process ends in order and in silence, as
-    `die_with_parent` has it end."""
+    """Print a line that the parent reads. If the parent is gone, this process ends in order and in silence,
+    as `die_with_parent` has it end."""
     try:
         print(line, flush=True)
     except BrokenPipeError:
