@@ -34,14 +34,14 @@ class TookTooLong(Exception):
 
 
 @dataclass(eq=False, slots=True)
-class _Run:
+class _Rendering:
     thread_id: int
     ends_s: float
     is_over: bool = False
 
 
 _lock = threading.Lock()
-_runs: set[_Run] = set()
+_runs: set[_Rendering] = set()
 _watcher: list[threading.Thread] = []
 
 
@@ -50,7 +50,7 @@ def run_bounded(work: Callable[[], R], *, seconds: float | None = None) -> R:
     `THREAD_S`, by the thread."""
     if seconds is None:
         seconds = LOOP_S if threading.current_thread() is threading.main_thread() else THREAD_S
-    run = _Run(threading.get_ident(), time.monotonic() + seconds)
+    run = _Rendering(threading.get_ident(), time.monotonic() + seconds)
     with _lock:
         _runs.add(run)
         if not _watcher:
@@ -66,7 +66,7 @@ def run_bounded(work: Callable[[], R], *, seconds: float | None = None) -> R:
         raise
 
 
-def _leave(run: _Run) -> None:
+def _leave(run: _Rendering) -> None:
     with _lock:
         _runs.discard(run)
         if run.is_over:  # what was not raised yet must not be raised in the thread's next work
