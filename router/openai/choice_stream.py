@@ -199,6 +199,8 @@ class ChoiceStream:
         if text := detokenizer.push(tokens) if self.track is None else self._push_tracked(tokens, self.track):
             self._add_text(text)
         if detokenizer.found_stop_string:
+            if self.unsent_ids is not None:  # the tokens after the stop string came with it
+                del self.unsent_ids[len(self.unsent_ids) - (self.token_count - detokenizer.token_count) :]
             self.token_count = detokenizer.token_count
             self._end_early()
         self._owner.on_progress(self)
