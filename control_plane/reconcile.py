@@ -43,7 +43,7 @@ KILL_CONFIRM_S = 2.0
 _P = ReplicaState
 _LEGAL: dict[ReplicaState, frozenset[ReplicaState]] = {
     _P.WAITING: frozenset({_P.STARTING}),
-    _P.STARTING: frozenset({_P.RUNNING, _P.KILLING, _P.WAITING}),
+    _P.STARTING: frozenset({_P.RUNNING, _P.DRAINING, _P.KILLING, _P.WAITING}),
     _P.RUNNING: frozenset({_P.SUSPECT, _P.SWITCHING, _P.DRAINING, _P.KILLING, _P.WAITING}),
     _P.SUSPECT: frozenset({_P.RUNNING, _P.DRAINING, _P.KILLING, _P.WAITING}),
     _P.SWITCHING: frozenset({_P.RUNNING, _P.DRAINING, _P.KILLING, _P.WAITING}),
@@ -84,7 +84,14 @@ class _ReplicaEntry:
         return self.life.state
 
     def summary(self) -> ReplicaSummary:
-        return ReplicaSummary(self.name, self.role, self.state, self.version.name, self.is_wanted)
+        return ReplicaSummary(
+            self.name, self.role, self.state, self.version.name, self.is_wanted, self.may_serve
+        )
+
+    @property
+    def may_serve(self) -> bool:
+        """It was adopted, and has not been heard since."""
+        return self.state is _P.STARTING and self.adopted_since_s is not None
 
 
 @dataclass(slots=True)
@@ -200,11 +207,23 @@ class Reconciler:
             case _P.SWITCHING if member.role is replica.role and not member.is_draining:
                 replica.life.to(_P.RUNNING, now_s=now_s, cause=f"it is a {member.role} worker now")
                 replica.due_s = None
+            case _P.RUNNING if member.is_draining:
+                pass
             case _:
                 return
-        if member.node and member.node in self._avoided:
+        if member.is_draining:
+            self._wait_for_drain(replica, now_s)
+        elif member.node and member.node in self._avoided:
             replica.is_excused = True
             yield self._drain(replica, "its node is drained", now_s)
+
+    def _wait_for_drain(self, replica: _ReplicaEntry, now_s: float) -> None:
+        """Wait for a worker that drains by an order that is not ours, such as an earlier control plane's. It
+        takes nothing new, so it does not count as running; it serves again, ends, or is killed in time."""
+        replica.adopted_since_s = None
+        replica.life.to(_P.SWITCHING, now_s=now_s, cause="it drains, and nobody here ordered that")
+        replica.switches_to = replica.role
+        replica.due_s = now_s + self.policy.drain_timeout_s + KILL_CONFIRM_S
 
     def _adopt(self, event: Adopted, now_s: float) -> Iterator[ReconcileAction]:
         """Add a worker of an earlier control plane."""
@@ -294,7 +313,7 @@ class Reconciler:
         replica.is_wanted = False
         if replica.state is _P.WAITING:
             del self._replicas[replica.name]
-        elif replica.state is _P.STARTING:
+        elif replica.state is _P.STARTING and not replica.may_serve:
             yield self._kill(replica, reason, now_s)
         elif replica.state not in _ON_ITS_WAY_OUT:
             yield self._drain(replica, reason, now_s)

@@ -23,6 +23,8 @@ class ReplicaSummary(msgspec.Struct, frozen=True):
     state: ReplicaState
     version: str
     is_wanted: bool
+    may_serve: bool = False
+    """An earlier control plane started it, and it has not been heard since: it may serve as well as not."""
 
 
 _SWITCHED_FIRST = (_P.SWITCHING, _P.RUNNING, _P.SUSPECT, _P.STARTING, _P.WAITING)
@@ -66,6 +68,8 @@ def retirements(pool: Pool, role: Role, have: Sequence[ReplicaSummary]) -> Itera
             if missable <= 0:
                 return
             missable -= 1
+        if h.may_serve:
+            continue  # it is heard soon and counts as running then, or is killed for not starting
         if h.state not in (_P.KILLING, _P.DRAINING, _P.SWITCHING):
             yield h.name, f"version {pool.version.name} replaces it"
 

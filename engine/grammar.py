@@ -1,7 +1,7 @@
 """Structured output: grammars compiled for a model's vocabulary, and followed token by token.
 
-Compiling takes from a millisecond to seconds and happens in threads (xgrammar lets go of the
-interpreter's lock meanwhile), following takes microseconds and happens on the engine thread.
+Compiling takes from a millisecond to seconds and happens in a process of its own, where it can be killed;
+following takes microseconds and happens on the engine thread.
 """
 
 import threading
@@ -17,6 +17,14 @@ import torch
 
 from baton.core.errors import ClientError
 from baton.core.sampling import Grammar, GrammarKind
+from engine.compiling import (
+    CompilerLost,
+    CompilerProcess,
+    CompilerSetup,
+    GrammarCompiled,
+    GrammarExceeded,
+    GrammarRefused,
+)
 from engine.json_patterns import EBNF_TOKEN, JsonPatterns, exact_escapes
 from engine.sampling.constraints import Mask, Matcher, mask_of
 from engine.structured.grammars import check_grammar
@@ -41,20 +49,44 @@ _NO_CONTROLS = r"[^\0-\x1f\"\\]"
 """The characters of a string that has a length, without the control characters that JSON forbids."""
 
 
+REFUSALS_KEPT = 1024
+REFUSAL_S = 300.0
+"""Seconds for which a grammar that took too long is refused without trying again."""
+CONTINUED_TIMES = 3.0
+"""How much more time a grammar has whose text has begun elsewhere: another worker compiled it in time."""
+
+
 class GrammarError(Exception):
     """The grammar cannot be used. One line for the client."""
+
+
+class CompilerBusy(Exception):
+    """The grammar was not compiled, and it is not the grammar's fault. Another worker may do it."""
 
 
 class GrammarStore:
     """The compiled grammars of one model, by what they were compiled from. Any thread may call."""
 
-    def __init__(self, folder: Path, vocab: int, eos_token_ids: Sequence[int]) -> None:
-        """`folder` holds the model's tokenizer, which is read when the first grammar comes."""
+    def __init__(
+        self,
+        folder: Path,
+        vocab: int,
+        eos_token_ids: Sequence[int],
+        *,
+        process: CompilerProcess | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`folder` holds the model's tokenizer, which is read when the first grammar comes. Without a process
+        nothing bounds the time that a grammar takes."""
         self._folder, self._vocab, self._eos = folder, vocab, tuple(eos_token_ids)
+        self._process, self._now = process, now
         self._lock = threading.Lock()
         self._compiled: OrderedDict[tuple[GrammarKind, str], Any] = OrderedDict()
         self._under_way: dict[tuple[GrammarKind, str], Future[Any]] = {}
+        self._refused: OrderedDict[tuple[GrammarKind, str], tuple[str, float]] = OrderedDict()
+        """What took too long, with the message and until when it is refused."""
         self._bytes = 0
+        self._info: Any = None
         self._compiler: Any = None
         self._compiler_lock = threading.Lock()
 
@@ -62,87 +94,153 @@ class GrammarStore:
         with self._lock:
             return (grammar.kind, grammar.text) in self._compiled
 
-    def prepare(self, grammar: Grammar) -> None:
-        """Compile the grammar if it is not at hand. Raises GrammarError."""
-        self._get(grammar)
+    def prepare(self, grammar: Grammar, *, is_continued: bool = False) -> None:
+        """Compile the grammar if it is not at hand. Raises GrammarError, CompilerBusy.
 
-    def matcher(self, grammar: Grammar, stop_token_ids: Sequence[int]) -> Matcher:
-        """Return a matcher at the start of the constrained text.
-
-        What left the cache since `prepare` is compiled again. Raises GrammarError if it does not compile.
+        `is_continued` tells that another worker has compiled it and generated under it.
         """
-        from xgrammar import GrammarMatcher
-
-        stops = [token for token in stop_token_ids if 0 <= token < self._vocab] or None
-        matcher = GrammarMatcher(self._get(grammar), override_stop_tokens=stops)
-        return _Matcher(matcher)
-
-    def _get(self, grammar: Grammar) -> Any:
         key = (grammar.kind, grammar.text)
         with self._lock:
             if key in self._compiled:
                 self._compiled.move_to_end(key)
-                return self._compiled[key]
+                return
             future = self._under_way.get(key)
             is_ours = future is None
             if future is None:
                 future = self._under_way[key] = Future[Any]()
         if is_ours:
-            self._compile(key, future)
-        return future.result()
+            self._compile(grammar, future, CONTINUED_TIMES if is_continued else 1.0)
+        future.result()
 
-    def _compile(self, key: tuple[GrammarKind, str], future: "Future[Any]") -> None:
+    def matcher(self, grammar: Grammar, stop_token_ids: Sequence[int]) -> Matcher:
+        """Return a matcher at the start of the constrained text.
+
+        What left the cache since `prepare` is compiled again, which is known not to take too long.
+        """
+        from xgrammar import GrammarMatcher
+
+        stops = [token for token in stop_token_ids if 0 <= token < self._vocab] or None
+        key = (grammar.kind, grammar.text)
+        with self._lock:
+            compiled = self._compiled.get(key)
+            if compiled is not None:
+                self._compiled.move_to_end(key)
+        if compiled is None:
+            compiled = compile_grammar(self._loaded_compiler(), grammar)
+            self._keep(key, compiled)
+        return _Matcher(GrammarMatcher(compiled, override_stop_tokens=stops))
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.close()
+
+    def _compile(self, grammar: Grammar, future: "Future[Any]", times: float) -> None:
+        key = (grammar.kind, grammar.text)
         try:
-            compiled = compile_grammar(self._loaded_compiler(), Grammar(*key))
-            self._check_start(compiled)
+            compiled = self._from_process(grammar, times)
         except BaseException as error:
             with self._lock:
                 del self._under_way[key]
             future.set_exception(error)
             return
+        self._keep(key, compiled)
         with self._lock:
             del self._under_way[key]
+        future.set_result(compiled)
+
+    def _keep(self, key: tuple[GrammarKind, str], compiled: Any) -> None:
+        with self._lock:
+            if key in self._compiled:
+                return
             self._compiled[key] = compiled
             self._bytes += compiled.memory_size_bytes
             while self._bytes > CACHE_BYTES and len(self._compiled) > 1:
                 self._bytes -= self._compiled.popitem(last=False)[1].memory_size_bytes
-        future.set_result(compiled)
 
-    def _check_start(self, compiled: Any) -> None:
-        """Raise GrammarError for a grammar under which not even a first token may come."""
-        from xgrammar import GrammarMatcher
+    def _from_process(self, grammar: Grammar, times: float) -> Any:
+        """Have the process compile the grammar, with `times` the usual time."""
+        if self._process is None:
+            compiled = compile_grammar(self._loaded_compiler(), grammar)
+            check_start(compiled, self._vocab, has_end=bool(self._eos))
+            return compiled
+        self._raise_known(grammar)
+        try:
+            answer = self._process.compile(grammar, self._setup, times=times)
+        except CompilerLost as error:
+            raise CompilerBusy(str(error)) from error
+        match answer:
+            case GrammarCompiled(""):
+                return compile_grammar(self._loaded_compiler(), grammar)
+            case GrammarCompiled(text):
+                from xgrammar import CompiledGrammar
 
-        # Some token must be able to end the text: the client may name stop tokens that the model has not.
-        stops = None if self._eos else [0]
-        matcher = _Matcher(GrammarMatcher(compiled, override_stop_tokens=stops))
-        mask: Mask = mask_of((), self._vocab)
-        began_s = time.thread_time()
-        matcher.fill(mask)
-        if time.thread_time() - began_s > START_S_MAX:
-            raise GrammarError("the grammar is too ambiguous: a repetition of what may be empty, repeated")
-        if not mask.any():
-            raise GrammarError("the grammar allows no text: it comes to no first character")
+                return CompiledGrammar.deserialize_json(text, self._loaded_info())
+            case GrammarRefused(message):
+                raise GrammarError(message)
+            case GrammarExceeded(message):
+                self._remember(grammar, message)
+                raise GrammarError(message)
+            case _:
+                raise CompilerBusy(f"the compiler of grammars is in trouble: {answer}")
+
+    def _raise_known(self, grammar: Grammar) -> None:
+        with self._lock:
+            message, until_s = self._refused.get((grammar.kind, grammar.text), ("", 0.0))
+        if self._now() < until_s:
+            raise GrammarError(message)
+
+    def _remember(self, grammar: Grammar, message: str) -> None:
+        with self._lock:
+            self._refused[grammar.kind, grammar.text] = (message, self._now() + REFUSAL_S)
+            while len(self._refused) > REFUSALS_KEPT:
+                self._refused.popitem(last=False)
+
+    def _setup(self) -> CompilerSetup:
+        return CompilerSetup(self._loaded_info().serialize_json(), self._vocab, has_end=bool(self._eos))
 
     def _loaded_compiler(self) -> Any:
+        from xgrammar import GrammarCompiler
+
+        info = self._loaded_info()
         with self._compiler_lock:
             if self._compiler is None:
-                self._compiler = self._load()
+                # Our cache knows what is in use; one thread, since the others compute.
+                self._compiler = GrammarCompiler(info, max_threads=1, cache_enabled=False)
             return self._compiler
+
+    def _loaded_info(self) -> Any:
+        with self._compiler_lock:
+            if self._info is None:
+                self._info = self._load()
+            return self._info
 
     def _load(self) -> Any:
         # Here, not above: it takes seconds and 100 MB, and many workers never see a grammar.
         from transformers import AutoTokenizer
-        from xgrammar import GrammarCompiler, TokenizerInfo
+        from xgrammar import TokenizerInfo
 
         try:
             tokenizer = AutoTokenizer.from_pretrained(self._folder)
             stops = list(self._eos) or None
-            info = TokenizerInfo.from_huggingface(tokenizer, vocab_size=self._vocab, stop_token_ids=stops)
+            return TokenizerInfo.from_huggingface(tokenizer, vocab_size=self._vocab, stop_token_ids=stops)
         except Exception as error:  # many kinds, of three libraries
             text = f"this model's tokenizer has no structured output: {_one_line(error)}"
             raise GrammarError(text) from error
-        # Our cache knows what is in use; one thread, since the others compute.
-        return GrammarCompiler(info, max_threads=1, cache_enabled=False)
+
+
+def check_start(compiled: Any, vocab: int, *, has_end: bool) -> None:
+    """Raise GrammarError for a grammar under which not even a first token may come."""
+    from xgrammar import GrammarMatcher
+
+    # Some token must be able to end the text: the client may name stop tokens that the model has not.
+    matcher = _Matcher(GrammarMatcher(compiled, override_stop_tokens=None if has_end else [0]))
+    mask: Mask = mask_of((), vocab)
+    began_s = time.thread_time()
+    matcher.fill(mask)
+    if time.thread_time() - began_s > START_S_MAX:
+        raise GrammarError("the grammar is too ambiguous: a repetition of what may be empty, repeated")
+    if not mask.any():
+        raise GrammarError("the grammar allows no text: it comes to no first character")
 
 
 def compile_grammar(compiler: Any, grammar: Grammar) -> Any:

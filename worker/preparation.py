@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from baton.core.ids import RouterId, SeqKey, SequenceId
+from baton.core.ids import RouterId, SeqKey, SequenceId, tenant_of
 from baton.core.messages import (
     CancelSequence,
     FailureReason,
@@ -115,9 +115,9 @@ class StartPreparation:
             self._drop(start.seq_id)
         if all(preparer.is_ready(start) for preparer in self._preparers):
             self._core.from_router(router_id, start)
-        elif len(self._pending) >= self._pending_max:
-            reason = f"{self._pending_max} sequences wait for their grammar or adapter"
-            self._refuse(router_id, start, RefusalReason.NO_ROOM, reason)
+        elif len(self._pending) >= self._pending_max or self._is_over_share(start):
+            reason = f"{len(self._pending)} sequences wait for their grammar or adapter"
+            self._refuse(router_id, start, RefusalReason.BUSY, reason)
         else:
             # The core ends the epoch before at once, not when the new one is ready.
             if start.epoch:
@@ -153,14 +153,18 @@ class StartPreparation:
             reason = "the request's time is up, and its grammar or adapter not ready"
             self.answer(router_id, SequenceFailed(*key, FailureReason.DEADLINE, reason))
             return
-        if start.epoch:
-            # An earlier worker may have been ready in time: this one is slow, not the request.
-            reason = f"not ready for it within {self._prepare_s:g} s (engine.prepare_s)"
-            self.answer(router_id, SequenceFailed(start.seq_id, start.epoch, FailureReason.INTERNAL, reason))
-            return
-        what = "grammar takes longer to compile" if start.sampling.grammar else "adapter takes longer to load"
-        reason = f"the {what} than {self._prepare_s:g} s (engine.prepare_s)"
-        self._refuse(router_id, start, RefusalReason.UNSUPPORTED, reason)
+        # A grammar that takes too long is refused by the compiler. This one waited for those of others.
+        what = "its grammar or adapter" if start.sampling.grammar and start.adapter else "its grammar"
+        what = what if start.sampling.grammar else "its adapter"
+        reason = f"{what} was not ready within {self._prepare_s:g} s (engine.prepare_s)"
+        self._refuse(router_id, start, RefusalReason.BUSY, reason)
+
+    def _is_over_share(self, start: StartSequence) -> bool:
+        """Whether the tenant has as many sequences under preparation as one may have."""
+        tenant = tenant_of(start.fairness_key)
+        starts = (pending.start for pending in self._pending.values())
+        count = sum(tenant_of(one.fairness_key) == tenant for one in starts)
+        return count >= max(1, self._pending_max // 2)
 
     def _claimed(self) -> set[str]:
         starts = (pending.start for pending in self._pending.values())

@@ -7,15 +7,18 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Protocol
 
 from baton.core.errors import SetupError
+from baton.core.ids import tenant_of
 from baton.core.messages import AdapterRef, RefusalReason, StartSequence
 from baton.core.sampling import Grammar
 from engine.execution.executor import Executor
-from engine.grammar import GrammarError
+from engine.grammar import CompilerBusy, GrammarError
 from worker.engine_thread import EngineThread
 from worker.preparation import NotPrepared
+from worker.turns import FairTurns
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +29,7 @@ COMPILING_NICENESS = 10
 
 
 def compiling_threads() -> ThreadPoolExecutor:
-    """Make one thread that gives way to all others. Work that waits for it and is given up is never begun."""
+    """Make one thread that waits for the compiling process and reads what it made. It gives way to others."""
     return ThreadPoolExecutor(1, thread_name_prefix="compile", initializer=_give_way)
 
 
@@ -42,14 +45,16 @@ class GrammarCompiler(Protocol):
 
     def has(self, grammar: Grammar) -> bool: ...
 
-    def prepare(self, grammar: Grammar) -> None: ...
+    def prepare(self, grammar: Grammar, *, is_continued: bool = False) -> None: ...
 
 
 class GrammarPreparer:
-    """Compiles grammars. Implements `worker.preparation.Preparer`."""
+    """Compiles grammars, one at a time and for one tenant after the other. Implements
+    `worker.preparation.Preparer`."""
 
     def __init__(self, store: GrammarCompiler, threads: ThreadPoolExecutor) -> None:
         self._store, self._threads = store, threads
+        self._turns = FairTurns()
 
     def is_ready(self, start: StartSequence) -> bool:
         grammar = start.sampling.grammar
@@ -59,11 +64,26 @@ class GrammarPreparer:
         grammar = start.sampling.grammar
         if grammar is None:
             return
+        await self._turns.take(tenant_of(start.fairness_key))
+        if self._store.has(grammar):
+            self._turns.release()
+            return
+        is_continued = len(start.tokens) > start.prompt_token_count
+        call = partial(self._store.prepare, grammar, is_continued=is_continued)
+        compiled = asyncio.get_running_loop().run_in_executor(self._threads, call)
+        # The turn lasts as long as the thread works, even if this sequence is cancelled meanwhile.
+        compiled.add_done_callback(self._done)
         try:
-            loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._threads, self._store.prepare, grammar)
+            await asyncio.shield(compiled)
         except GrammarError as error:
             raise NotPrepared(RefusalReason.UNSUPPORTED, str(error)) from error
+        except CompilerBusy as error:
+            raise NotPrepared(RefusalReason.BUSY, str(error)) from error
+
+    def _done(self, compiled: asyncio.Future[None]) -> None:
+        if not compiled.cancelled():
+            compiled.exception()  # whoever waited may be gone, and nobody misses it then
+        self._turns.release()
 
 
 class AdapterLoader(Protocol):

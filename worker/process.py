@@ -123,6 +123,7 @@ class WorkerProcess:
             stack.callback(self._compiling.shutdown, wait=False, cancel_futures=True)
             model, engine = self._config.model, self._config.engine
             executor = await self._engine.run(Executor.load, model, engine)
+            stack.callback(executor.grammars.close)
             await self._engine.run(executor.warm_up)
             self._measured = await self._engine.run(executor.time_itself, engine.self_timing_s)
             self._host = reachable_host(self._config.cluster.worker_host, towards=self._control_address)

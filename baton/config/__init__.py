@@ -90,9 +90,12 @@ class EngineConfig(Section):
     """Hugging Face folder or hub id of a model with the same vocabulary, for speculation=draft."""
     draft_kv_bytes: Annotated[int, Field(gt=0)] = 128 * 2**20
     """Size of the draft model's KV pool in bytes."""
+    compile_s: Seconds = 10.0
+    """Processor time that one grammar may take to compile. A request whose grammar needs more is refused with
+    400. The grammars of other requests wait for it at most this long for each tenant."""
     prepare_s: Seconds = 30.0
-    """Longest time to compile a grammar or to load an adapter. A request that needs more is refused. A
-    worker's first one also loads the libraries that it needs."""
+    """Longest time to wait for a compiled grammar or a loaded adapter. A sequence that waits longer goes to
+    another worker. A worker's first one also loads the libraries that it needs."""
     adapters_max: Annotated[int, Field(ge=1, le=1024)] = 16
     """LoRA adapters that one worker holds at once. The least recently used one makes room."""
     adapter_rank_max: Annotated[int, Field(ge=1, le=512)] = 64

@@ -72,7 +72,8 @@ class RouterConfig(Section):
     retry_share: Annotated[float, Field(ge=0, le=10)] = 0.2
     """Retries allowed, as a part of the sequences that ended well in the last 10 s, in addition to
     `retry_floor`. Beyond it a client that has no token yet gets a 503 with the time after which to try again.
-    The first loss of a sequence with its worker is not counted, see decision 0027."""
+    The first loss of a sequence with its worker is not counted, see decision 0027, and neither is anything
+    that follows from draining a worker."""
     retry_floor: Annotated[int, Field(ge=0)] = 10
     """Retries per 10 s that are always allowed."""
     breaker_failures: Annotated[int, Field(ge=0, le=1000)] = 5
@@ -97,8 +98,9 @@ class RouterConfig(Section):
     hedge_after_s: Seconds = 0.5
     """Least number of seconds after its placement before a sequence gets a backup attempt."""
     migrate_after_s: Annotated[float, Field(ge=0)] = 20.0
-    """Seconds after which streams that still run on a draining worker go on elsewhere, if there is a place.
-    0: at once. More than `cluster.drain_timeout_s`: when the worker ends."""
+    """Seconds after which streams that still run on a draining worker go on elsewhere, if there is a place
+    with the same weights and they would not end sooner where they are. 0: at once. More than
+    `cluster.drain_timeout_s`: when the worker ends."""
     worker_silence_s: Seconds = 3.0
     """A worker whose session is silent for this long is suspected, and its sequences are placed again. It is
     much shorter than `cluster.member_lease_s`, since being wrong costs little."""

@@ -26,21 +26,28 @@ def bin_of(tokens: int) -> int:
 
 
 class Bin(msgspec.Struct, frozen=True):
-    """Requests with prompts of about one length."""
+    """Prompts of about one length. A request counts once, in the bin of its first prompt."""
 
     requests: UInt64
     prompt_tokens: UInt64
-    """The tokens of all their prompts, cached parts included."""
+    """The tokens of all prompts, cached parts included. A prompt counts once, however many answers it has."""
+    further_prompts: UInt64 = 0
+    """Prompts beyond the first of their requests."""
+
+    @property
+    def prompts(self) -> int:
+        return self.requests + self.further_prompts
 
 
 class ClassLoad(msgspec.Struct, frozen=True):
     """The load of one service class, as counts and sums that add up over routers."""
 
     arrived: Mapping[int, Bin] = {}
-    """Requests that came, by `bin_of` their prompts."""
+    """Requests that came and their prompts, by `bin_of` the prompts."""
     started: UInt64 = 0
     """Requests that got their first token, or ended without one."""
     started_prompt_tokens: UInt64 = 0
+    """Tokens of the prompts that got their first token."""
     cached_tokens: UInt64 = 0
     """Tokens of these prompts that were found in a cache or a store."""
     ttft_missed: UInt64 = 0
@@ -48,7 +55,7 @@ class ClassLoad(msgspec.Struct, frozen=True):
     ended: UInt64 = 0
     """Requests that ended with at least one token after the first."""
     output_tokens: UInt64 = 0
-    """Tokens that these requests generated."""
+    """Tokens that these requests generated, in all their answers."""
     context_tokens: UInt64 = 0
     """The positions before each of these output tokens, prompt included, summed up."""
     tpot_missed: UInt64 = 0
@@ -67,15 +74,19 @@ def total(loads: Iterable[ClassLoad]) -> ClassLoad:
 
 
 def _combined(parts: list[tuple[ClassLoad, int]]) -> ClassLoad:
-    bins: dict[int, tuple[int, int]] = {}
+    bins: dict[int, tuple[int, int, int]] = {}
     for load, sign in parts:
         for at, one in load.arrived.items():
-            n, tokens = bins.get(at, (0, 0))
-            bins[at] = (n + sign * one.requests, tokens + sign * one.prompt_tokens)
+            n, tokens, more = bins.get(at, (0, 0, 0))
+            bins[at] = (
+                n + sign * one.requests,
+                tokens + sign * one.prompt_tokens,
+                more + sign * one.further_prompts,
+            )
     counts: dict[str, Any] = {
         name: sum(sign * getattr(load, name) for load, sign in parts) for name in _COUNTS
     }
-    return ClassLoad({at: Bin(n, tokens) for at, (n, tokens) in bins.items() if n}, **counts)
+    return ClassLoad({at: Bin(*found) for at, found in bins.items() if any(found)}, **counts)
 
 
 class Traits(msgspec.Struct, frozen=True):

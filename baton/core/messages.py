@@ -225,6 +225,9 @@ class RefusalReason(StrEnum):
     UNSUPPORTED = auto()
     """This worker cannot do what the request asks for (a grammar that does not compile, an adapter that does
     not load). No other worker can either, so the client gets a 400 with the message."""
+    BUSY = auto()
+    """The worker is busy with the grammars and adapters of others. Another worker may be free, and the worker
+    is not at fault: it has room for sequences that need neither."""
 
 
 class SequenceRefused(msgspec.Struct, frozen=True, tag=True):

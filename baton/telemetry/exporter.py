@@ -49,8 +49,19 @@ class MetricsServer:
             writer.close()
 
     def _answer(self, head: bytes) -> bytes:
-        path = head.split(b" ", 2)[1:2]
-        match path[0].split(b"?")[0] if path else b"":
+        line = head.split(b"\r\n", 1)[0].split(b" ")
+        if len(line) != 3 or not line[2].startswith(b"HTTP/1."):
+            return _response("400 Bad Request", "text/plain", b"no HTTP/1.1 request\n")
+        method, target, _ = line
+        if method not in (b"GET", b"HEAD"):
+            return _response(
+                "405 Method Not Allowed", "text/plain", b"only GET and HEAD\n", "Allow: GET, HEAD\r\n"
+            )
+        answer = self._page(target.split(b"?")[0])
+        return answer if method == b"GET" else answer.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
+
+    def _page(self, path: bytes) -> bytes:
+        match path:
             case b"/metrics":
                 return _response("200 OK", CONTENT_TYPE, self._render())
             case b"/health" | b"/health/live" | b"/health/ready":
@@ -59,6 +70,6 @@ class MetricsServer:
                 return _response("404 Not Found", "text/plain", b"try /metrics or /health\n")
 
 
-def _response(status: str, content_type: str, body: bytes) -> bytes:
-    head = f"HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n"
+def _response(status: str, content_type: str, body: bytes, headers: str = "") -> bytes:
+    head = f"HTTP/1.1 {status}\r\n{headers}Content-Type: {content_type}\r\nContent-Length: {len(body)}\r\n"
     return f"{head}Connection: close\r\n\r\n".encode() + body

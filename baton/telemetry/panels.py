@@ -314,6 +314,9 @@ def _failures() -> Row:
         (
             counted(cat.RETRIES, "Placed again", "cause", quiet=UNTIL_FAILED),
             counted(cat.REFUSED_RETRIES, "Not placed again"),
+            counted(
+                cat.MIGRATIONS, "Moved from draining workers", quiet="until a worker drains under streams"
+            ),
             measured(cat.BREAKER_OPEN, "Breaker open", "max", "worker"),
             counted(cat.BREAKERS_OPENED, "Breakers opened"),
             counted(cat.HEDGES, "Second attempts", "what"),

@@ -29,6 +29,8 @@ CLIENT_ADDRESS = "10.77.0.9"
 RAY_PORT, CONTROL_PORT, REDIS_PORT, ROUTER_PORT, DASHBOARD_PORT = 6380, 7000, 6379, 8000, 8070
 START_S = 180.0
 SOCKET = "/run/store.sock"
+CODE = Path(__file__).parents[2]
+"""The folder of this Baton."""
 RAY_CHECKS = {"RAY_health_check_initial_delay_ms": "5000", "RAY_health_check_timeout_ms": "2000"}
 """Hosts that share two cores answer late, and must not be taken for lost because of that."""
 CACHES = ("torchinductor_",)
@@ -107,7 +109,9 @@ class ChaosCluster:
         plain = {name: value for name, value in os.environ.items() if not name.startswith(("BATON_", "RAY_"))}
         ray = {**RAY_ENVIRONMENT, **JOINED_ENVIRONMENT, **RAY_CHECKS}
         ray |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self._ray_token, "RAY_TMPDIR": "/run"}
-        ours = {"PYTHONUNBUFFERED": "1", "TMPDIR": "/run/tmp"}
+        # Processes of a host begin in its root folder, and would find another Baton or none.
+        path = os.pathsep.join(filter(None, (str(CODE), os.environ.get("PYTHONPATH", ""))))
+        ours = {"PYTHONUNBUFFERED": "1", "TMPDIR": "/run/tmp", "PYTHONPATH": path}
         return {**plain, **ray, **ours, **self.clocks.environment(host)}
 
     def _processes(self) -> list[Supervised]:

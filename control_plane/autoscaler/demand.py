@@ -39,7 +39,7 @@ class _Mix:
     """Exponentially fading sums over one service class."""
 
     bins: dict[int, tuple[float, float]]
-    """Requests and prompt tokens by length bin."""
+    """Prompts and their tokens by length bin."""
     started_tokens: float = 0.0
     cached_tokens: float = 0.0
     ended: float = 0.0
@@ -53,7 +53,7 @@ class _Mix:
         faded = {at: (n * keep, tokens * keep) for at, (n, tokens) in self.bins.items() if n * keep > 1e-3}
         for at, one in load.arrived.items():
             n, tokens = faded.get(at, (0.0, 0.0))
-            faded[at] = (n + one.requests, tokens + one.prompt_tokens)
+            faded[at] = (n + one.prompts, tokens + one.prompt_tokens)
         self.bins = faded
         self.started_tokens = self.started_tokens * keep + load.started_prompt_tokens
         self.cached_tokens = self.cached_tokens * keep + load.cached_tokens
@@ -120,8 +120,8 @@ class DemandEstimator:
         for name, load in seen.classes.items():
             mix = self._mixes[name]
             for one in load.arrived.values():
-                each_s = _service_s(one.prompt_tokens / one.requests, mix.cached_share, traits)
-                work_s += one.requests * each_s
+                each_s = _service_s(one.prompt_tokens / one.prompts, mix.cached_share, traits)
+                work_s += one.prompts * each_s
                 tokens += one.requests * mix.output_mean
         requests = seen.arrived
         self.prefill.observe(

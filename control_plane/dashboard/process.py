@@ -120,6 +120,7 @@ def _server(app: Any, config: Config) -> DashboardServer:
     try:
         uvicorn_config = uvicorn.Config(
             app,
+            http="h11",  # httptools takes the body of a request that offers another protocol for a request.
             lifespan="on",
             log_config=None,
             access_log=False,

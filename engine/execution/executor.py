@@ -21,6 +21,7 @@ from baton.core.steps import (
     StepResult,
     TokenLogprobs,
 )
+from engine.compiling import CompilerProcess
 from engine.devices import TORCH_DTYPES
 from engine.execution.draft import DraftModel, DraftRequest
 from engine.execution.graphs import make_graphs
@@ -61,7 +62,12 @@ class Executor:
         self._model: LanguageModel | None = loaded.model
         self.expert_counts = loaded.model.expert_counts
         self.swap = SwapSpace(self.kv, engine.swap_bytes)
-        self.grammars = GrammarStore(loaded.folder, self.vocab_size, self.eos_token_ids)
+        self.grammars = GrammarStore(
+            loaded.folder,
+            self.vocab_size,
+            self.eos_token_ids,
+            process=CompilerProcess(compile_s=engine.compile_s),
+        )
         self._sampler = Sampler(
             vocab=self.vocab_size, grammars=self.grammars, eos_token_ids=self.eos_token_ids
         )

@@ -39,18 +39,18 @@ def check_size(schema: Any, where: str) -> int:
             else len(properties)
         )
         if optional > OPTIONAL_MAX:
-            raise _too_large(where, f"{optional} optional properties in one object", OPTIONAL_MAX)
+            raise too_large(where, f"{optional} optional properties in one object", OPTIONAL_MAX)
         for keyword in ("anyOf", "oneOf", "allOf", "prefixItems"):
             branches = node.get(keyword)
             if isinstance(branches, list):
                 if keyword in ("anyOf", "oneOf") and len(branches) > BRANCHES_MAX:
-                    raise _too_large(where, f"{keyword} of {len(branches)} schemas", BRANCHES_MAX)
+                    raise too_large(where, f"{keyword} of {len(branches)} schemas", BRANCHES_MAX)
                 parts += len(branches)
                 todo += branches
         names = set(map(str, required)) if isinstance(required, list) else set[str]()
         parts += len(properties.keys() | names)
         if parts > PARTS_MAX:
-            raise _too_large(where, f"{parts} properties and branches", PARTS_MAX)
+            raise too_large(where, f"{parts} properties and branches", PARTS_MAX)
         todo += properties.values()
         for keyword in ("patternProperties", "$defs", "definitions"):
             todo += _objects(node.get(keyword)).values()
@@ -60,24 +60,9 @@ def check_size(schema: Any, where: str) -> int:
     return parts
 
 
-def check_sizes(node: Any, where: str) -> None:
-    """Check all schemas in a structural tag together as `check_size` checks one."""
-    parts, todo = 0, [node]
-    while todo:
-        one = todo.pop()
-        if isinstance(one, list):
-            todo += one
-        elif isinstance(one, dict):
-            if "json_schema" in one:
-                parts += check_size(one["json_schema"], where)
-            todo += [value for key, value in one.items() if key != "json_schema"]
-    if parts > PARTS_MAX:
-        raise _too_large(where, f"{parts} properties and branches", PARTS_MAX)
-
-
 def _objects(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _too_large(where: str, what: str, most: int) -> ClientError:
+def too_large(where: str, what: str, most: int) -> ClientError:
     return refuse(where, "", f"{what} take too long to compile, at most {most} are allowed")

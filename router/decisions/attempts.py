@@ -1,12 +1,17 @@
-"""What follows from the values of one attempt: its start messages, its suspects and its back-off. Pure."""
+"""The attempts of one sequence: start messages, suspects and back-off, and how many may be lost. Pure."""
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from baton.core.ids import BlockHash, SequenceId, WorkerId
 from baton.core.messages import FailureReason, PeerRef, Phase, StartSequence
 from baton.core.sampling import SamplingParams
-from router.decisions.events import Submit, ToWorker
+from router.decisions.events import FailureKind, RetryCause, Submit, ToWorker
+from router.decisions.retry_budgets import WindowBudget
 
+NOT_BUDGETED = frozenset({RetryCause.WORKER_LOST, RetryCause.SOURCE_LOST})
+"""Causes whose first loss does not use up the retry budget, since a lost worker loses all its sequences at
+once. `RetryCause.DRAINED` is never charged."""
 BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.05, 2.0
 
 
@@ -64,3 +69,36 @@ def suspects(phases: Mapping[WorkerId, Phase], worker_id: WorkerId, reason: Fail
 def backoff_s(times: int) -> float:
     """Return how long a sequence rests that was lost or refused `times` times. The first time it does not."""
     return 0.0 if times <= 1 else min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2.0 ** (times - 2))
+
+
+class AttemptsOver(NamedTuple):
+    """Why a sequence is not tried again."""
+
+    kind: FailureKind
+    message: str
+    retry_after_s: float
+
+
+class AttemptAccount:
+    """The lost attempts of one sequence. Refusals and migrations are not among them."""
+
+    def __init__(self, attempts_max: int, budget: WindowBudget | None) -> None:
+        self.attempts_max, self.budget = attempts_max, budget
+        self.count = 0
+
+    def lost(
+        self, cause: RetryCause, reason: str, *, must_go_on: bool, is_free: bool, now_s: float
+    ) -> AttemptsOver | None:
+        """Count a lost attempt; None if the sequence may be tried again.
+
+        `must_go_on`: an empty budget does not end the sequence. `is_free`: nothing is charged to the budget.
+        """
+        self.count += 1
+        if self.count >= self.attempts_max:
+            message = f"{self.count} attempts were lost, the last one because: {reason}"
+            return AttemptsOver(FailureKind.ATTEMPTS, message, 1.0)
+        is_charged = (cause not in NOT_BUDGETED or self.count > 1) and not is_free
+        if not is_charged or self.budget is None or self.budget.take(now_s, must=must_go_on):
+            return None
+        message = f"the retry budget (router.retry_share) is used up, and this attempt failed: {reason}"
+        return AttemptsOver(FailureKind.RETRIES_SPENT, message, self.budget.retry_after_s(now_s))

@@ -8,9 +8,12 @@ admission queue is scanned if capacity may have come free. Actions that free roo
 that use it.
 """
 
+from collections.abc import Iterable
 from math import inf
 from random import Random
 from typing import assert_never
+
+import msgspec
 
 from baton.config.router import RouterConfig, SloConfig
 from baton.core.demand import DemandReport
@@ -29,9 +32,8 @@ from baton.core.messages import (
     StepOutput,
     WorkerHello,
 )
-from router.decisions.arrival_counters import ArrivalCounters
 from router.decisions.cluster.worker import WorkerView
-from router.decisions.demand import count_end, count_first_token, demand_of
+from router.decisions.demand import RequestCounter, demand_of
 from router.decisions.events import (
     ClientGone,
     Failed,
@@ -50,8 +52,9 @@ from router.decisions.events import (
     WorkerLost,
     WorkerUpdated,
 )
-from router.decisions.failure_handling import MIGRATIONS_AT_ONCE, FailureHandling
+from router.decisions.failure_handling import FailureHandling
 from router.decisions.flow import Flow
+from router.decisions.migration import MIGRATIONS_AT_ONCE, ends_sooner_here, keeps_weights, movable
 from router.decisions.placement.interface import NoPlace, Placement
 from router.decisions.placing import Placing
 from router.decisions.prefix_index import PrefixIndex
@@ -88,7 +91,7 @@ class RouterCore:
         )
         self._timers = Timers()
         self._arrivals = 0
-        self._arrival_counters = ArrivalCounters()
+        self._requests = RequestCounter()
         self._now_s = self._began_s = now_s
 
     # --- public interface ------------------------------------------------------------------------------
@@ -149,7 +152,7 @@ class RouterCore:
     def demand(self, router_id: RouterId, *, now_s: float) -> DemandReport:
         """Return the report by which the autoscaler decides how many workers there shall be."""
         flows, up_s = self._flows.values(), now_s - self._began_s
-        return demand_of(router_id, self._arrival_counters, self._cluster, flows, up_s=up_s, now_s=now_s)
+        return demand_of(router_id, self._requests, self._cluster, flows, up_s=up_s, now_s=now_s)
 
     def check(self) -> None:
         """Raise AssertionError if the accounts disagree. The cost grows with all that the router holds."""
@@ -165,6 +168,7 @@ class RouterCore:
             assert self._timers.next_s is None
             assert self._failures.breakers.is_idle
             assert self._hedging.is_idle
+            assert self._requests.is_idle
 
     # --- events -----------------------------------------------------------------------------------
 
@@ -181,9 +185,9 @@ class RouterCore:
                 return actions
             case WorkerLost(worker_id, reason):
                 return self._lose(worker_id, reason)
-            case WorkerUpdated(worker_id, role, is_draining):
+            case WorkerUpdated(worker_id, role, is_draining, is_suspect):
                 if (worker := self._cluster.get(worker_id)) is not None:
-                    worker.update(role, is_draining=is_draining)
+                    worker.update(role, is_draining=is_draining, is_suspect=is_suspect)
                     self._waiting.wants_scan = True
                 return []
             case FromWorker(worker_id, message):
@@ -206,7 +210,6 @@ class RouterCore:
         seq_id = submit.seq_id
         assert seq_id not in self._flows, f"{seq_id} was submitted twice"
         self._arrivals += 1
-        self._arrival_counters.arrived(submit.slo_class, len(submit.prompt))
         flow = Flow(
             submit,
             arrival=self._arrivals,
@@ -216,6 +219,7 @@ class RouterCore:
             retries=self._failures.retries,
         )
         self._flows[seq_id] = flow
+        self._requests.submitted(flow)
         if flow.next_tick_s(self._now_s) <= self._now_s:
             actions = self._on_tick(flow)
         else:
@@ -244,7 +248,8 @@ class RouterCore:
         actions: list[RouterAction] = []
         for seq_id in list(worker.load.reservations):
             flow = self._flows[seq_id]
-            actions += flow.on_worker_lost(worker_id, reason, now_s=self._now_s)
+            is_planned = worker.is_leaving
+            actions += flow.on_worker_lost(worker_id, reason, now_s=self._now_s, is_planned=is_planned)
             self._settle(flow)
         assert not worker.load.reservations
         self._placing.lose(worker_id)
@@ -295,7 +300,7 @@ class RouterCore:
         actions = flow.on_output(worker_id, output, now_s=self._now_s)
         self._waiting.generated(flow, len(flow.generated) - count)
         if not count and flow.generated:
-            count_first_token(self._arrival_counters, flow, now_s=self._now_s)
+            self._settle_objectives(self._requests.on_first_token(flow, now_s=self._now_s))
         if flow.state not in (state, RequestState.QUEUED):
             self._failures.advanced(flow, worker_id, state, now_s=self._now_s)
         if self._hedging.other_attempt_of(flow.name) is not None and (flow.generated or flow.is_over):
@@ -303,6 +308,13 @@ class RouterCore:
         if flow.state is not state:
             self._settle(flow)
         return actions
+
+    def _settle_objectives(self, seq_ids: Iterable[SequenceId]) -> None:
+        """Keep the sequences from being late or refused by a TTFT objective that no longer hangs on them."""
+        for seq_id in seq_ids:
+            other = self._flows.get(self._hedging.serving_attempt_of(seq_id))
+            if other is not None:
+                other.submit = msgspec.structs.replace(other.submit, ttft_slo_s=0.0, refuse_late=False)
 
     def _on_sequence_message(
         self, worker: WorkerView, message: SequenceJoined | SequenceRefused | SequenceFailed
@@ -318,7 +330,8 @@ class RouterCore:
                     self._failures.breakers.worked(worker.worker_id, flow.name, now_s=self._now_s)
             case SequenceFailed():
                 sources = [w for w, phase in flow.phases.items() if phase is Phase.PREFILL]
-                actions = flow.on_failed(worker.worker_id, message, now_s=self._now_s)
+                is_planned = self._failures.is_planned(message, sources)
+                actions = flow.on_failed(worker.worker_id, message, now_s=self._now_s, is_planned=is_planned)
                 if actions:
                     self._failures.failed(worker, message, sources, self._now_s)
             case SequenceRefused(reason=reason):
@@ -340,7 +353,7 @@ class RouterCore:
         return actions
 
     def _on_tick(self, flow: Flow) -> list[RouterAction]:
-        is_over = flow.is_wait_over(self._now_s)
+        is_over = flow.is_wait_over(self._now_s) and self._now_s < flow.submit.deadline_s
         hint_s = self._waiting.hint_s(flow, now_s=self._now_s) if is_over else 0.0
         return flow.on_tick(now_s=self._now_s, retry_after_s=hint_s, waits_for=self._waiting.waits_for)
 
@@ -356,7 +369,8 @@ class RouterCore:
         self._failures.breakers.left(seq_id, flow.phases)
         self._waiting.settle(flow, now_s=self._now_s)
         if flow.is_over:
-            count_end(self._arrival_counters, flow, now_s=self._now_s)
+            if self._is_last_attempt(flow):
+                self._settle_objectives(self._requests.ended(flow, now_s=self._now_s))
             self._timers.drop(seq_id)
             del self._flows[seq_id]
             if (other := self._hedging.ended(seq_id)) is not None and self._flows[other].is_backup:
@@ -364,6 +378,12 @@ class RouterCore:
                 self._hedging.takes_over(other, flow.submit.seq_id)
             return
         self._timers.set(seq_id, flow.next_tick_s(self._now_s))
+
+    def _is_last_attempt(self, flow: Flow) -> bool:
+        """Whether a sequence has ended with this attempt, so that no other attempt serves its client."""
+        if self._hedging.other_attempt_of(flow.name) is not None:
+            return False
+        return self._hedging.serving_attempt_of(flow.submit.seq_id) == flow.name
 
     # --- placement --------------------------------------------------------------------------------
 
@@ -439,14 +459,20 @@ class RouterCore:
 
     def _migrate_from(self, worker: WorkerView) -> list[RouterAction]:
         """Move streams of a draining worker to other workers, a few per load report."""
-        if not self._failures.is_time_to_migrate(worker, self._now_s):
+        if not self._failures.departures.is_time_to_migrate(worker, self._now_s):
             return []
         actions: list[RouterAction] = []
-        for name in list(worker.load.reservations)[:MIGRATIONS_AT_ONCE]:
-            flow = self._flows[name]
+        moved = 0
+        for flow in movable(worker, self._flows):
             found = self._placing.find(flow, now_s=self._now_s)
-            if isinstance(found, NoPlace):
+            if isinstance(found, NoPlace) or not keeps_weights(flow, found):
                 break
+            if ends_sooner_here(flow, worker, found):
+                continue
             actions += flow.migrate(worker.worker_id, now_s=self._now_s)
+            actions += self._start(flow, found)
             self._settle(flow)
+            moved += 1
+            if moved == MIGRATIONS_AT_ONCE:
+                break
         return actions

@@ -20,6 +20,22 @@ from router.decisions.stored_prefix import StoredPrefix
 # --- events ---------------------------------------------------------------------------------------
 
 
+class SequencePart(StrEnum):
+    """What a sequence is within its client's request.
+
+    A request is one arrival with one verdict, however many sequences compute it. Its TTFT objective is judged
+    at the first token of any of them, and only the first sequence is admitted by it."""
+
+    REQUEST = auto()
+    """The first sequence of a request, which stands for the request."""
+    PROMPT = auto()
+    """A further prompt of the request."""
+    ANSWER = auto()
+    """A further answer to a prompt that another sequence of the request has."""
+    STEP = auto()
+    """A later step of a beam search: a prompt that was counted, and tokens generated since."""
+
+
 class Submit(msgspec.Struct, frozen=True):
     """A validated and tokenised sequence. It ends with exactly one Finished or Failed."""
 
@@ -51,8 +67,10 @@ class Submit(msgspec.Struct, frozen=True):
     weight: float = 1.0
     """The tenant's weight in fair sharing."""
     request_digest: str = ""
-    """A digest that is the same when a client sends the same request again; empty if it is not known."""
+    """A digest that is the same when a client sends the same request again, and that all sequences of a
+    request share; empty if it is not known."""
     fairness_key: str = ""
+    part: SequencePart = SequencePart.REQUEST
     group: str = ""
     """Sequences of one group share their prompt and are placed together while there is room."""
     hashes: HashSource | None = None
@@ -92,6 +110,8 @@ class WorkerUpdated(msgspec.Struct, frozen=True):
     worker_id: WorkerId
     role: Role
     is_draining: bool
+    is_suspect: bool = False
+    """The worker missed heartbeats. It gets nothing new, and what runs there goes on."""
 
 
 class FromWorker(msgspec.Struct, frozen=True):
@@ -160,6 +180,7 @@ class RetryCause(StrEnum):
     SOURCE_LOST = auto()
     SOURCE_REFUSED = auto()
     DRAINED = auto()
+    """A draining worker ended before the sequence did. It counts as no loss and is charged to no budget."""
     INTERNAL = auto()
     STALE_EPOCH = auto()
     TOKENS_MISSING = auto()
@@ -258,7 +279,8 @@ class Note(msgspec.Struct, frozen=True):
 
     seq_id: SequenceId
     what: str
-    """placed | first_token | joined | retried | fallback | refused | hedged | hedge_won | hedge_lost"""
+    """placed | first_token | joined | retried | migrated | fallback | refused | hedged | hedge_won |
+    hedge_lost"""
     reason: str
     worker_ids: tuple[WorkerId, ...] = ()
     seconds: float = 0.0

@@ -1,9 +1,9 @@
-"""How the router handles failing and late workers: circuit breakers, retry budgets, hedging, migration. Pure.
+"""How the router handles failing and late workers: circuit breakers, retry budgets, hedging. Pure.
 
 `router.decisions.core` reports what happens. Nothing here places or ends a sequence.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 import msgspec
 
@@ -22,12 +22,10 @@ from router.decisions.cluster.view import ClusterView
 from router.decisions.cluster.worker import WorkerView
 from router.decisions.flow import Flow
 from router.decisions.hedging import Hedging
+from router.decisions.migration import Departures
 from router.decisions.placement.interface import Placement
 from router.decisions.request_state import RequestState
 from router.decisions.retry_budgets import WindowBudget
-
-MIGRATIONS_AT_ONCE = 8
-"""Largest number of streams that move away from a draining worker per load report."""
 
 
 class FailureStatus(msgspec.Struct, frozen=True):
@@ -52,7 +50,7 @@ class FailureHandling:
         self.breakers = Breakers(config)
         self.retries = WindowBudget(share=config.retry_share, floor=config.retry_floor)
         self.hedging = Hedging(config)
-        self._leaving_since_s: dict[WorkerId, float] = {}
+        self.departures = Departures(migrate_after_s=config.migrate_after_s)
 
     def status(self) -> FailureStatus:
         hedging = self.hedging
@@ -97,11 +95,16 @@ class FailureHandling:
         if flow.state is RequestState.DONE:
             self.retries.earn(now_s)
 
+    def is_planned(self, message: SequenceFailed, sources: Collection[WorkerId]) -> bool:
+        """Whether the attempt failed because the worker that it read KV from is draining."""
+        of_source = (FailureReason.SOURCE_LOST, FailureReason.SOURCE_REFUSED, FailureReason.TRANSFER)
+        return message.reason in of_source and any(map(self._is_leaving, sources))
+
     def failed(
-        self, worker: WorkerView, message: SequenceFailed, sources: Iterable[WorkerId], now_s: float
+        self, worker: WorkerView, message: SequenceFailed, sources: Collection[WorkerId], now_s: float
     ) -> None:
         """Note that an attempt failed at the worker. `sources` are the workers that it read KV from."""
-        if worker.facts.is_draining:
+        if worker.is_leaving or self.is_planned(message, sources):
             return
         match message.reason:
             case FailureReason.INTERNAL:
@@ -115,7 +118,7 @@ class FailureHandling:
                 pass  # the fault is the source's, nobody's, or reported by the source itself
 
     def refused(self, worker: WorkerView, message: SequenceRefused, now_s: float) -> None:
-        if message.reason is RefusalReason.NO_ROOM:
+        if message.reason is RefusalReason.NO_ROOM and not worker.is_leaving:
             reason = f"refused: {message.message}"
             self.breakers.failed(
                 worker.worker_id, reason, now_s=now_s, seq_id=message.seq_id, is_refusal=True
@@ -123,13 +126,13 @@ class FailureHandling:
 
     def lost(self, worker: WorkerView, reason: str, now_s: float) -> None:
         """Note that the worker's session ended."""
-        self._leaving_since_s.pop(worker.worker_id, None)
-        if not worker.facts.is_draining:
+        self.departures.lost(worker.worker_id)
+        if not worker.is_leaving:
             self.breakers.failed(worker.worker_id, f"lost: {reason}", now_s=now_s)
 
     def reported(self, worker: WorkerView, report: LoadReport, now_s: float) -> None:
         slow = slowness(report.costs, worker.hello.costs)
-        if slow is not None:
+        if slow is not None and not worker.is_leaving:
             role = worker.facts.role
             peers = (w.worker_id for w in self._cluster if w.facts.role is role)  # hardly ever looked at
             self.breakers.reported(worker.worker_id, slow, peers, now_s=now_s)
@@ -137,16 +140,10 @@ class FailureHandling:
     def overdue(self, flow: Flow, now_s: float) -> None:
         """Note that the first token is overdue and a backup attempt began."""
         for worker_id, phase in flow.phases.items():
-            if phase is not Phase.DECODE:
+            if phase is not Phase.DECODE and not self._is_leaving(worker_id):
                 reason = f"no first token within {now_s - flow.placed_s:.2f} s"
                 self.breakers.failed(worker_id, reason, now_s=now_s, seq_id=flow.name)
 
-    # --- draining workers --------------------------------------------------------------------------
-
-    def is_time_to_migrate(self, worker: WorkerView, now_s: float) -> bool:
-        """Whether the worker has drained for so long that its streams should move to other workers."""
-        if not worker.facts.is_draining:
-            self._leaving_since_s.pop(worker.worker_id, None)
-            return False
-        since_s = self._leaving_since_s.setdefault(worker.worker_id, now_s)
-        return now_s - since_s >= self._config.migrate_after_s
+    def _is_leaving(self, worker_id: WorkerId) -> bool:
+        worker = self._cluster.get(worker_id)
+        return worker is not None and worker.is_leaving

@@ -25,7 +25,7 @@ from baton.core.messages import (
     Task,
 )
 from baton.core.sampling import FinishReason, SamplingParams
-from router.decisions.attempts import backoff_s, start_messages, suspects
+from router.decisions.attempts import AttemptAccount, backoff_s, start_messages, suspects
 from router.decisions.events import (
     Deliver,
     Failed,
@@ -44,14 +44,6 @@ from router.decisions.request_state import LEGAL, RequestState
 from router.decisions.retry_budgets import WindowBudget
 from router.decisions.token_order import TokenOrder
 
-HELD_TOKENS_MAX = 1024
-"""Largest number of tokens kept of one sequence while earlier ones are missing. Beyond it the attempt counts
-as lost."""
-
-NOT_BUDGETED = frozenset({RetryCause.WORKER_LOST, RetryCause.SOURCE_LOST, RetryCause.DRAINED})
-"""Causes whose first loss does not use up the retry budget, since a lost worker loses all its sequences at
-once."""
-
 
 class Flow:
     def __init__(
@@ -68,7 +60,6 @@ class Flow:
         self.submit = submit
         self.name = name or submit.seq_id
         """The name that workers know the attempt by. Clients know the submitted one."""
-        self._retries = retries
         self.is_backup = False
         """True for a backup attempt beside another flow. Its failures are not reported to the client."""
         self.arrival = arrival
@@ -87,7 +78,6 @@ class Flow:
         self.clock = LatencyClock(now_s)
         self._served = Served(WorkerId(""), WorkerId(""), None, None, 0)
         self._life: Lifecycle[RequestState] = Lifecycle(RequestState.QUEUED, LEGAL, now_s=now_s)
-        self._attempts_max = attempts_max
         self.placed_s = now_s
         """When the current attempt began."""
         self.hedge_at_s = inf
@@ -101,7 +91,10 @@ class Flow:
         self._source_refusal = ""
         """Why the KV source refused the decode worker, as long as the source itself has not reported a
         reason."""
-        self._losses = self._refusals = 0
+        self._losses = AttemptAccount(attempts_max, retries)
+        self._refusals = 0
+        self._is_displaced = False
+        """True while the sequence looks for a place because the cluster took its worker away."""
         self.failure: FailureKind | None = None
         self._cached_token_count: int | None = None
 
@@ -161,7 +154,9 @@ class Flow:
 
     @property
     def _wait_ends_s(self) -> float:
-        return self._waiting_since_s + self._queue_wait_s
+        # A running stream that the cluster displaced waits until its deadline.
+        is_running = self._is_displaced and bool(self.generated)
+        return inf if is_running else self._waiting_since_s + self._queue_wait_s
 
     def next_tick_s(self, now_s: float) -> float:
         """Return when `on_tick` is due, or when the back-off of a queued sequence ends."""
@@ -253,7 +248,7 @@ class Flow:
         if output.timings is not None:
             self.clock.on_timings(output.timings)
         reason = self._order.accept(output)
-        if self._order.held_count > HELD_TOKENS_MAX:
+        if self._order.holds_too_many:
             return self._lost(
                 None, {worker_id}, RetryCause.TOKENS_MISSING, "earlier tokens are missing", now_s=now_s
             )
@@ -292,22 +287,32 @@ class Flow:
         reason = f"{refused.reason}: {refused.message}" if refused.message else str(refused.reason)
         note = self._note("refused", reason, (worker_id,))
         match refused.reason:
-            case RefusalReason.TOO_LONG:
+            case RefusalReason.TOO_LONG | RefusalReason.UNSUPPORTED if not self.generated:
                 self._forget_holder(worker_id)
-                return [note, *self.refuse(FailureKind.TOO_LONG, reason, now_s=now_s)]
-            case RefusalReason.UNSUPPORTED:
-                self._forget_holder(worker_id)
-                return [note, *self.refuse(FailureKind.UNSUPPORTED, refused.message or reason, now_s=now_s)]
+                kind = FailureKind(refused.reason)
+                message = refused.message if kind is FailureKind.UNSUPPORTED else ""
+                return [note, *self.refuse(kind, message or reason, now_s=now_s)]
             case RefusalReason.STALE_EPOCH:
                 cause = RetryCause.STALE_EPOCH
                 return [note, *self._lost(worker_id, {worker_id}, cause, reason, now_s=now_s)]
-            case RefusalReason.NO_ROOM | RefusalReason.DRAINING:
-                # A refusal is not counted as a loss. It is bounded by the wait for a place, which goes on.
+            case RefusalReason.TOO_LONG | RefusalReason.UNSUPPORTED:
+                # Another worker served the sequence before, so it is this worker that lacks something.
+                self._is_displaced = False
                 self._refusals += 1
-                return [note, *self._requeue(worker_id, {worker_id}, reason, self._refusals, now_s=now_s)]
+            case RefusalReason.NO_ROOM | RefusalReason.BUSY:
+                self._refusals += 1
+            case RefusalReason.DRAINING:
+                pass  # the router knows it now, so the sequence need not rest
+        # A refusal is not counted as a loss. It is bounded by the wait for a place, which goes on.
+        return [note, *self._requeue(worker_id, {worker_id}, reason, self._refusals, now_s=now_s)]
 
-    def on_failed(self, worker_id: WorkerId, failed: SequenceFailed, *, now_s: float) -> list[RouterAction]:
-        """Handle a failed phase. The failure of a prefill worker is ignored once decode has all it needs."""
+    def on_failed(
+        self, worker_id: WorkerId, failed: SequenceFailed, *, now_s: float, is_planned: bool = False
+    ) -> list[RouterAction]:
+        """Handle a failed phase. The failure of a prefill worker is ignored once decode has all it needs.
+
+        `is_planned`: it failed because its KV source is draining.
+        """
         if failed.epoch != self.epoch or worker_id not in self.phases:
             return []
         reason = f"{failed.reason}: {failed.message}" if failed.message else str(failed.reason)
@@ -318,18 +323,21 @@ class Flow:
             self._forget_holder(worker_id)
             self._source_refusal = reason
             return []
-        cause = RetryCause(failed.reason)
+        cause = RetryCause.DRAINED if is_planned else RetryCause(failed.reason)
         suspected = suspects(self.phases, worker_id, failed.reason)
         return self._lost(worker_id, suspected, cause, reason, now_s=now_s)
 
-    def on_worker_lost(self, worker_id: WorkerId, reason: str, *, now_s: float) -> list[RouterAction]:
+    def on_worker_lost(
+        self, worker_id: WorkerId, reason: str, *, now_s: float, is_planned: bool = False
+    ) -> list[RouterAction]:
+        """Handle the end of a worker's session. `is_planned`: the worker was draining."""
         if worker_id not in self.phases:
             return []
         detail = f"{worker_id} lost: {reason}"
-        return self._lost(worker_id, {worker_id}, RetryCause.WORKER_LOST, detail, now_s=now_s)
+        cause = RetryCause.DRAINED if is_planned else RetryCause.WORKER_LOST
+        return self._lost(worker_id, {worker_id}, cause, detail, now_s=now_s)
 
-    # --- backup attempts and migration
-    # -----------------------------------------------------------------------
+    # --- backup attempts and migration --------------------------------------------------------------
 
     def make_backup(self, name: SequenceId, *, now_s: float) -> "Flow":
         """Return a backup attempt, while this one has produced no token. A lost backup is not retried."""
@@ -337,10 +345,10 @@ class Flow:
         backup = Flow(
             self.submit,
             arrival=self.arrival,
-            attempts_max=self._attempts_max,
+            attempts_max=self._losses.attempts_max,
             queue_wait_s=self._queue_wait_s,
             now_s=now_s,
-            retries=self._retries,
+            retries=self._losses.budget,
             name=name,
         )
         backup.is_backup = True
@@ -356,14 +364,16 @@ class Flow:
         self.is_backup = False
 
     def migrate(self, worker_id: WorkerId, *, now_s: float) -> list[RouterAction]:
-        """Move the sequence away from a draining worker."""
+        """Leave a draining worker. Nothing is counted or charged, since the cluster chose it. The caller
+        begins the next attempt in the same event."""
         reason = f"{worker_id} is draining"
-        return self._lost(None, {worker_id}, RetryCause.DRAINED, reason, now_s=now_s)
+        note = self._note("migrated", reason, tuple(self._participants))
+        return [note, *self._displace(None, {worker_id}, reason, now_s=now_s)]
 
     # --- tokens -----------------------------------------------------------------------------------
 
     def _advance(self, phase: Phase, *, now_s: float) -> None:
-        self._refusals, self._waiting_since_s = 0, now_s
+        self._refusals, self._waiting_since_s, self._is_displaced = 0, now_s, False
         if phase is Phase.PREFILL:
             if self.state is RequestState.PREFILLING:
                 self._life.to(RequestState.HANDING_OVER, now_s=now_s, cause="first token from prefill")
@@ -424,37 +434,35 @@ class Flow:
         *,
         now_s: float,
     ) -> list[RouterAction]:
-        self._losses += 1
-        if self._losses >= self._attempts_max:
-            self._forget_holder(worker_id)
-            message = f"{self._losses} attempts were lost, the last one because: {reason}"
-            return self.refuse(FailureKind.ATTEMPTS, message, now_s=now_s)
-        is_charged = (cause not in NOT_BUDGETED or self._losses > 1) and not self.is_backup
-        # A stream that has begun must go on, since no HTTP status is left that could carry a Retry-After.
-        is_begun = bool(self.generated)
-        if is_charged and self._retries is not None and not self._retries.take(now_s, must=is_begun):
-            self._forget_holder(worker_id)
-            message = f"the retry budget (router.retry_share) is used up, and this attempt failed: {reason}"
-            after_s = self._retries.retry_after_s(now_s)
-            return self.refuse(FailureKind.RETRIES_SPENT, message, now_s=now_s, retry_after_s=after_s)
-        if self.is_backup:
-            return self._requeue(worker_id, avoid, reason, self._losses, now_s=now_s)
-        self._waiting_since_s = now_s
         note = self._note("retried", reason, tuple(self._participants), cause=cause)
-        return [note, *self._requeue(worker_id, avoid, reason, self._losses, now_s=now_s)]
+        if cause is RetryCause.DRAINED:
+            actions = self._displace(worker_id, avoid, reason, now_s=now_s)
+            return actions if self.is_backup else [note, *actions]
+        # A stream that has begun must go on, since no HTTP status is left that could carry a Retry-After.
+        must_go_on, is_free = bool(self.generated), self.is_backup
+        end = self._losses.lost(cause, reason, must_go_on=must_go_on, is_free=is_free, now_s=now_s)
+        if end is not None:
+            self._forget_holder(worker_id)
+            return self.refuse(end.kind, end.message, now_s=now_s, retry_after_s=end.retry_after_s)
+        actions = self._requeue(worker_id, avoid, reason, self._losses.count, now_s=now_s)
+        if self.is_backup:
+            return actions
+        self._waiting_since_s = now_s
+        return [note, *actions]
+
+    def _displace(
+        self, worker_id: WorkerId | None, avoid: Set[WorkerId], reason: str, *, now_s: float
+    ) -> list[RouterAction]:
+        """Queue the sequence again because the cluster takes its worker away, which is not counted."""
+        self._waiting_since_s, self._is_displaced = now_s, True
+        return self._requeue(worker_id, avoid, reason, 0, now_s=now_s)
 
     def _requeue(
-        self,
-        worker_id: WorkerId | None,
-        avoid: Set[WorkerId],
-        reason: str,
-        times: int,
-        *,
-        now_s: float,
+        self, worker_id: WorkerId | None, avoid: Set[WorkerId], reason: str, times: int, *, now_s: float
     ) -> list[RouterAction]:
         """Cancel the attempt and queue the sequence again. `worker_id` holds nothing for it any more.
 
-        The first time it may be placed again at once, and then after a back-off that doubles.
+        `times` says how often this happened already, see `backoff_s`.
         """
         self._forget_holder(worker_id)
         actions = self._cancel_attempt()

@@ -17,7 +17,7 @@ class FollowedMembership:
         """`static_addresses`: workers given by hand, wanted whatever the directory says."""
         self._static = frozenset(static_addresses)
         self._listed: frozenset[str] = frozenset()
-        self._states: dict[WorkerId, tuple[Role, bool]] = {}
+        self._states: dict[WorkerId, tuple[Role, bool, bool]] = {}
         self._newest: tuple[str, int] | None = None
 
     @property
@@ -31,12 +31,11 @@ class FollowedMembership:
             return []
         self._newest = (view.directory_life, view.version)
         self._listed = frozenset(member.address for member in view.members)
-        # A suspect may be well: what runs there goes on, and nothing new is placed there.
-        states = {m.worker_id: (m.role, m.is_draining or m.is_suspect) for m in view.members}
+        states = {m.worker_id: (m.role, m.is_draining, m.is_suspect) for m in view.members}
         updates = [
-            WorkerUpdated(worker_id, role, is_draining)
-            for worker_id, (role, is_draining) in states.items()
-            if self._states.get(worker_id, (role, is_draining)) != (role, is_draining)
+            WorkerUpdated(worker_id, *state)
+            for worker_id, state in states.items()
+            if self._states.get(worker_id, state) != state
         ]
         self._states = states
         return updates

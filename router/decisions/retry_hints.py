@@ -1,6 +1,8 @@
 """How long a sequence waits in the admission queue, and when a refused client should come back. Pure."""
 
-from baton.core.ids import SequenceId
+from collections import OrderedDict
+
+from baton.core.ids import RequestId, SequenceId
 from router.decisions.admission.drain_rate import (
     RETRY_AFTER_S_MAX,
     CompletionInterval,
@@ -9,33 +11,55 @@ from router.decisions.admission.drain_rate import (
 )
 from router.decisions.admission.queue import AdmissionQueue, Waiter
 from router.decisions.admission.retry_reservations import RetryReservations
-from router.decisions.events import Submit
+from router.decisions.events import SequencePart, Submit
 from router.decisions.prediction.forecast import Forecast
+
+KEPT_MAX = 1024
+"""Largest number of requests that came back in time and are remembered, so that their later sequences are
+admitted, too."""
 
 
 class RetryHints:
     """Predicts waits from the drain rate of the admission queue, and reserves places for refused requests."""
 
-    def __init__(self, queue: AdmissionQueue, *, queue_wait_s: float) -> None:
+    def __init__(
+        self, queue: AdmissionQueue, *, queue_wait_s: float, reservations: RetryReservations
+    ) -> None:
         self._queue, self._queue_wait_s = queue, queue_wait_s
         self.drain_rate = DrainRate()
         self.completions = CompletionInterval()
-        self._reservations = RetryReservations()
+        self._reservations = reservations
         self._returning: set[SequenceId] = set()
         """Sequences whose client came back when it was asked to. They are admitted whatever the queue."""
+        self._kept: OrderedDict[RequestId, None] = OrderedDict()
+        """Requests that came back in time."""
 
     def is_returning(self, seq_id: SequenceId) -> bool:
         """Whether the client of the sequence came back at the time that it was given."""
         return seq_id in self._returning
 
     def arrived(self, seq_id: SequenceId, submit: Submit, now_s: float) -> None:
-        """Note a new sequence, and use up its reservation if it has one."""
-        if self._reservations.take(submit.tenant, _reservation_key(submit), now_s):
-            self._returning.add(seq_id)
+        """Note a new sequence, and use up the reservation of its request if there is one."""
+        request_id = submit.request_id
+        if submit.part is SequencePart.REQUEST:
+            if not self._reservations.take(submit.tenant, _reservation_key(submit), now_s):
+                return
+            self._kept[request_id] = None
+            if len(self._kept) > KEPT_MAX:
+                self._kept.popitem(last=False)
+        elif request_id not in self._kept:
+            return
+        self._returning.add(seq_id)
+        self._reservations.returned(seq_id, submit.tenant, submit.slo_class)
+
+    def placed(self, seq_id: SequenceId) -> None:
+        """Note that a worker has the sequence."""
+        self._reservations.placed(seq_id)
 
     def ended(self, seq_id: SequenceId, *, was_placed: bool, now_s: float) -> None:
         """Note that the sequence is over."""
         self._returning.discard(seq_id)
+        self._reservations.placed(seq_id)
         if was_placed:
             self.completions.ended(now_s)
 
@@ -74,6 +98,8 @@ class RetryHints:
             work_s=work_s,
             now_s=now_s,
             most_s=RETRY_AFTER_S_MAX,
+            slo_class=submit.slo_class,
+            client=submit.request_id,
         )
         return retry_after_s(reserved_s)
 

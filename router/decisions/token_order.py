@@ -7,6 +7,10 @@ from baton.core.messages import SequenceOutput
 from baton.core.sampling import FinishReason, SamplingParams, finish_after
 from baton.core.steps import TokenLogprobs
 
+HELD_TOKENS_MAX = 1024
+"""Largest number of tokens kept of one sequence while earlier ones are missing. Beyond it the attempt counts
+as lost."""
+
 
 class Extras(NamedTuple):
     """What goes to the client beside tokens."""
@@ -35,9 +39,9 @@ class TokenOrder:
         """(token count, reason), as a worker said it."""
 
     @property
-    def held_count(self) -> int:
-        """Tokens that wait for earlier ones."""
-        return len(self._held)
+    def holds_too_many(self) -> bool:
+        """Whether too many tokens wait for earlier ones."""
+        return len(self._held) > HELD_TOKENS_MAX
 
     def accept(self, output: SequenceOutput) -> FinishReason | None:
         """Take in the tokens that are new; returns why the sequence ends, if it does."""

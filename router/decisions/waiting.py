@@ -14,6 +14,7 @@ from baton.core.ids import SequenceId
 from router.decisions.admission.attainment import Attainment, attainment
 from router.decisions.admission.fair_shares import GENERATED_TOKEN_COST
 from router.decisions.admission.queue import SCAN_MISSES_MAX, AdmissionQueue, Full, Waiter
+from router.decisions.admission.retry_reservations import RetryReservations
 from router.decisions.admission.tenant_usage import TenantUsage
 from router.decisions.events import FailureKind, RouterAction
 from router.decisions.flow import Flow, RequestState
@@ -71,13 +72,15 @@ class Waiting:
         """`start` begins an attempt of a flow. `settle` updates all accounts after a flow changed."""
         self._config, self._placing, self._flows = config, placing, flows
         self._start, self._settle = start, settle
-        self._queue = AdmissionQueue(
-            new_max=config.queue_requests_max,
-            class_max={name: one.queue_max for name, one in slo.classes.items()},
-            tenant_max=config.queue_tenant_max,
-        )
+        places, of_tenant = config.queue_requests_max, config.queue_tenant_max
+        of_class = {name: one.queue_max for name, one in slo.classes.items()}
+        self._queue = AdmissionQueue(new_max=places, class_max=of_class, tenant_max=of_tenant)
         self._resting: set[SequenceId] = set()
-        self._hints = RetryHints(self._queue, queue_wait_s=config.queue_wait_s)
+        self._hints = RetryHints(
+            self._queue,
+            queue_wait_s=config.queue_wait_s,
+            reservations=RetryReservations(places_max=places, tenant_max=of_tenant, class_max=of_class),
+        )
         self._drain_rate = self._hints.drain_rate
         self._usage = TenantUsage()
         self._joins_late: set[SequenceId] = set()
@@ -122,9 +125,9 @@ class Waiting:
 
     def arrive(self, flow: Flow, *, now_s: float) -> list[RouterAction]:
         """Place or refuse a new sequence, or leave it queued, so that `settle` puts it into the queue."""
+        self._hints.arrived(flow.name, flow.submit, now_s)
         waiter = self._waiter(flow)
         self._usage.on_request(waiter.tenant, waiter.weight, now_s)
-        self._hints.arrived(waiter.seq_id, flow.submit, now_s)
         outcome, forecast = None, None
         if self._may_try_on_arrival(now_s):
             outcome, actions, forecast = self._try(flow, now_s=now_s)
@@ -148,19 +151,18 @@ class Waiting:
         return self._queue.may_be_passed(is_short_of_room=self._is_short_of_room) and not self.is_due(now_s)
 
     def _make_room(self, flow: Flow, waiter: Waiter, now_s: float) -> list[RouterAction]:
-        room = self._queue.room_for(waiter)
-        if room is None:
-            return []
-        leaves = flow if isinstance(room, Full) else self._flows[room]
-        if isinstance(room, Full):
-            reason = room.reason
-        else:
-            reason = "the admission queue is full, and other tenants have fewer requests in it"
-        if leaves is flow:
-            self._joins_late.discard(waiter.seq_id)
-        hint_s = self._hint_s(leaves, None, now_s=now_s)
-        actions = leaves.refuse(FailureKind.QUEUE_FULL, reason, now_s=now_s, retry_after_s=hint_s)
-        if leaves is not flow:
+        actions: list[RouterAction] = []
+        while (room := self._queue.room_for(waiter)) is not None:
+            leaves = flow if isinstance(room, Full) else self._flows[room]
+            if isinstance(room, Full):
+                reason = room.reason
+                self._joins_late.discard(waiter.seq_id)
+            else:
+                reason = "the admission queue is full, and others go before this request"
+            hint_s = self._hint_s(leaves, None, now_s=now_s)
+            actions += leaves.refuse(FailureKind.QUEUE_FULL, reason, now_s=now_s, retry_after_s=hint_s)
+            if leaves is flow:
+                break
             self._settle(leaves)
         return actions
 
@@ -217,6 +219,7 @@ class Waiting:
             slo_class=submit.slo_class,
             priority=submit.priority,
             is_new=not flow.was_placed,
+            is_promised=self._hints.is_returning(flow.name),
         )
 
     # --- scanning ----------------------------------------------------------------------------------
@@ -315,6 +318,7 @@ class Waiting:
         computed = 0 if flow.was_placed else max(1, flow.token_count - cached)
         self._drain_rate.placed(flow.token_count, now_s)
         self._queue.placed(self._waiter(flow), computed)
+        self._hints.placed(flow.name)
         if not len(self._queue):
             self._drain_rate.ended(now_s)
             self._held_until_s = None

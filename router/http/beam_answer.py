@@ -3,7 +3,8 @@
 from typing import Any
 
 from baton.core.sampling import SamplingParams
-from router.http.prepare import RequestPreparation, TokenizedPrompt
+from router.decisions.events import SequencePart
+from router.http.prepare import RequestPreparation, TokenizedPrompt, part_of
 from router.http.sequence_group import SequenceGroup
 from router.http.service import Service
 from router.openai.beam import BeamSearch, Hypothesis
@@ -49,8 +50,11 @@ class BeamAnswer:
         cached: int | None = None
         while not search.is_over:
             step = len(search.running[0].tokens)
+            part = SequencePart.STEP if step else part_of(at)
             submits = [
-                self._preparation.submit(f"{at}.{step}.{i}", (*prompt.tokens, *beam.tokens), sampling)
+                self._preparation.submit(
+                    f"{at}.{step}.{i}", (*prompt.tokens, *beam.tokens), sampling, part=part
+                )
                 for i, beam in enumerate(search.running)
             ]
             ended = await group.all(submits, in_flight_max=len(submits))

@@ -40,7 +40,7 @@ class GenerationRequest(RequestHandler):
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> RequestOutcome:
         service = self.service
         body = await read_body(scope, receive, bytes_max=service.config.body_bytes_max)
-        call = self.parse(body, service.limits)
+        call = await self.parsed(body, self.parse)
         if call.beam is not None:
             return await self._serve_beams(call, call.beam, body, scope, receive, send)
         preparation = self.preparation(call, scope, body)
@@ -88,9 +88,10 @@ class GenerationRequest(RequestHandler):
             raise ClientDisconnected from None
         finally:
             unwatch()
+            self.first_token_s = group.first_token_s
         await respond(send, 200, whole, JSON)
         self.used_tokens = answer.usage.total_tokens
-        self.answered(first_token_s=self.service.driver.now_s(), tpot_s=0.0)
+        self.answered(first_token_s=group.first_token_s, tpot_s=0.0)
         self.service.observer.on_usage(answer.usage, took_s=self.service.driver.now_s() - self.arrived_s)
         return "completed"
 

@@ -61,6 +61,8 @@ class RequestRecorder:
             case "retried":
                 assert note.cause is not None
                 meter.inc(c.RETRIES, model=model, cause=note.cause.value)
+            case "migrated":
+                meter.inc(c.MIGRATIONS, model=model)
             case "joined":
                 meter.observe(c.HANDOVER, note.seconds, model=model)
             case _:

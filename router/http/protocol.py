@@ -13,6 +13,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from baton.config.router import RouterConfig
 from router.http.asgi import ABORT, HANG_UP, IS_CLOSING, LINGER_BYTES_MAX, LINGER_S, WATCH, WRITE_NOW
+from router.http.heads import RefusedHead, check_head, head_bytes, without_upgrade
 from router.openai.responses import error_body
 
 log = logging.getLogger(__name__)
@@ -28,10 +29,6 @@ _TOO_LARGE = (
     f"the request's headers are too large: at most {HEADER_BYTES_MAX} bytes and {HEADERS_MAX} headers "
     "are allowed"
 )
-
-
-class _Refused(Exception):
-    """The request is refused. The exception ends the parser."""
 
 
 def _write_now(of: "ref[RequestResponseCycle]", body: bytes) -> bool:
@@ -93,7 +90,9 @@ class BoundedProtocol(HttpToolsProtocol):
         """Bytes received without any progress: an unfinished header, chunk extensions, blank lines."""
         self._has_progressed = False
         self._was_used = False
-        self._is_head_complete = False
+        self._offers_upgrade = False
+        """Whether the head offers another protocol. Such a head is read twice."""
+        self._is_head_complete = self._is_body_complete = False
         self._head_timer: asyncio.TimerHandle | None = None
         self._refusal: tuple[HTTPStatus, str] | None = None
         self._linger_bytes = 0
@@ -127,30 +126,55 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         self._unset_keepalive_if_required()
         self._has_progressed = False
-        assert self.parser is not None
         try:
-            self.parser.feed_data(data)
+            self._feed(data)
         except httptools.HttpParserError as error:
-            self._give_up_body()
-            status, message = self._refusal or (HTTPStatus.BAD_REQUEST, f"invalid HTTP request: {error}")
-            self._refuse(status, message)
+            refused = error.__context__
+            if isinstance(refused, RefusedHead):
+                self._reject(refused.status, refused.message)
+            else:
+                self._reject(HTTPStatus.BAD_REQUEST, f"invalid HTTP request: {error}")
             return
-        except httptools.HttpParserUpgrade:
-            log.debug("%s asked for an upgrade: there is none", self.client)
         self._idle_bytes = 0 if self._has_progressed else self._idle_bytes + len(data)
         if self._idle_bytes > HEADER_BYTES_MAX:
-            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, _TOO_LARGE)
+            self._reject(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, _TOO_LARGE)
         elif not self._is_head_complete or self._running is None or self._running.response_complete:
             self._await_head()
 
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._refusal is not None and not self._is_answering():
+            self._unset_keepalive_if_required()
+            self._answer_refusal()
+
     # --- the parser -------------------------------------------------------------------------------
+
+    def _feed(self, data: bytes) -> None:
+        """Feed the parser. A head that offers another protocol is read again without the offer: the parser
+        would take everything after it for the other protocol, whereas the server ignores it and reads the
+        body (RFC 9110, section 7.8)."""
+        rest = memoryview(data)
+        while len(rest):
+            assert self.parser is not None
+            try:
+                self.parser.feed_data(rest)
+            except httptools.HttpParserUpgrade as upgrade:
+                method, version = self.parser.get_method(), self.parser.get_http_version()
+                head = head_bytes(method, self.url, version, without_upgrade(self.headers))
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # As uvicorn does.
+                self.parser.feed_data(head)
+                rest = rest[upgrade.args[0] :]
+            else:
+                return
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope[ABORT] = self.transport.abort  # type: ignore[typeddict-unknown-key]
         self.scope[IS_CLOSING] = self.transport.is_closing  # type: ignore[typeddict-unknown-key]
         self._header_bytes = self._header_count = 0
-        self._is_head_complete, self._has_progressed, self._was_used = False, True, True
+        self._is_head_complete = self._is_body_complete = False
+        self._has_progressed = self._was_used = True
 
     def on_url(self, url: bytes) -> None:
         self._count(len(url))
@@ -159,10 +183,18 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         self._header_count += 1
         self._count(len(name) + len(value) + len(b": \r\n"))
-        super().on_header(name, value)
+        if not self._is_head_complete:  # Trailers are dropped: they are no headers (RFC 9110, section 6.5.1).
+            self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        self._is_head_complete, self._has_progressed = True, True
+        assert self.parser is not None
+        method, version = self.parser.get_method(), self.parser.get_http_version()
+        self._has_progressed = True
+        self._offers_upgrade = self.parser.should_upgrade() and method != b"CONNECT"
+        if self._offers_upgrade:
+            return
+        self.url, self.expect_100_continue = check_head(method, self.url, version, self.headers)
+        self._is_head_complete = True
         self._stop_head_timer()
         super().on_headers_complete()
 
@@ -172,7 +204,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._has_progressed = True
-        super().on_message_complete()
+        if not self._offers_upgrade:
+            self._is_body_complete = True
+            super().on_message_complete()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
@@ -213,8 +247,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _count(self, size: int) -> None:
         self._header_bytes += size
         if self._header_bytes > HEADER_BYTES_MAX or self._header_count > HEADERS_MAX:
-            self._refusal = (HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, _TOO_LARGE)
-            raise _Refused
+            raise RefusedHead(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, _TOO_LARGE)
 
     # --- time -------------------------------------------------------------------------------------
 
@@ -237,22 +270,46 @@ class BoundedProtocol(HttpToolsProtocol):
 
     # --- refusing ---------------------------------------------------------------------------------
 
+    def _is_answering(self) -> bool:
+        return self._running is not None and not self._running.response_complete
+
+    def _reject(self, status: HTTPStatus, message: str) -> None:
+        """Refuse the request that is being received, and end its handler if that waits for the body. A
+        request has one answer: if its own has begun, the connection is closed instead."""
+        cycle = self.cycle
+        if self._is_head_complete and not self._is_body_complete:
+            if cycle.response_started:
+                self._refusal = (status, message)
+                self.transport.close()
+                return
+            if cycle is self._running:
+                self._running = None
+                cycle.disconnected = True
+                cycle.message_event.set()
+            else:
+                self.pipeline.popleft()  # uvicorn adds requests on the left.
+        self._refuse(status, message)
+
     def _refuse(self, status: HTTPStatus, message: str, *, linger_s: float = LINGER_S) -> None:
-        """Answer, unless another answer is under way, and hang up. Closing at once would reset the
-        connection, and the client would see no answer; so its further bytes are read and dropped for a
-        moment."""
+        """Answer with an error, after the requests that came before, and hang up."""
         log.debug("%s is refused: %s", self.client, message)
         self._refusal = (status, message)
         self._stop_head_timer()
+        if not self._is_answering():
+            self._answer_refusal(linger_s=linger_s)
+
+    def _answer_refusal(self, *, linger_s: float = LINGER_S) -> None:
+        """Write the refusal and hang up. Closing at once would reset the connection, and the client would see
+        no answer; so its further bytes are read and dropped for a moment."""
         if self.transport.is_closing():
             return
-        if self._running is not None and not self._running.response_complete:
-            self.transport.close()
-            return
+        assert self._refusal is not None
+        status, message = self._refusal
         kind = "overloaded_error" if status.value == 503 else "invalid_request_error"
         body = error_body(message, kind)
+        allow = "allow: GET, HEAD, POST\r\n" if status is HTTPStatus.METHOD_NOT_ALLOWED else ""
         head = (
-            f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
+            f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n{allow}"
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
         self.transport.write(head.encode() + body)
@@ -261,16 +318,6 @@ class BoundedProtocol(HttpToolsProtocol):
             self.loop.call_later(linger_s, self.transport.close)
         else:
             self.transport.close()
-
-    def _give_up_body(self) -> None:
-        """End the running request if its body is still being received. The body will never be complete, and
-        there is no answer yet."""
-        running = self._running
-        if running is None or running is not self.cycle or not running.more_body or running.response_started:
-            return
-        running.disconnected = True
-        running.message_event.set()
-        self._running = None
 
     def _linger(self, size: int) -> None:
         self._linger_bytes += size

@@ -2,6 +2,7 @@
 search."""
 
 import asyncio
+from collections.abc import Callable, Iterable
 
 from baton.core.errors import PeerFailure
 from baton.core.ids import SequenceId
@@ -14,8 +15,9 @@ from router.openai.choice_stream import error_for
 class OutputCollector:
     """A sink of the driver that collects one sequence's whole output."""
 
-    def __init__(self, prompt_field: str) -> None:
-        self._prompt_field = prompt_field
+    def __init__(self, prompt_field: str, on_output: Callable[[], None]) -> None:
+        """`on_output` is called when tokens or the end came."""
+        self._prompt_field, self._on_output = prompt_field, on_output
         self.tokens: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
         self.cached_token_count = 0
@@ -29,8 +31,10 @@ class OutputCollector:
     def on_tokens(self, tokens: tuple[int, ...], *, cached_token_count: int) -> None:
         self.tokens += tokens
         self.cached_token_count = cached_token_count
+        self._on_output()
 
     def on_finished(self, finished: Finished) -> None:
+        self._on_output()
         self.cached_token_count = finished.cached_token_count
         if not self.ended.done():
             self.ended.set_result(finished)
@@ -51,12 +55,17 @@ class SequenceGroup:
         self._driver, self._prompt_field = driver, prompt_field
         self._running: dict[SequenceId, OutputCollector] = {}
         self._is_stopped = False
+        self.first_token_s = 0.0
+        """Time of the first token or embedding of any sequence, on the driver's clock; 0: there was none."""
+
+    def _on_output(self) -> None:
+        self.first_token_s = self.first_token_s or self._driver.now_s()
 
     async def run(self, submit: Submit) -> tuple[OutputCollector, Finished]:
         """Run one sequence to its end. Raises BatonError if it failed, and GroupCancelled after `stop`."""
         if self._is_stopped:
             raise GroupCancelled("the client is gone")
-        collector = OutputCollector(self._prompt_field)
+        collector = OutputCollector(self._prompt_field, self._on_output)
         self._running[submit.seq_id] = collector
         try:
             self._driver.submit(submit, collector)
@@ -73,19 +82,22 @@ class SequenceGroup:
                 collector.ended.set_exception(GroupCancelled("the client is gone"))
 
     async def all(
-        self, submits: list[Submit], *, in_flight_max: int
+        self, submits: Iterable[Submit], *, in_flight_max: int
     ) -> list[tuple[OutputCollector, Finished]]:
-        """Run the sequences and return their outputs in order. The first error ends the others."""
-        slots = asyncio.Semaphore(in_flight_max)
+        """Run the sequences and return their outputs in order. A sequence is taken when it is its turn, since
+        making thousands at once would hold up the loop. The first error ends the others."""
+        waiting = enumerate(submits)
+        ended: dict[int, tuple[OutputCollector, Finished]] = {}
 
-        async def one(submit: Submit) -> tuple[OutputCollector, Finished]:
-            async with slots:
-                return await self.run(submit)
+        async def run_some() -> None:
+            for at, submit in waiting:
+                ended[at] = await self.run(submit)
 
-        tasks = [asyncio.create_task(one(submit)) for submit in submits]
+        tasks = [asyncio.create_task(run_some()) for _ in range(in_flight_max)]
         try:
-            return await asyncio.gather(*tasks)
+            await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+        return [ended[at] for at in range(len(ended))]

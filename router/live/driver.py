@@ -5,6 +5,7 @@ A defect in the core's decisions ends the router, on purpose: `run` raises it.
 """
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
@@ -90,12 +91,20 @@ class Connection:
 
 
 class Driver:
-    def __init__(self, core: RouterCore, *, on_note: Callable[[Note], None] = lambda _: None) -> None:
-        """Make a driver within a running event loop, whose time is the core's."""
+    def __init__(
+        self,
+        core: RouterCore,
+        *,
+        on_note: Callable[[Note], None] = lambda _: None,
+        slice_clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Make a driver within a running event loop, whose time is the core's.
+
+        `slice_clock` tells the flusher how long its work took."""
         self._core = core
         self._loop = asyncio.get_running_loop()
         self._steps = StepBuffer()
-        self.flusher = Flusher(take_in=self._take_in)
+        self.flusher = Flusher(slice_clock, take_in=self._take_in)
         """Flusher of the streams to clients."""
         self._sinks: dict[SequenceId, Sink] = {}
         self._connections: dict[WorkerId, Connection] = {}
@@ -121,6 +130,11 @@ class Driver:
         )
         self.feed = driver.post
         """Handle an event of the core, see `CoreDriver.post`."""
+
+    @property
+    def defect(self) -> BaseException | None:
+        """The defect that ends this router; None: there was none."""
+        return self._crash.error
 
     @property
     def in_flight_count(self) -> int:

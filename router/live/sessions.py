@@ -86,11 +86,11 @@ class WorkerSessions:
         self._follow_membership()
 
     def _follow_membership(self) -> None:
-        for address in self._membership.addresses - self._tasks.keys():
+        for address in sorted(self._membership.addresses - self._tasks.keys()):
             task = asyncio.create_task(self._keep(address), name=f"session {address}")
             task.add_done_callback(self._ended)
             self._tasks[address] = task
-        for address in self._tasks.keys() - self._membership.addresses - self._open:
+        for address in sorted(self._tasks.keys() - self._membership.addresses - self._open):
             self._tasks.pop(address).cancel()
 
     def _ended(self, task: asyncio.Task[None]) -> None:

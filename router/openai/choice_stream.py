@@ -199,11 +199,16 @@ class ChoiceStream:
         if text := detokenizer.push(tokens) if self.track is None else self._push_tracked(tokens, self.track):
             self._add_text(text)
         if detokenizer.found_stop_string:
-            if self.unsent_ids is not None:  # the tokens after the stop string came with it
-                del self.unsent_ids[len(self.unsent_ids) - (self.token_count - detokenizer.token_count) :]
+            self._forget_ids_after(detokenizer.token_count)
             self.token_count = detokenizer.token_count
             self._end_early()
         self._owner.on_progress(self)
+
+    def _forget_ids_after(self, token_count: int) -> None:
+        """Drop the ids of tokens after a stop string, which several tokens of one step may reach past."""
+        excess = self.token_count - token_count
+        if self.unsent_ids and excess > 0:
+            del self.unsent_ids[-excess:]
 
     def on_finished(self, finished: Finished) -> None:
         if self.finish is not None:

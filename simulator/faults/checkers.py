@@ -21,14 +21,27 @@ from baton.core.messages import (
 )
 from baton.core.steps import StepItem, StepPlan
 from kv_transfer.read import BlockRead
-from router.decisions.events import Deliver, Failed, FailureKind, Finished, Note
+from router.decisions.events import (
+    ClientGone,
+    Deliver,
+    Failed,
+    FailureKind,
+    Finished,
+    Note,
+    RouterAction,
+    RouterEvent,
+    Submit,
+    ToWorker,
+)
 from router.decisions.hedging import submitted_name
+from simulator.faults.answer_checks import AnswerChecks
 from simulator.faults.client import Ending, SimClient
-from simulator.faults.failure_checks import FailureChecker
-from simulator.faults.model import fake_logprob
+from simulator.faults.model import Model
 from simulator.faults.observed_processes import ObservedRouter, ObservedStoreNode, ObservedWorker
+from simulator.faults.router_checks import RouterChecks
 from simulator.faults.run_context import RunContext, Violation
 from simulator.faults.scenario import DELAYING, Scenario
+from simulator.faults.sequence_checks import SequenceChecks
 from simulator.faults.starvation import StarvationChecker
 from worker.events import CopyFromStore, CopyToStore
 
@@ -38,24 +51,28 @@ AUDIT_EVERY = 8
 
 class Checkers:
     __slots__ = (
+        "_answers",
         "_audits",
         "_contents",
         "_ended_outputs",
-        "_failures",
         "_granted",
         "_lease_ends",
         "_leases",
         "_progress",
+        "_routers",
         "_scenario",
         "_starvation",
         "clients",
         "is_without_faults",
         "run",
+        "sequences",
     )
 
-    def __init__(self, run: RunContext, clients: list[SimClient], scenario: Scenario) -> None:
+    def __init__(self, run: RunContext, clients: list[SimClient], scenario: Scenario, model: Model) -> None:
         self.run, self._scenario = run, scenario
-        self.clients: dict[str, SimClient] = {client.seq_id: client for client in clients}
+        self.clients: dict[str, SimClient] = {client.request_id: client for client in clients}
+        self.sequences = SequenceChecks(run, self.clients, scenario, model)
+        self._answers = AnswerChecks(run, scenario)
         self.is_without_faults = not scenario.faults
         """The run has no faults, so nothing may fail for want of a worker."""
         self._audits: dict[str, int] = {}
@@ -67,117 +84,101 @@ class Checkers:
         """The sequence that began to fill a block, and the block's generation then."""
         self._progress: dict[tuple[WorkerId, str, int], int] = {}
         self._starvation: dict[WorkerId, StarvationChecker] = {}
-        self._failures: dict[str, FailureChecker] = {}
-        """One failure checker per router."""
+        self._routers: dict[str, RouterChecks] = {}
         self._ended_outputs: set[tuple[WorkerId, str, int]] = set()
 
     # --- what clients see ---------------------------------------------------------------------------
 
-    def delivered(self, action: Deliver) -> None:
-        """Check invariant 2: tokens come in order, none twice, none missing, none wrong."""
-        client = self._living(action.seq_id, action)
-        if action.first_index != len(client.received):
-            raise Violation(
-                2,
-                f"delivery starts at {action.first_index}, the client has {len(client.received)} tokens",
-                seq_id=client.seq_id,
-            )
-        if not action.tokens:
-            raise Violation(2, "an empty delivery", seq_id=client.seq_id)
-        self._logprobs_came(client, action)
-        client.received.extend(action.tokens)
-        want = client.expected.generated[: len(client.received)]
-        if client.received != want:
-            raise Violation(2, f"received {client.received}, undisturbed {want}", seq_id=client.seq_id)
-
-    def _logprobs_came(self, client: SimClient, action: Deliver) -> None:
-        """Check that log probabilities come with every token, and the prompt's once, with the first token."""
-        sampling = client.sampling
-        want = tuple(map(fake_logprob, action.tokens)) if sampling.logprobs is not None else ()
-        of_prompt = None
-        if sampling.prompt_logprobs is not None and not client.received:
-            of_prompt = tuple(map(fake_logprob, client.prompt[1:]))
-        if action.logprobs != want or action.prompt_logprobs != of_prompt:
-            raise Violation(
-                2, f"logprobs {action.logprobs}, of the prompt {action.prompt_logprobs}", seq_id=client.seq_id
-            )
-
-    def finished(self, router: str, action: Finished) -> None:
-        client = self._living(action.seq_id, action)
-        self._failures_of(router).finished()
-        expected = client.expected
-        if action.embedding != expected.embedding:
-            raise Violation(
-                2, f"embedding {action.embedding}, not {expected.embedding}", seq_id=client.seq_id
-            )
-        if client.received != expected.generated or action.generated_count != len(expected.generated):
-            raise Violation(
-                2,
-                f"finished after {client.received} (count {action.generated_count}), "
-                f"undisturbed {expected.generated}",
-                seq_id=client.seq_id,
-            )
-        if action.reason is not expected.finish:
-            raise Violation(2, f"finished by {action.reason}, not {expected.finish}", seq_id=client.seq_id)
-        if not 0 <= action.cached_token_count <= len(client.prompt):
-            raise Violation(
-                2,
-                f"{action.cached_token_count} of {len(client.prompt)} prompt tokens cached",
-                seq_id=client.seq_id,
-            )
-        if action.cached_token_count:
-            self.run.counts["prompts with cache hits"] += 1
-        self.ended(client, Ending.FINISHED)
-
-    def failed(self, action: Failed) -> None:
-        client = self._living(action.seq_id, action)
-        client.failure = f"{action.kind}: {action.message}"
-        if action.kind is FailureKind.INTERNAL:
-            raise Violation(0, f"an internal failure: {action.message}", seq_id=client.seq_id)
-        patient = client.time_limit_s > 30
-        excused = {FailureKind.TOO_LONG, FailureKind.QUEUE_FULL, FailureKind.NO_CAPACITY}
-        if self.is_without_faults and patient and action.kind not in excused:
-            raise Violation(6, f"no fault in this run, but {client.failure}", seq_id=client.seq_id)
-        self.run.counts[f"failed: {action.kind}"] += 1
-        self.ended(client, Ending.FAILED)
-
-    def _living(self, seq_id: str, action: object) -> SimClient:
-        client = self.clients[seq_id]
-        if client.ending is not None:
-            raise Violation(1, f"{action} after the end ({client.ending})", seq_id=seq_id)
-        return client
+    def left(self, client: SimClient) -> None:
+        """Take note of a client that hangs up."""
+        self.ended(client, Ending.GONE)
 
     def ended(self, client: SimClient, ending: Ending) -> None:
         """Check invariant 1: a request ends once."""
         if client.ending is not None:
-            raise Violation(1, f"{ending} after {client.ending}", seq_id=client.seq_id)
+            raise Violation(1, f"{ending} after {client.ending}", seq_id=client.name)
         client.ending, client.ended_s = ending, self.run.clock.now_s
         self.run.counts[f"ended: {ending}"] += 1
+        if ending is Ending.BROKEN:
+            self.sequences.router_died(client)
 
-    def noted(self, router: str, note: Note) -> None:
-        """Count what the router says it did, and check that it keeps to its budgets."""
-        client = self.clients[note.seq_id]
-        self._failures_of(router).noted(note, is_begun=bool(client.received))
-        self.run.counts[f"note: {note.what}"] += 1
-        match note.what:
-            case "placed" | "fallback":
-                client.placements += 1
-                client.state = "prefilling"
-                if client.placements > 1 and client.received:
-                    self.run.counts["resumes"] += 1
-            case "first_token":
-                client.state = "handing over"
-            case "joined":
-                client.state = "decoding"
-            case "retried":
-                client.state = "queued"
-                self.run.counts[f"retried: {note.cause}"] += 1
-                if self.is_without_faults:
-                    raise Violation(
-                        6, f"no fault in this run, but retried: {note.reason}", seq_id=note.seq_id
-                    )
+    def answered(self, router: ObservedRouter, client: SimClient) -> None:
+        """Check the answer of a request that its router is done with."""
+        ending = self._answers.judge(client)
+        if client.ending is None:
+            self.ended(client, ending)
+        self._of(router.name).answered(client)
+
+    def before_router_event(self, router: ObservedRouter, event: RouterEvent) -> None:
+        match event:
+            case Submit():
+                self._of(router.name).submitted(self.sequences.submitted(event))
+            case ClientGone(seq_id):
+                if self.sequences.cancelled(seq_id):
+                    self._of(router.name).failures.finished()
             case _:
-                pass
+                self._of(router.name).observe(event)
+
+    def after_router_event(
+        self, router: ObservedRouter, event: RouterEvent, actions: Sequence[RouterAction]
+    ) -> None:
+        checks = self._of(router.name)
+        for action in actions:
+            match action:
+                case Deliver():
+                    self.sequences.delivered(action)
+                case Finished():
+                    self.sequences.finished(action)
+                    checks.failures.finished()
+                case Failed():
+                    checks.failures.failed(action)
+                    self._failed(action)
+                case Note():
+                    sequence = self.sequences.noted(action)
+                    checks.noted(action, sequence)
+                    if action.what == "retried" and self.is_without_faults:
+                        raise Violation(
+                            6, f"no fault in this run, but retried: {action.reason}", seq_id=action.seq_id
+                        )
+                case ToWorker():
+                    pass
+        checks.after_event(router)
+        count = self._audits.get(router.name, 0) + 1
+        self._audits[router.name] = count
+        if count % AUDIT_EVERY == 0:
+            self.audit_router(router)
+
+    def _failed(self, action: Failed) -> None:
+        self.sequences.failed(action)
+        client = self.sequences.by_id[action.seq_id].client
+        excused = {
+            FailureKind.TOO_LONG,
+            FailureKind.QUEUE_FULL,
+            FailureKind.NO_CAPACITY,
+            FailureKind.UNMET,
+        }
+        if self.is_without_faults and not client.is_hasty and action.kind not in excused:
+            raise Violation(
+                6, f"no fault in this run, but {action.kind}: {action.message}", seq_id=action.seq_id
+            )
+
+    def router_rested(self, router: ObservedRouter) -> None:
+        """Look at a router whose loop has nothing to do now."""
+        self._of(router.name).rested(router)
+
+    def router_died(self, router: ObservedRouter) -> None:
+        del self._routers[router.name]
+
+    def _of(self, router: str) -> RouterChecks:
+        if router not in self._routers:
+            self._routers[router] = RouterChecks(self.run, self._scenario, router)
+        return self._routers[router]
+
+    def audit_router(self, router: ObservedRouter) -> None:
+        try:
+            router.core.check()
+        except AssertionError as error:
+            raise Violation(8, f"{router.name}'s accounts: {error}") from error
 
     # --- what workers do ----------------------------------------------------------------------------
 
@@ -187,25 +188,6 @@ class Checkers:
         self._audits[worker.worker_id] = count
         if count % AUDIT_EVERY == 0:
             self.audit(worker)
-
-    def after_router_event(self, router: ObservedRouter) -> None:
-        """Check invariant 8 every few events: the router's accounts agree with its sequences."""
-        self._failures_of(router.name).observe_router(router)
-        count = self._audits.get(router.name, 0) + 1
-        self._audits[router.name] = count
-        if count % AUDIT_EVERY == 0:
-            self.audit_router(router)
-
-    def _failures_of(self, router: str) -> FailureChecker:
-        if router not in self._failures:
-            self._failures[router] = FailureChecker(self.run, self._scenario.router)
-        return self._failures[router]
-
-    def audit_router(self, router: ObservedRouter) -> None:
-        try:
-            router.core.check()
-        except AssertionError as error:
-            raise Violation(8, f"{router.name}'s accounts: {error}") from error
 
     def audit(self, worker: ObservedWorker) -> None:
         try:
@@ -319,15 +301,15 @@ class Checkers:
 
     def _is_still_wanted(self, worker: ObservedWorker, item: StepItem) -> None:
         """Check invariant 6: a worker hears within a bounded time that a client or a router is gone."""
-        client = self.clients[submitted_name(item.key.seq_id)]
-        if client.ending not in (Ending.GONE, Ending.BROKEN) or self._scenario.faults & DELAYING:
+        sequence = self.sequences.by_id[submitted_name(item.key.seq_id)]
+        if sequence.ending not in (Ending.GONE, Ending.BROKEN) or self._scenario.faults & DELAYING:
             return
-        late_s = self.run.clock.now_s - client.ended_s - self._scenario.network_latency_s * 50
-        if late_s > (self._scenario.router_grace_s * 1.01 if client.ending is Ending.BROKEN else 0.0) + 0.1:
+        late_s = self.run.clock.now_s - sequence.ended_s - self._scenario.network_latency_s * 50
+        if late_s > (self._scenario.router_grace_s * 1.01 if sequence.ending is Ending.BROKEN else 0.0) + 0.1:
             raise Violation(
                 6,
-                f"{worker.name} computes {item.key} {late_s:.2f} s after its client was {client.ending}",
-                seq_id=client.seq_id,
+                f"{worker.name} computes {item.key} {late_s:.2f} s after its client was {sequence.ending}",
+                seq_id=sequence.seq_id,
             )
 
     def _is_new_content(self, worker: ObservedWorker, item: StepItem) -> None:
@@ -370,8 +352,8 @@ class Checkers:
             raise Violation(
                 6,
                 f"{len(late)} requests have not ended {within_s:g} s after the faults stopped; the first is "
-                f"{late[0].state}, placed {late[0].placements} times",
-                seq_id=late[0].seq_id,
+                f"{late[0].name} of {late[0].router_name}: {[s.state for s in late[0].sequences]}",
+                seq_id=late[0].sequences[-1].seq_id if late[0].sequences else "",
             )
 
     def rest(

@@ -1,165 +1,161 @@
-"""Clients with open-loop arrivals and shared prefixes, some of them impatient. Each knows what it must
-receive."""
+"""Clients and what each has seen: its request over HTTP, and the sequences that a router made of it."""
 
-import random
 from enum import StrEnum, auto
-
-import msgspec
+from typing import Any
 
 from baton.core.ids import RequestId, SequenceId
-from baton.core.messages import Task
-from baton.core.sampling import SamplingParams
-from simulator.faults.model import EOS, VOCABULARY, Expected
-from simulator.faults.scenario import Scenario
+from baton.core.messages import AdapterRef
+from router.decisions.events import Submit
+from simulator.faults.exchange import Exchange
+from simulator.faults.model import Expected
 
 
 class Ending(StrEnum):
-    """The way in which a client's request ended."""
+    """The way in which a client's request ended, or one sequence of it."""
 
     FINISHED = auto()
     FAILED = auto()
     GONE = auto()
-    """The client left."""
+    """The client left, or the router cancelled the sequence because its answer was complete."""
     BROKEN = auto()
-    """The client's router died."""
+    """The router died."""
     REFUSED = auto()
     """The client came when no router listened."""
 
 
-class SimClient:
-    """One request, and what its client has seen of it."""
+class RequestKind(StrEnum):
+    COMPLETION = auto()
+    BEAM = auto()
+    EMBEDDING = auto()
+
+
+PATHS = {
+    RequestKind.COMPLETION: "/v1/completions",
+    RequestKind.BEAM: "/v1/completions",
+    RequestKind.EMBEDDING: "/v1/embeddings",
+}
+
+
+class SimSequence:
+    """One sequence as a router submitted it, and what came of it."""
 
     __slots__ = (
-        "arrives_s",
-        "cached_token_count",
+        "client",
         "ended_s",
         "ending",
         "expected",
         "failure",
-        "group",
-        "leaves_after_s",
         "placements",
-        "priority",
-        "prompt",
         "received",
-        "router_index",
-        "salt",
-        "sampling",
-        "seq_id",
         "state",
-        "task",
-        "time_limit_s",
+        "submit",
+        "submitted_s",
+        "token_times_s",
     )
 
-    def __init__(
-        self,
-        number: int,
-        *,
-        prompt: tuple[int, ...],
-        sampling: SamplingParams,
-        salt: int,
-        context_max: int,
-        loops: bool = False,
-        task: Task = Task.GENERATE,
-    ) -> None:
-        self.seq_id = SequenceId(f"r{number}/0")
-        self.prompt, self.sampling, self.salt = prompt, sampling, salt
-        self.arrives_s = 0.0
-        self.time_limit_s = 60.0
-        self.leaves_after_s: float | None = None
-        self.router_index = 0
+    def __init__(self, client: "SimClient", submit: Submit, expected: Expected, now_s: float) -> None:
+        self.client, self.submit, self.expected = client, submit, expected
+        self.submitted_s = now_s
         self.received: list[int] = []
+        self.token_times_s: list[float] = []
+        """Virtual instants at which the first and the newest token were delivered."""
         self.ending: Ending | None = None
         self.ended_s = 0.0
         self.failure = ""
         self.state = "queued"
         self.placements = 0
-        self.cached_token_count = 0
-        self.expected = Expected(prompt, sampling, salt, context_max=context_max, loops=loops, task=task)
-        self.task, self.priority, self.group = task, 0, ""
+
+    @property
+    def seq_id(self) -> SequenceId:
+        return self.submit.seq_id
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it waits for its first placement."""
+        return self.ending is None and not self.placements
+
+
+class SimClient:
+    """One client with one request."""
+
+    __slots__ = (
+        "adapter",
+        "arrived_s",
+        "arrives_s",
+        "body",
+        "comes_back",
+        "ended_s",
+        "ending",
+        "exchange",
+        "is_hasty",
+        "is_slow",
+        "kind",
+        "leaves_after_s",
+        "loops",
+        "name",
+        "owner",
+        "promised_s",
+        "prompts",
+        "router_index",
+        "router_name",
+        "sequences",
+        "tenant",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        kind: RequestKind,
+        prompts: tuple[tuple[int, ...], ...],
+        body: dict[str, Any],
+        tenant: str,
+        owner: int,
+    ) -> None:
+        self.name, self.kind, self.prompts, self.body = name, kind, prompts, body
+        self.tenant = tenant
+        self.owner = owner
+        """A number for tenant and adapter: whose KV the request may use."""
+        self.adapter: AdapterRef | None = None
+        self.loops = False
+        self.arrives_s = self.arrived_s = 0.0
+        self.leaves_after_s: float | None = None
+        self.is_hasty = False
+        """The request goes to the service with the short deadline."""
+        self.is_slow = False
+        """The client reads nothing of a stream for a while."""
+        self.comes_back = False
+        """The client comes again when a refusal names the time."""
+        self.promised_s: float | None = None
+        """The instant from which on the router promised to admit the request; None: there is no promise."""
+        self.router_index = 0
+        self.router_name = ""
+        self.sequences: list[SimSequence] = []
+        self.exchange: Exchange | None = None
+        self.ending: Ending | None = None
+        self.ended_s = 0.0
 
     @property
     def request_id(self) -> RequestId:
-        return RequestId(self.seq_id.split("/", 1)[0])
+        return RequestId(self.name)
 
     @property
-    def salt_bytes(self) -> bytes:
-        return b"tenant-%d" % self.salt
+    def path(self) -> str:
+        return PATHS[self.kind]
 
+    @property
+    def slo_class(self) -> str:
+        return self.body.get("baton", {}).get("slo_class", "")
 
-def draw_clients(scenario: Scenario, rng: random.Random) -> list[SimClient]:
-    """Draw all clients, in order of arrival."""
-    prefixes = [_draw_tokens(rng, rng.randint(4, 32)) for _ in range(scenario.prefix_count)]
-    arrivals = sorted(_draw_arrival(rng, scenario.arrivals_s) for _ in range(scenario.request_count))
-    clients: list[SimClient] = []
-    for number, arrives_s in enumerate(arrivals):
-        client = SimClient(
-            number,
-            prompt=_draw_prompt(rng, prefixes, scenario),
-            sampling=_draw_sampling(rng),
-            salt=rng.randrange(scenario.salt_count),
-            context_max=scenario.context_max,
-            loops=rng.random() < 0.3,
-            task=Task.EMBED if rng.random() < 0.05 else Task.GENERATE,
+    @property
+    def is_stream(self) -> bool:
+        return bool(self.body.get("stream"))
+
+    def again(self, name: str) -> "SimClient":
+        """Return the same client with the same request, which comes once more."""
+        other = SimClient(
+            name, kind=self.kind, prompts=self.prompts, body=self.body, tenant=self.tenant, owner=self.owner
         )
-        client.priority = rng.choice((0, 0, 1, 5))
-        if clients and rng.random() < scenario.sibling_chance:
-            client = _sibling(number, clients[-1], scenario)
-        client.arrives_s = clients[-1].arrives_s if client.group else arrives_s
-        client.router_index = rng.randrange(scenario.router_count)
-        if rng.random() < scenario.leave_chance:
-            client.leaves_after_s = rng.choice((0.01, 0.1, 0.5, 1.5)) * rng.expovariate(1.0)
-        if rng.random() < 0.08:
-            client.time_limit_s = rng.uniform(0.05, 2.0)
-        clients.append(client)
-    return clients
-
-
-def _sibling(number: int, of: SimClient, scenario: Scenario) -> SimClient:
-    """Make another choice of the same request: the same prompt at the same moment, with another seed."""
-    sampling = msgspec.structs.replace(of.sampling, seed=number, temperature=0.8)
-    client = SimClient(
-        number,
-        prompt=of.prompt,
-        sampling=sampling,
-        salt=of.salt,
-        context_max=scenario.context_max,
-        loops=of.expected.loops,
-        task=of.task,
-    )
-    of.group = of.group or f"group-{number}"
-    client.group, client.priority = of.group, of.priority
-    return client
-
-
-def _draw_arrival(rng: random.Random, span_s: float) -> float:
-    """Draw an instant. Half of the arrivals come in bursts, so that siblings of a prefix meet."""
-    moment_s = rng.uniform(0.4, span_s)
-    return round(moment_s) + rng.uniform(0, 0.02) if rng.random() < 0.5 else moment_s
-
-
-def _draw_tokens(rng: random.Random, count: int) -> tuple[int, ...]:
-    return tuple(rng.randrange(VOCABULARY) for _ in range(count))
-
-
-def _draw_prompt(rng: random.Random, prefixes: list[tuple[int, ...]], scenario: Scenario) -> tuple[int, ...]:
-    if rng.random() < 0.03:
-        return _draw_tokens(rng, scenario.max_model_tokens + rng.randint(1, 30))
-    prefix = rng.choice(prefixes) if rng.random() < scenario.prefix_chance else ()
-    if prefix and rng.random() < 0.2:
-        return prefix  # the very same prompt again: a full hit
-    return prefix + _draw_tokens(rng, rng.randint(1, 20))
-
-
-def _draw_sampling(rng: random.Random) -> SamplingParams:
-    is_greedy = rng.random() < 0.6
-    return SamplingParams(
-        max_tokens=rng.choice((1, 1, 2, rng.randint(3, 24), rng.randint(3, 24), rng.randint(3, 24))),
-        temperature=0.0 if is_greedy else 0.8,
-        seed=0 if is_greedy else rng.randrange(1 << 30),
-        stop_token_ids=(EOS,),
-        ignore_eos=rng.random() < 0.3,
-        presence_penalty=rng.choice((0.0, 0.0, 0.0, 0.5)),
-        logprobs=rng.choice((None, None, None, 0)),
-        prompt_logprobs=0 if rng.random() < 0.08 else None,
-    )
+        other.adapter, other.loops, other.is_hasty = self.adapter, self.loops, self.is_hasty
+        other.router_index = self.router_index
+        return other

@@ -29,11 +29,11 @@ from simulator.faults.checkers import Checkers
 from simulator.faults.client import Ending, SimClient
 from simulator.faults.model import Model
 from simulator.faults.network import Network
-from simulator.faults.node import FINGERPRINTS, MODEL_NAME, SimWorker
+from simulator.faults.node import FINGERPRINTS, SimWorker
 from simulator.faults.reads import SimReads
 from simulator.faults.router_node import SimRouter
 from simulator.faults.run_context import RunContext
-from simulator.faults.scenario import Scenario
+from simulator.faults.scenario import MODEL_NAME, Scenario
 from simulator.faults.store_directory import SimDirectory
 from simulator.faults.store_node import SimHost, SimStoreNode
 from worker.events import Drain, SetRole, WorkerEvent
@@ -167,6 +167,12 @@ class Cluster:
             self.checkers.ended(client, Ending.REFUSED)
             return
         router.accept_client(client)
+
+    def close(self) -> None:
+        """Let the coroutines of all routers end."""
+        for router in self.routers:
+            if router.is_alive:
+                router.close()
 
     # --- faults do these ----------------------------------------------------------------------------
 
@@ -397,7 +403,12 @@ class Cluster:
             network=self.network,
             reads=self.reads,
             checkers=self.checkers,
+            directory=self,
+            budgets=None,
         )
+
+    def router_named(self, name: str) -> SimRouter | None:
+        return next((router for router in self.routers if router.name == name), None)
 
     def _replace_router(self, index: int) -> None:
         self.routers[index] = self._new_router(index)
@@ -434,6 +445,6 @@ class Cluster:
 
         def arrive() -> None:
             if self.members is members:
-                router.set_members(members)
+                router.set_members(members, [other.name for other in self.routers if other.is_alive])
 
         self.run.clock.after(2 * self.network.delay_s(), lambda: router.post(arrive))

@@ -4,8 +4,8 @@ from collections import Counter
 
 from baton.config.router import RouterConfig
 from baton.core.ids import WorkerId
-from router.decisions.events import Note
-from router.decisions.flow import NOT_BUDGETED
+from router.decisions.attempts import NOT_BUDGETED
+from router.decisions.events import Failed, FailureKind, Note, RetryCause
 from router.decisions.retry_budgets import SLICE_S, WINDOW_S
 from simulator.faults.observed_processes import ObservedRouter
 from simulator.faults.run_context import RunContext, Violation
@@ -30,6 +30,18 @@ class FailureChecker:
     def finished(self) -> None:
         self._finished_s.append(self._run.clock.now_s)
 
+    def failed(self, action: Failed) -> None:
+        """Check that a sequence is given up only after its attempts, or while the budget is spent. Migrations
+        count in neither."""
+        lost = self._losses[action.seq_id] + 1
+        if action.kind is FailureKind.ATTEMPTS and lost < self._config.attempts_max:
+            raise Violation(12, f"given up after {lost} attempts: {action.message}", seq_id=action.seq_id)
+        if action.kind is FailureKind.RETRIES_SPENT:
+            since_s = self._run.clock.now_s - (WINDOW_S + SLICE_S) * CLOCK_SLACK
+            charged = sum(at_s > since_s for at_s in self._charged_s)
+            if charged < self._config.retry_floor:
+                raise Violation(12, f"given up after {charged} charged retries", seq_id=action.seq_id)
+
     def noted(self, note: Note, *, is_begun: bool) -> None:
         """Check the budgets. `is_begun` says that the client has tokens, so that its stream goes on in any
         case."""
@@ -38,7 +50,7 @@ class FailureChecker:
                 self._placed.add(note.seq_id)
             case "hedged":
                 self._is_within_hedges(note.seq_id)
-            case "retried":
+            case "retried" if note.cause is not RetryCause.DRAINED:
                 self._losses[note.seq_id] += 1
                 if note.cause not in NOT_BUDGETED or self._losses[note.seq_id] > 1:
                     self._is_within_retries(note.seq_id, is_begun=is_begun)
@@ -74,15 +86,16 @@ class FailureChecker:
     def _is_within_retries(self, seq_id: str, *, is_begun: bool) -> None:
         now_s = self._run.clock.now_s
         window_s = WINDOW_S / CLOCK_SLACK
-        self._charged_s = [at_s for at_s in self._charged_s if at_s > now_s - window_s]
-        self._charged_s.append(now_s)
         earning_s = (WINDOW_S + SLICE_S) * CLOCK_SLACK
+        self._charged_s = [at_s for at_s in self._charged_s if at_s > now_s - earning_s]
+        self._charged_s.append(now_s)
         self._finished_s = [at_s for at_s in self._finished_s if at_s > now_s - earning_s]
         allowed = self._config.retry_floor + self._config.retry_share * len(self._finished_s)
-        if len(self._charged_s) > allowed and not is_begun:
+        charged = sum(at_s > now_s - window_s for at_s in self._charged_s)
+        if charged > allowed and not is_begun:
             raise Violation(
                 12,
-                f"{len(self._charged_s)} attempts made again within {window_s:.1f} s, {allowed:.1f} allowed",
+                f"{charged} attempts made again within {window_s:.1f} s, {allowed:.1f} allowed",
                 seq_id=seq_id,
             )
 

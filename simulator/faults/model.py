@@ -23,6 +23,11 @@ EOS = 0
 LOOP_TOKENS = 5
 
 
+def text_of(tokens: Sequence[int]) -> str:
+    """Return the text of tokens: one character each, and nothing for end-of-sequence."""
+    return "".join([chr(ord("A") + token) for token in tokens if token != EOS])
+
+
 def next_token(
     state: int, sampling: SamplingParams, index: int, tokens: Sequence[int], *, loops: bool
 ) -> int:
@@ -41,7 +46,11 @@ def next_token(
 
 
 class Expected:
-    """One sequence as it runs when nothing disturbs it. It ends where `context_max` tokens are reached."""
+    """One sequence as it runs when nothing disturbs it. It ends where `context_max` tokens are reached.
+
+    `owner` is a number for tenant and adapter. The cells depend on it as a real model's KV depends on the
+    adapter, so a block that was computed for another owner shows, whatever the hashes of blocks say.
+    """
 
     __slots__ = (
         "cells",
@@ -49,8 +58,8 @@ class Expected:
         "finish",
         "generated",
         "loops",
+        "owner",
         "prompt",
-        "salt",
         "sampling",
         "states",
         "tokens",
@@ -60,16 +69,16 @@ class Expected:
         self,
         prompt: Sequence[int],
         sampling: SamplingParams,
-        salt: int,
+        owner: int,
         *,
         context_max: int,
         loops: bool = False,
         task: Task = Task.GENERATE,
     ) -> None:
         self.embedding: tuple[float, ...] = ()
-        self.prompt, self.sampling, self.salt, self.loops = tuple(prompt), sampling, salt, loops
+        self.prompt, self.sampling, self.owner, self.loops = tuple(prompt), sampling, owner, loops
         self.tokens = list(prompt)
-        self.states = [hash((salt, 7))]
+        self.states = [hash((owner, 7))]
         self.cells: list[int] = []
         self.generated: list[int] = []
         self.finish = FinishReason.LENGTH
@@ -88,6 +97,18 @@ class Expected:
                 self.finish = finish or FinishReason.LENGTH
                 return
             self._append(token)
+
+    @staticmethod
+    def state_after(tokens: Sequence[int], owner: int) -> int:
+        """Return the state after these tokens, from which the next one follows."""
+        state = hash((owner, 7))
+        for token in tokens:
+            state = hash((state, hash((state, token))))
+        return state
+
+    def logprobs_at(self, index: int, token: int) -> TokenLogprobs:
+        """Return the log probabilities that belong to generated token `index`."""
+        return fake_logprob(token, self.states[len(self.prompt) + index], self.sampling.logprobs or 0)
 
     def _append(self, token: int) -> None:
         cell = hash((self.states[-1], token))
@@ -187,8 +208,10 @@ class Model:
         prompt_logprobs = _prompt_logprobs(item, tokens) if wants_prompt else ()
         if item.sample_index is None:
             return ItemResult(prompt_logprobs=prompt_logprobs)
-        sampled = self._sample(item, tokens, states, memory, who)
-        logprobs = tuple(map(fake_logprob, sampled)) if item.sampling.logprobs is not None else ()
+        sampled, before = self._sample(item, tokens, states, memory, who)
+        logprobs: tuple[TokenLogprobs, ...] = ()
+        if (top := item.sampling.logprobs) is not None:
+            logprobs = tuple(fake_logprob(token, s, top) for token, s in zip(sampled, before, strict=True))
         return ItemResult(sampled, logprobs, prompt_logprobs)
 
     def _tokens_of(self, item: StepItem, memory: DeviceMemory, who: str) -> tuple[int, ...]:
@@ -201,21 +224,25 @@ class Model:
 
     def _sample(
         self, item: StepItem, tokens: tuple[int, ...], states: list[int], memory: DeviceMemory, who: str
-    ) -> tuple[int, ...]:
-        """Sample after the last token that is no draft, and after each draft token that was right."""
+    ) -> tuple[tuple[int, ...], list[int]]:
+        """Sample after the last token that is no draft, and after each draft token that was right.
+
+        Returns the tokens and the state before each."""
         expected = self.expected[submitted_name(item.key.seq_id)]
         assert item.sample_index is not None
         history = self._known(item, memory, who)
         sampled: list[int] = []
+        before: list[int] = []
         for end in range(len(tokens) - item.draft_count, len(tokens) + 1):
             index = item.sample_index + len(sampled)
             token = next_token(states[end - 1], item.sampling, index, history, loops=expected.loops)
             sampled.append(token)
+            before.append(states[end - 1])
             history.append(token)
             is_over = finish_after(item.sampling, token, index + 1) is not None
             if is_over or end == len(tokens) or tokens[end] != token:
                 break
-        return tuple(sampled)
+        return tuple(sampled), before
 
     def _known(self, item: StepItem, memory: DeviceMemory, who: str) -> list[int]:
         """Return the tokens before, as the executor keeps them for sequences that need them."""
@@ -240,7 +267,7 @@ class Model:
         writer = memory.writers[block]
         owner = writer.rsplit("read of ", 1)[-1].split("@")[0]
         foreign = self.expected.get(owner)
-        invariant = 7 if foreign is not None and foreign.salt != expected.salt else 2
+        invariant = 7 if foreign is not None and foreign.owner != expected.owner else 2
         raise Violation(
             invariant,
             f"{who} computes {item.key} from position {first_text(item)} and finds foreign KV at position "
@@ -250,11 +277,18 @@ class Model:
 
 
 def embedding_of(state: int) -> tuple[float, ...]:
-    return (float(state % 1000),)
+    return (float(state % 1000), float(state // 1000 % 1000), 1000.0)
 
 
-def fake_logprob(token: int) -> TokenLogprobs:
-    return TokenLogprobs(token, -float(token), 1)
+def fake_logprob(token: int, state: int = 0, top: int = 0) -> TokenLogprobs:
+    """Return the log probabilities of one position. Those of the `top` most likely tokens follow from the
+    state before it, so that a beam search finds its own way through every prompt."""
+    if not top:
+        return TokenLogprobs(token, -float(token), 1)
+    first = hash((state, 11)) % VOCABULARY
+    step = 1 + hash((state, 13)) % (VOCABULARY - 1)
+    likely = [((first + step * i) % VOCABULARY, -0.1 - 0.01 * (first % 7) - 0.3 * i) for i in range(top)]
+    return TokenLogprobs(token, -float(token), 1, tuple(likely))
 
 
 def _prompt_logprobs(item: StepItem, tokens: tuple[int, ...]) -> tuple[TokenLogprobs, ...]:

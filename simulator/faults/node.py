@@ -30,7 +30,7 @@ from simulator.faults.model import DeviceMemory, Model
 from simulator.faults.network import Network, SimProcess, SimSession
 from simulator.faults.reads import Generations, SimReads
 from simulator.faults.run_context import RunContext, Violation
-from simulator.faults.scenario import GEOMETRY, Scenario
+from simulator.faults.scenario import GEOMETRY, MODEL_NAME, Scenario
 from simulator.faults.store_link import LinkedHost, SimStoreLink
 from worker.core import WorkerCore
 from worker.events import (
@@ -54,7 +54,6 @@ from worker.events import (
     WorkerTick,
 )
 
-MODEL_NAME = "sim"
 FINGERPRINTS = tuple(
     kv_fingerprint(model=MODEL_NAME, weights_digest=weights, geometry=GEOMETRY, wire_version=1)
     for weights in ("old", "new")

@@ -3,8 +3,11 @@
 from typing import Protocol
 
 from baton.core.ids import WorkerId
+from baton.telemetry.metrics import Meter
 from kv_store.node.core import NodeCore
 from router.decisions.core import RouterCore
+from router.live.driver import Driver
+from simulator.faults.client import SimClient
 from simulator.faults.reads import Generations
 from worker.core import WorkerCore
 
@@ -26,8 +29,13 @@ class ObservedWorker(Protocol):
 class ObservedRouter(Protocol):
     """A router process, from outside."""
 
-    core: RouterCore
+    driver: Driver
+    meter: Meter
     name: str
+    live: dict[str, SimClient]
+
+    @property
+    def core(self) -> RouterCore: ...
 
 
 class ObservedStoreNode(Protocol):

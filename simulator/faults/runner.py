@@ -1,5 +1,8 @@
 """Seeds are run one after another or in several processes, and reported.
 
+A seed has two parts, one after the other: a cluster that serves clients, and a control plane with its
+replicas (`simulator.faults.control_plane`).
+
 A seed that fails is reported with the invariant it broke, the history of the request concerned and the
 command that repeats it. The counts over all seeds prove that the faults and features under test really
 happened: a run in which a class never occurred is a failure of the run, not a success.
@@ -10,12 +13,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from typing import Protocol
 
 import msgspec
 
 from simulator.faults.checkers import Checkers
-from simulator.faults.client import draw_clients
+from simulator.faults.client_drawing import draw_clients
 from simulator.faults.control import Cluster
+from simulator.faults.control_plane.runner import ControlRun
 from simulator.faults.injection import Faults
 from simulator.faults.model import Model
 from simulator.faults.network import Network
@@ -36,6 +41,7 @@ MUST_HAPPEN = (
     "note: retried",
     "note: fallback",
     "note: refused",
+    "note: migrated",
     "note: joined",
     "note: hedged",
     "note: hedge_won",
@@ -87,6 +93,26 @@ MUST_HAPPEN = (
     "ended: failed",
     "ended: gone",
     "ended: broken",
+    "control planes killed",
+    "control records lost",
+    "pauses of the directory",
+    "members suspect",
+    "members lapsed",
+    "renewals after the end",
+    "replicas adopted",
+    "replicas that failed to start",
+    "replicas that never started",
+    "replicas killed",
+    "replicas that switched roles",
+    "replicas replaced by another version",
+    "kills that were not confirmed in time",
+    "orders accepted",
+    "orders refused",
+    "autoscaler: blind",
+    "autoscaler: grew",
+    "autoscaler: shrank",
+    "autoscaler: switched roles",
+    "autoscaler: to zero",
 )
 """Counts that must not be zero over enough seeds."""
 
@@ -112,6 +138,8 @@ class SeedReport(msgspec.Struct, frozen=True):
     faults: tuple[str, ...]
     invariant: int | None = None
     message: str = ""
+    checker: str = ""
+    """The function that noticed."""
     history: tuple[str, ...] = ()
 
     @property
@@ -151,9 +179,7 @@ class SeedRun:
         scenario = self.scenario
         self.clients = draw_clients(scenario, self.context.stream("clients"))
         model = Model()
-        for client in self.clients:
-            model.expected[client.seq_id] = client.expected
-        self.checkers = Checkers(self.context, self.clients, scenario)
+        self.checkers = Checkers(self.context, self.clients, scenario, model)
         network = Network(self.context, latency_s=scenario.network_latency_s)
         reads = SimReads(
             network,
@@ -178,8 +204,18 @@ class SeedRun:
         )
         self.faults = Faults(self.cluster)
 
+    @property
+    def faults_drawn(self) -> frozenset[str]:
+        return self.scenario.faults
+
     def play(self) -> None:
         """Run it. Raises Violation, or whatever a decision object raised."""
+        try:
+            self._play()
+        finally:
+            self.cluster.close()
+
+    def _play(self) -> None:
         self.faults.schedule()
         for client in self.clients:
             self.context.clock.at(client.arrives_s, lambda c=client: self.cluster.submit(c))
@@ -199,29 +235,69 @@ class SeedRun:
         return False
 
 
+class _Part(Protocol):
+    """A part of a seed."""
+
+    @property
+    def context(self) -> RunContext: ...
+
+    @property
+    def faults_drawn(self) -> frozenset[str]: ...
+
+    def play(self) -> None:
+        """Run it. Raises Violation, or whatever a decision object raised."""
+        ...
+
+
 def run_seed(seed: int, *, options: SeedOptions | None = None) -> SeedReport:
     """Run one seed. It never raises for what the run did: a crash of a decision object is invariant 0."""
-    seed_run = SeedRun(seed)
+    keeps_history = options is None or options.keeps_history
+    report = _play(seed, SeedRun(seed), keeps_history=keeps_history)
+    if not report.is_ok:
+        return report
+    rest = _play(seed, ControlRun(RunContext(seed)), keeps_history=keeps_history)
+    return msgspec.structs.replace(
+        rest,
+        digest=f"{report.digest}+{rest.digest}",
+        event_count=report.event_count + rest.event_count,
+        virtual_s=report.virtual_s + rest.virtual_s,
+        counts=dict(Counter(report.counts) + Counter(rest.counts)),
+        faults=report.faults + rest.faults,
+    )
+
+
+def _play(seed: int, part: _Part, *, keeps_history: bool) -> SeedReport:
     invariant: int | None = None
-    message, seq_id = "", ""
+    message, seq_id, checker = "", "", ""
     try:
-        seed_run.play()
+        part.play()
     except Violation as violation:
+        checker = _raiser(violation)
         invariant, message, seq_id = violation.invariant, violation.message, violation.seq_id
     except Exception as error:
+        checker = _raiser(error)
         invariant, message = 0, f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
-    keeps_history = options is None or options.keeps_history
+    run = part.context
     return SeedReport(
         seed=seed,
-        digest=seed_run.context.digest,
-        event_count=seed_run.context.clock.event_count,
-        virtual_s=seed_run.context.clock.now_s,
-        counts=dict(seed_run.context.counts),
-        faults=tuple(sorted(seed_run.scenario.faults)),
+        digest=run.digest,
+        event_count=run.clock.event_count,
+        virtual_s=run.clock.now_s,
+        counts=dict(run.counts),
+        faults=tuple(sorted(part.faults_drawn)),
         invariant=invariant,
         message=message,
-        history=tuple(_history(seed_run.context, seq_id)) if invariant is not None and keeps_history else (),
+        checker=checker,
+        history=tuple(_history(run, seq_id)) if invariant is not None and keeps_history else (),
     )
+
+
+def _raiser(error: BaseException) -> str:
+    """Return the name of the function that raised."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return "" if trace is None else trace.tb_frame.f_code.co_qualname
 
 
 def _history(run: RunContext, seq_id: str) -> Iterator[str]:

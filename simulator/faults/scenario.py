@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass, replace
 
 from baton.config import EngineConfig, StoreConfig, TransferConfig
-from baton.config.router import RouterConfig
+from baton.config.router import RouterConfig, SloConfig
 from baton.core.geometry import KVGeometry
 from baton.core.messages import Role
 from baton.core.policies import (
@@ -13,11 +13,14 @@ from baton.core.policies import (
     EVICTION_POLICIES,
     PLACEMENT_POLICIES,
 )
+from router.tenants.keys import Tenant
+from simulator.faults.tenancy import draw_slo, draw_tenants
 
 POLICIES = (DEFAULT_PLACEMENT, DEFAULT_PLACEMENT, *PLACEMENT_POLICIES)
 """The default policy comes three times as often as each other."""
 EVICTIONS = (DEFAULT_EVICTION, *EVICTION_POLICIES)
 
+MODEL_NAME = "sim"
 PAGE_BYTES = 4096
 """Bytes of a slot of the store; a simulated block is smaller."""
 GEOMETRY = KVGeometry(layer_count=1, kv_head_count=1, head_dim=8, block_tokens=4, dtype="float32")
@@ -85,7 +88,11 @@ class Scenario:
     roles: tuple[Role, ...]
     router_count: int
     request_count: int
-    salt_count: int
+    tenants: dict[str, Tenant]
+    slo: SloConfig
+    adapter_count: int
+    hasty_s: float
+    """Deadline of the service that hasty clients use."""
     prefix_count: int
     faults: frozenset[str]
     block_tokens: int
@@ -94,6 +101,7 @@ class Scenario:
     engine: EngineConfig
     transfer: TransferConfig
     router: RouterConfig
+    """Requests of patient clients have its deadline."""
     store: StoreConfig
     host_count: int
     """Count of machines; workers are spread over them."""
@@ -116,8 +124,11 @@ class Scenario:
     restart_s: float = 0.4
     prefix_chance: float = 0.7
     """Chance that a prompt begins as others do."""
-    sibling_chance: float = 0.12
-    """Chance that a request is another choice of the one before."""
+    choices_chance: float = 0.1
+    """Chance that a request wants several choices."""
+    beam_chance: float = 0.02
+    class_chance: float = 0.5
+    """Chance that a request names a service class, if one is drawn for it."""
     leave_chance: float = 0.15
     """Chance that a client leaves early."""
     strikes_max: int = 4
@@ -153,7 +164,10 @@ def draw_scenario(rng: random.Random) -> Scenario:
         roles=_draw_roles(rng),
         router_count=rng.choice((1, 1, 2)),
         request_count=rng.randint(10, 50),
-        salt_count=rng.choice((1, 2)),
+        tenants=draw_tenants(rng),
+        slo=draw_slo(rng),
+        adapter_count=rng.choice((0, 0, 1, 3)),
+        hasty_s=rng.choice((0.1, 0.5, 1.5)),
         prefix_count=rng.randint(1, 4),
         faults=faults,
         block_tokens=block_tokens,
@@ -250,7 +264,8 @@ def _forgetful(scenario: Scenario) -> Scenario:
         request_count=60,
         prefix_chance=1.0,
         prefix_count=8,
-        sibling_chance=0.0,
+        choices_chance=0.0,
+        beam_chance=0.0,
         leave_chance=0.1,
         step_base_s=0.004,
         step_token_s=0.002,
@@ -385,6 +400,10 @@ def _draw_router(rng: random.Random) -> RouterConfig:
         queue_wait_s=rng.choice((1.0, 8.0)),
         attempts_max=rng.choice((2, 8, 8)),
         worker_silence_s=0.8,
+        request_timeout_s=60.0,
+        queue_tenant_max=rng.choice((0, 0, 6)),
+        reject_below=rng.choice((0.0, 0.1, 0.4)),
+        hold_above_s=rng.choice((0.0, 0.25)),
         retry_share=rng.choice((0.0, 0.2, 0.2)),
         retry_floor=rng.choice((2, 1000, 1000)),
         breaker_failures=rng.choice((0, 2, 5)),

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from baton.core.demand import ClassLoad
-from router.decisions.arrival_counters import ArrivalCounters
+from router.decisions.arrival_counters import ArrivalCounters, context_of, is_slow
 from simulator.fleet.workload import FleetRequest
 
 
@@ -23,22 +23,20 @@ class Observed:
         self._arrivals.arrived(request.slo_class, request.input_tokens)
 
     def started(self, request: FleetRequest, cached: int, first_s: float) -> None:
-        self._arrivals.started(
-            request.slo_class,
-            prompt_tokens=request.input_tokens,
-            cached_tokens=cached,
-            ttft_s=first_s - request.at_s,
-            objective_s=self._objectives.get(request.slo_class, (0.0, 0.0))[0],
-        )
+        name, tokens = request.slo_class, request.input_tokens
+        objective_s = self._objectives.get(name, (0.0, 0.0))[0]
+        self._arrivals.started(name, ttft_s=first_s - request.at_s, objective_s=objective_s)
+        self._arrivals.prefilled(name, prompt_tokens=tokens, cached_tokens=cached)
 
     def over(self, request: FleetRequest, first_s: float, last_s: float, generated: int) -> None:
+        name = request.slo_class
         if not generated:
-            self._arrivals.gave_up(request.slo_class)
+            self._arrivals.gave_up(name)
             return
-        self._arrivals.ended(
-            request.slo_class,
-            prompt_tokens=request.input_tokens,
-            output_tokens=generated,
-            span_s=last_s - first_s,
-            objective_s=self._objectives.get(request.slo_class, (0.0, 0.0))[1],
-        )
+        if generated < 2:
+            return
+        context_tokens = context_of(request.input_tokens, generated)
+        self._arrivals.generated(name, output_tokens=generated, context_tokens=context_tokens)
+        objective_s = self._objectives.get(name, (0.0, 0.0))[1]
+        slow = is_slow(generated, span_s=last_s - first_s, objective_s=objective_s)
+        self._arrivals.ended(name, is_slow=slow)

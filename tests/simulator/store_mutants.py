@@ -1,16 +1,14 @@
 """Decisions of the store and of its workers, broken on purpose."""
 
 import msgspec
-import pytest
 
 from kv_store.node.core import NodeCore
 from kv_store.node.events import IoDone
 from kv_store.node.loads import Loads as NodeLoads
 from kv_store.node.writes import Writes
+from tests.simulator.mutant import Mutant, Patch
 from worker.core_loads import StoreLoads
 from worker.core_offers import Offers
-
-Patch = pytest.MonkeyPatch
 
 
 def corrupt_copies_are_taken(patch: Patch) -> None:
@@ -71,3 +69,14 @@ def a_lost_worker_keeps_its_pins(patch: Patch) -> None:
 def offers_are_never_settled(patch: Patch) -> None:
     """The worker says nothing when it has written."""
     patch.setattr(Offers, "copied", lambda self, offer, done: [])
+
+
+MUTANTS = (
+    Mutant("corrupt copies are taken", corrupt_copies_are_taken, {2, 7}, known_seed=12),
+    Mutant("corrupt reads are served", corrupt_reads_are_served, {2, 7}, known_seed=13),
+    Mutant("loads never end", loads_never_end, {3}, known_seed=22),
+    Mutant("unwritten blocks are kept", unwritten_blocks_are_kept, {2, 7}, known_seed=12),
+    Mutant("half written blocks are kept", half_written_blocks_are_kept, {2, 3, 7}, known_seed=108),
+    Mutant("a lost worker keeps its pins", a_lost_worker_keeps_its_pins, {0, 3}, known_seed=25),
+    Mutant("offers are never settled", offers_are_never_settled, {3}, known_seed=12),
+)

@@ -13,7 +13,7 @@ from simulator.faults.cli import sim
 from simulator.faults.run_context import RunContext
 from simulator.faults.runner import RunReport, run_seed, run_seeds, summarise
 from simulator.faults.scenario import draw_scenario
-from tests.simulator.mutants import MUTANTS
+from tests.simulator.mutants import ALL_MUTANTS
 
 SEEDS = 60
 
@@ -105,7 +105,7 @@ def test_command_reports_as_json():
 
 
 def test_command_tells_the_record_of_a_failure(monkeypatch):
-    mutant = next(m for m in MUTANTS if m.name == "the router ignores indices")
+    mutant = next(m for m in ALL_MUTANTS if m.name == "the router ignores indices")
     mutant.apply(monkeypatch)
     seed = next(s for s in range(20) if not run_seed(s).is_ok)
     result = CliRunner().invoke(app(), ["--seed", str(seed)])

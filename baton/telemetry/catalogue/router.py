@@ -79,8 +79,15 @@ RETRIES = Metric(
     "baton_router_retries_total",
     "counter",
     "sequences",
-    "Sequences placed again, by cause.",
+    "Sequences placed again, by cause; drained: their worker ended before they did, as the cluster wanted.",
     ("model", "cause"),
+)
+MIGRATIONS = Metric(
+    "baton_router_migrations_total",
+    "counter",
+    "sequences",
+    "Streams that moved from a draining worker to another one. They are no retries.",
+    ("model",),
 )
 REFUSED_RETRIES = Metric(
     "baton_router_refused_retries_total",

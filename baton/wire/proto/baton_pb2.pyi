@@ -50,6 +50,7 @@ class RefusalReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REFUSAL_REASON_TOO_LONG: _ClassVar[RefusalReason]
     REFUSAL_REASON_STALE_EPOCH: _ClassVar[RefusalReason]
     REFUSAL_REASON_UNSUPPORTED: _ClassVar[RefusalReason]
+    REFUSAL_REASON_BUSY: _ClassVar[RefusalReason]
 
 class FailureReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -120,6 +121,7 @@ REFUSAL_REASON_DRAINING: RefusalReason
 REFUSAL_REASON_TOO_LONG: RefusalReason
 REFUSAL_REASON_STALE_EPOCH: RefusalReason
 REFUSAL_REASON_UNSUPPORTED: RefusalReason
+REFUSAL_REASON_BUSY: RefusalReason
 FAILURE_REASON_UNSPECIFIED: FailureReason
 FAILURE_REASON_TRANSFER: FailureReason
 FAILURE_REASON_SOURCE_LOST: FailureReason
@@ -1038,12 +1040,14 @@ class ClassLoad(_message.Message):
     def __init__(self, arrived: _Optional[_Mapping[int, Bin]] = ..., started: _Optional[int] = ..., started_prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., ttft_missed: _Optional[int] = ..., ended: _Optional[int] = ..., output_tokens: _Optional[int] = ..., context_tokens: _Optional[int] = ..., tpot_missed: _Optional[int] = ...) -> None: ...
 
 class Bin(_message.Message):
-    __slots__ = ("requests", "prompt_tokens")
+    __slots__ = ("requests", "prompt_tokens", "further_prompts")
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FURTHER_PROMPTS_FIELD_NUMBER: _ClassVar[int]
     requests: int
     prompt_tokens: int
-    def __init__(self, requests: _Optional[int] = ..., prompt_tokens: _Optional[int] = ...) -> None: ...
+    further_prompts: int
+    def __init__(self, requests: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., further_prompts: _Optional[int] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
     __slots__ = ("worker_id", "role", "age_s", "waiting_tokens", "decoding", "context_tokens", "held_share", "traits")

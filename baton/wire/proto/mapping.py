@@ -65,6 +65,7 @@ _REFUSAL_REASON_NUMBERS = {
     RefusalReason.TOO_LONG: 3,
     RefusalReason.STALE_EPOCH: 4,
     RefusalReason.UNSUPPORTED: 5,
+    RefusalReason.BUSY: 6,
 }
 _REFUSAL_REASON_MEMBERS = {number: member for member, number in _REFUSAL_REASON_NUMBERS.items()}
 
@@ -1596,6 +1597,7 @@ def bin_fields(x: Bin) -> dict[str, Any]:
     return {
         "requests": x.requests,
         "prompt_tokens": x.prompt_tokens,
+        "further_prompts": x.further_prompts,
     }
 
 
@@ -1607,6 +1609,7 @@ def bin_from_pb(x: pb.Bin) -> Bin:
     return Bin(
         requests=x.requests,
         prompt_tokens=x.prompt_tokens,
+        further_prompts=x.further_prompts,
     )
 
 

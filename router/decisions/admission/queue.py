@@ -20,6 +20,7 @@ from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 
 import msgspec
 
@@ -46,6 +47,9 @@ class Waiter(msgspec.Struct, frozen=True):
     """A lower priority goes first."""
     is_new: bool = True
     """False if the sequence was placed before and lost its worker."""
+    is_promised: bool = False
+    """True if its client was refused, and came back at the time that it was given. It makes room for itself,
+    keeps its place, and is never late."""
 
     @property
     def key(self) -> "Key":
@@ -110,38 +114,78 @@ class AdmissionQueue:
     # --- joining and leaving ----------------------------------------------------------------------
 
     def room_for(self, waiter: Waiter) -> SequenceId | Full | None:
-        """Return None if there is room, the sequence that has to leave first, or Full if there is none.
+        """Return None if there is room, a sequence that has to leave first, or Full if there is none. Ask
+        again after a sequence has left.
 
         The tenant with the most waiting sequences for its weight gives up its last place, if it has more than
         the newcomer's tenant would have (longest queue drop). Otherwise a late sequence of the same tenant
-        makes room.
+        makes room. A promised sequence always finds one that makes room, unless all that wait are promised.
         """
         if not waiter.is_new:
             return None
         most = self._class_max.get(waiter.slo_class, 0)
         if most and self._classes[waiter.slo_class] >= most:
-            return Full(
+            return self._last_for(waiter, slo_class=waiter.slo_class) or Full(
                 f"the admission queue holds {most} requests of class {waiter.slo_class}, which is its limit"
             )
         own = self._queues.get(waiter.tenant)
         own_count = 0 if own is None else len(own)
         if self._tenant_max and own_count >= self._tenant_max:
-            return Full(f"the admission queue holds {own_count} requests of this tenant, which is its limit")
+            return self._last_for(waiter, tenant=waiter.tenant) or Full(
+                f"the admission queue holds {own_count} requests of this tenant, which is its limit"
+            )
         if self.new_count < self._new_max:
             return None
+        for tenant in self._longest():
+            queue = self._queues[tenant]
+            if len(queue) / queue.weight <= (own_count + 1) / waiter.weight:
+                break
+            if (last := self._last_of(tenant)) is not None:
+                return last
+        if own is not None and own.late:
+            return own.late[-1][1]
+        full = Full(f"the admission queue is full with {self.new_count} requests")
+        return self._last_for(waiter) or full
+
+    def _longest(self) -> Iterator[str]:
+        """Yield the tenants that wait, the one with the most sequences for its weight first."""
+
+        def length(tenant: str) -> tuple[float, str]:
+            queue = self._queues[tenant]
+            return (len(queue) / queue.weight, tenant)
+
         if self._queues:
-            longest = max(self._queues, key=lambda t: (len(self._queues[t]) / self._queues[t].weight, t))
-            queue = self._queues[longest]
-            if len(queue) / queue.weight > (own_count + 1) / waiter.weight:
-                return queue.late[-1][1] if queue.late else queue.timely[-1][-1]
-            if own is not None and own.late:
-                return own.late[-1][1]
-        return Full(f"the admission queue is full with {self.new_count} requests")
+            first = max(self._queues, key=length)
+            yield first  # It nearly always is the only one that is asked for.
+            yield from (t for t in sorted(self._queues, key=length, reverse=True) if t != first)
+
+    def _last_for(
+        self, waiter: Waiter, *, tenant: str | None = None, slo_class: str | None = None
+    ) -> SequenceId | None:
+        """Return the last sequence that gives its place to a promised one, one of its own tenant first; None
+        if there is none, or the waiter is not promised. `tenant` and `slo_class`: only of these."""
+        if not waiter.is_promised:
+            return None
+        if waiter.tenant in self._queues and (last := self._last_of(waiter.tenant, slo_class)) is not None:
+            return last
+        others = () if tenant is not None else self._longest()
+        return next((last for t in others if (last := self._last_of(t, slo_class)) is not None), None)
+
+    def _last_of(self, tenant: str, slo_class: str | None = None) -> SequenceId | None:
+        """Return the tenant's last sequence that is not promised."""
+        queue = self._queues[tenant]
+        late, timely = (one[1] for one in reversed(queue.late)), (key[-1] for key in reversed(queue.timely))
+        for seq_id in chain(late, timely):
+            waiter = self._waiters[seq_id]
+            if not waiter.is_promised and slo_class in (None, waiter.slo_class):
+                return seq_id
+        return None
 
     def add(self, waiter: Waiter, *, is_late: bool = False, credit_tokens: float = 0.0) -> None:
         """Add a sequence. A new one needs `room_for` first. `credit_tokens`: see `FairShares.came`."""
         seq_id = waiter.seq_id
         assert seq_id not in self._waiters
+        assert not (is_late and waiter.is_promised)
         self._waiters[seq_id] = waiter
         if not waiter.is_new:
             insort(self._served, (waiter.arrival, seq_id))
@@ -191,7 +235,7 @@ class AdmissionQueue:
     def make_late(self, seq_id: SequenceId) -> None:
         """Move the sequence behind those that can still meet their objectives."""
         waiter = self._waiters[seq_id]
-        if seq_id in self._late or not waiter.is_new:
+        if seq_id in self._late or not waiter.is_new or waiter.is_promised:
             return
         queue = self._queues[waiter.tenant]
         del queue.timely[bisect_left(queue.timely, waiter.key)]
@@ -219,7 +263,8 @@ class AdmissionQueue:
 
     def _is_timely(self, seq_id: SequenceId) -> bool:
         waiter = self._waiters.get(seq_id)
-        return waiter is not None and waiter.is_new and seq_id not in self._late
+        is_bound = waiter is not None and waiter.is_new and not waiter.is_promised
+        return is_bound and seq_id not in self._late
 
     def _sweep_due(self) -> None:
         if len(self._due) > 2 * len(self._waiters) + 64:

@@ -32,7 +32,7 @@ class WorkerView:
         self.load = LoadAccount(hello.worker_id, hello.block_count)
         self.prediction = PredictionAccount(hello, fleet_costs)
         self._role = hello.role
-        self._is_drained_by_directory = self._says_draining = False
+        self._is_drained_by_directory = self._says_draining = self._is_suspect = False
         self.facts = WorkerFacts.of(hello, hello.role, is_draining=False)
         self._on_change = on_change
         self._snapshot: WorkerSnapshot | None = None
@@ -40,6 +40,11 @@ class WorkerView:
     @property
     def peer(self) -> PeerRef:
         return PeerRef(self.worker_id, self.address)
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether the cluster drains the worker. A suspect gets nothing new either, but is not leaving."""
+        return self._is_drained_by_directory or self._says_draining
 
     @property
     def snapshot(self) -> WorkerSnapshot:
@@ -54,8 +59,8 @@ class WorkerView:
         self._on_change(self.worker_id, False)
 
     def _change_facts(self) -> None:
-        is_draining = self._is_drained_by_directory or self._says_draining
-        self.facts = WorkerFacts.of(self.hello, self._role, is_draining=is_draining)
+        is_closed = self.is_leaving or self._is_suspect
+        self.facts = WorkerFacts.of(self.hello, self._role, is_draining=is_closed)
         self.prediction.changed()
         self._snapshot = None
         self._on_change(self.worker_id, True)
@@ -72,9 +77,9 @@ class WorkerView:
         else:
             self._changed()
 
-    def update(self, role: Role, *, is_draining: bool) -> None:
-        """Take over the role and the drain state that the directory reports."""
-        self._role, self._is_drained_by_directory = role, is_draining
+    def update(self, role: Role, *, is_draining: bool, is_suspect: bool = False) -> None:
+        """Take over the role and the state that the directory reports."""
+        self._role, self._is_drained_by_directory, self._is_suspect = role, is_draining, is_suspect
         self._change_facts()
 
     def refused(self, *, is_draining: bool) -> None:

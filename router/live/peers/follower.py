@@ -54,11 +54,11 @@ class PeerFollower:
 
     def _follow_all(self, wanted: Iterable[str]) -> None:
         addresses = frozenset(wanted)
-        for address in addresses - self._tasks.keys():
+        for address in sorted(addresses - self._tasks.keys()):
             task = asyncio.create_task(self._keep(address), name=f"router {address}")
             task.add_done_callback(self._ended)
             self._tasks[address] = task
-        for address in self._tasks.keys() - addresses:
+        for address in sorted(self._tasks.keys() - addresses):
             self._tasks.pop(address).cancel()
 
     def _ended(self, task: asyncio.Task[None]) -> None:

@@ -93,7 +93,9 @@ def test_a_hedge_that_won_is_placed_again_when_its_worker_is_lost(four):
     assert (start.seq_id, start.epoch, start.tokens) == (name, 1, (1, 2, 3, 4, 5, 10))
 
 
-@pytest.mark.parametrize("reason", [None, RefusalReason.NO_ROOM, RefusalReason.UNSUPPORTED])
+@pytest.mark.parametrize(
+    "reason", [None, RefusalReason.NO_ROOM, RefusalReason.BUSY, RefusalReason.UNSUPPORTED]
+)
 def test_a_hedge_that_fails_or_is_refused_is_not_heard_of(four, reason):
     first, second, name = hedged(four)
     if reason is None:

@@ -116,6 +116,32 @@ def test_without_room_anywhere_it_ends_with_no_capacity_when_its_wait_is_over():
     assert script.ends["s"].retry_after_s >= 1.0
 
 
+def test_busy_with_the_grammars_of_others_means_another_worker_and_no_fault_of_this_one(pair):
+    pair.join("p2", Role.PREFILL)
+    pair.submit()
+    for _ in range(12):
+        first = next(w for w, phase in pair.phases().items() if phase is Phase.PREFILL)
+        pair.refused(first, RefusalReason.BUSY)
+        while not pair.phases():
+            pair.at(pair.core.next_tick_s)
+        assert ({"p", "p2"} - {first}).pop() in pair.phases()
+    assert pair.core.status().failure_handling.breakers_opened == 0
+    assert "retried" not in pair.notes()
+
+
+def test_busy_everywhere_ends_with_no_capacity_and_a_hint_when_to_come_back():
+    script = Script(queue_wait_s=5.0)
+    script.pair()
+    script.submit()
+    while not script.core.is_idle:
+        while "p" in script.phases():
+            script.refused("p", RefusalReason.BUSY)
+        script.at(script.core.next_tick_s)
+    assert script.now_s == 5.0
+    assert script.ends["s"].kind is FailureKind.NO_CAPACITY
+    assert script.ends["s"].retry_after_s >= 1.0
+
+
 def test_decode_lost_while_streaming_resumes_with_all_tokens_sent(pair):
     pair.join("d2", Role.DECODE)
     pair.submit(max_tokens=6)

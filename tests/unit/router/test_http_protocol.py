@@ -230,3 +230,23 @@ async def test_a_coding_that_is_not_understood_is_refused(folder, letters, codin
         assert int(head.split()[1]) == status
         if status == 415:
             assert "content-encoding" in orjson.loads(body)["error"]["message"]
+
+
+@pytest.mark.parametrize("offer", [b"h2c", b"websocket"])
+async def test_a_request_that_offers_another_protocol_is_served(folder, letters, offer):
+    """Java's HttpClient offers h2c in clear text, and sends the body in a segment of its own."""
+    upgrade = (
+        b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: " + offer + b"\r\nHTTP2-Settings: AAEAAEAA\r\n"
+    )
+    head, _, body = request(orjson.dumps(CHAT_BODY), headers=upgrade).partition(b"\r\n\r\n")
+    async with cluster(folder, FakeWorker(reply=letters)) as c, connected(c) as (reader, writer):
+        for _ in range(2):
+            writer.write(head + b"\r\n\r\n")
+            await writer.drain()
+            await asyncio.sleep(0)
+            writer.write(body)
+            answer = await reader.readuntil(b"\r\n\r\n")
+            assert answer.startswith(b"HTTP/1.1 200")
+            length = int(answer.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+            answer = orjson.loads(await reader.readexactly(length))
+            assert answer["choices"][0]["message"]["content"] == "abcdefg"

@@ -190,7 +190,7 @@ async def test_prompt_logprobs_are_computed_once_for_all_choices(folder, ids):
 
 
 async def test_after_a_loss_no_logprob_comes_twice_and_the_prompts_are_not_asked_again(folder, ids):
-    first, second = FakeWorker("a", reply=ids()), FakeWorker("b", reply=ids())
+    first, second = FakeWorker("a", reply=ids(), pauses_at=8), FakeWorker("b", reply=ids())
     async with cluster(folder, first, second, context=512) as c:
         stream = await c.openai().completions.create(
             model=MODEL, prompt="x", logprobs=1, echo=True, max_tokens=40, stream=True, seed=1

@@ -22,18 +22,30 @@ from baton.core.messages import (
     StartSequence,
 )
 from baton.core.sampling import Grammar, GrammarKind, SamplingParams
-from engine.grammar import GrammarError
+from engine.grammar import CompilerBusy, GrammarError
 from worker.preparation import StartPreparation
 from worker.preparers import AdapterPreparer, GrammarPreparer, compiling_threads
+from worker.turns import FairTurns
 
 GRAMMAR = Grammar(GrammarKind.REGEX, "a+")
 
 
-def start(seq_id="s", epoch=1, *, grammar=None, adapter=None, time_left_s=60.0):
+def start(seq_id="s", epoch=1, *, grammar=None, adapter=None, time_left_s=60.0, tenant="", tokens=(1,)):
     params = SamplingParams(8, grammar=grammar)
     ref = None if adapter is None else AdapterRef(adapter, f"/{adapter}", "d")
     root = b"h" * HASH_BYTES
-    return StartSequence(seq_id, epoch, Phase.AGGREGATED, (1,), 1, params, root, time_left_s, adapter=ref)
+    return StartSequence(
+        seq_id,
+        epoch,
+        Phase.AGGREGATED,
+        tokens,
+        1,
+        params,
+        root,
+        time_left_s,
+        adapter=ref,
+        fairness_key=tenant,
+    )
 
 
 class Core:
@@ -178,33 +190,43 @@ async def test_more_than_may_wait_are_refused():
     bench = Bench(slow := Slow(), pending_max=1)
     bench.tell(start("a", 0, grammar=GRAMMAR))
     bench.tell(start("b", 0, grammar=GRAMMAR))
-    assert bench.answers.get_nowait().reason is RefusalReason.NO_ROOM
+    assert bench.answers.get_nowait().reason is RefusalReason.BUSY
     slow.done[await slow.begun.get()].set_result(None)
     await bench.settle()
 
 
-async def test_a_later_attempt_that_takes_too_long_is_the_workers_failure_not_the_requests():
+@pytest.mark.parametrize("epoch", [0, 1])
+async def test_who_waits_in_vain_is_sent_to_another_worker(epoch):
     bench = Bench(Slow(), prepare_s=0.01)
-    bench.tell(start("a", 1, grammar=GRAMMAR))
-    async with asyncio.timeout(5):
-        answer = await bench.answers.get()
-    assert (answer.epoch, answer.reason) == (1, FailureReason.INTERNAL)
-
-
-async def test_what_takes_too_long_is_refused_and_a_deadline_is_a_deadline():
-    bench = Bench(Slow(), prepare_s=0.01)
-    bench.tell(start(epoch=0, grammar=GRAMMAR))
+    bench.tell(start(epoch=epoch, grammar=GRAMMAR))
     await bench.settle()
     refused = bench.answers.get_nowait()
     assert isinstance(refused, SequenceRefused)
-    assert refused.reason is RefusalReason.UNSUPPORTED
+    assert (refused.epoch, refused.reason) == (epoch, RefusalReason.BUSY)
     assert "0.01 s" in refused.message
+
+
+async def test_a_deadline_is_a_deadline():
+    bench = Bench(Slow(), prepare_s=0.01)
     bench.tell(start(epoch=1, grammar=GRAMMAR, time_left_s=0.001))
     await bench.settle()
     failed = bench.answers.get_nowait()
     assert isinstance(failed, SequenceFailed)
     assert failed.reason is FailureReason.DEADLINE
     assert bench.core.starts == []
+
+
+async def test_one_tenant_cannot_take_all_places():
+    bench = Bench(slow := Slow(), pending_max=4)
+    for seq_id in "abc":
+        bench.tell(start(seq_id, grammar=GRAMMAR, tenant="greedy"))
+    assert bench.answers.get_nowait().seq_id == "c"
+    assert bench.answers.empty()
+    bench.tell(start("d", grammar=GRAMMAR, tenant="other"))
+    assert bench.answers.empty()
+    for _ in range(3):
+        slow.done[await slow.begun.get()].set_result(None)
+    await bench.settle()
 
 
 async def test_an_error_nobody_thought_of_fails_the_one_sequence(bench, slow):
@@ -216,14 +238,17 @@ async def test_an_error_nobody_thought_of_fails_the_one_sequence(bench, slow):
 
 class Store:
     def __init__(self):
-        self.known = set()
+        self.known, self.continued = set(), []
 
     def has(self, grammar):
         return grammar in self.known
 
-    def prepare(self, grammar):
+    def prepare(self, grammar, *, is_continued=False):
         if grammar.text == "bad":
             raise GrammarError("regex: no")
+        if grammar.text == "unlucky":
+            raise CompilerBusy("the compiler was lost")
+        self.continued += [grammar.text] if is_continued else []
         self.known.add(grammar)
 
 
@@ -240,6 +265,24 @@ async def test_a_grammar_that_does_not_compile_is_unsupported_with_the_compilers
         assert bench.core.starts == [("t", 1), ("u", 1)]
 
 
+async def test_a_compiler_that_was_lost_is_not_the_grammars_fault():
+    with ThreadPoolExecutor(1) as threads:
+        bench = Bench(GrammarPreparer(Store(), threads))
+        bench.tell(start(grammar=Grammar(GrammarKind.REGEX, "unlucky")))
+        await bench.settle()
+        assert bench.answers.get_nowait().reason is RefusalReason.BUSY
+
+
+async def test_the_compiler_hears_that_the_text_has_begun_elsewhere():
+    store = Store()
+    with ThreadPoolExecutor(1) as threads:
+        bench = Bench(GrammarPreparer(store, threads))
+        bench.tell(start("a", grammar=Grammar(GrammarKind.REGEX, "a"), tokens=(1, 7)))
+        bench.tell(start("b", grammar=Grammar(GrammarKind.REGEX, "b")))
+        await bench.settle()
+    assert store.continued == ["a"]
+
+
 class Stuck(Store):
     """Blocks until the test lets go."""
 
@@ -247,7 +290,7 @@ class Stuck(Store):
         super().__init__()
         self.go_on, self.begun, self.niceness = threading.Event(), [], 0
 
-    def prepare(self, grammar):
+    def prepare(self, grammar, *, is_continued=False):
         self.begun.append(grammar.text)
         self.niceness = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
         self.go_on.wait(30)
@@ -262,12 +305,52 @@ async def test_one_grammar_compiles_at_a_time_and_gives_way_and_those_given_up_a
             bench.tell(start(text, 0, grammar=Grammar(GrammarKind.REGEX, text)))
         await bench.settle()
         reasons = [bench.answers.get_nowait().reason for _ in range(3)]
-        assert reasons == [RefusalReason.UNSUPPORTED] * 3
+        assert reasons == [RefusalReason.BUSY] * 3
         store.go_on.set()
         await asyncio.wrap_future(threads.submit(str))
         assert store.begun == ["a"]
         here = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
         assert store.niceness == min(19, here + 10)
+
+
+async def test_tenants_have_their_grammars_compiled_in_turn():
+    store = Stuck()
+    with compiling_threads() as threads:
+        bench = Bench(GrammarPreparer(store, threads), pending_max=64)
+        for text in ("a1", "a2", "a3", "b1", "a4", "c1", "b2"):
+            bench.tell(start(text, grammar=Grammar(GrammarKind.REGEX, text), tenant=text[0]))
+        store.go_on.set()
+        await bench.settle()
+    assert store.begun == ["a1", "a2", "b1", "c1", "a3", "b2", "a4"]
+
+
+async def test_a_turn_that_is_given_up_goes_to_the_next():
+    turns, order = FairTurns(), []
+
+    async def use(key):
+        await turns.take(key)
+        order.append(key)
+        await asyncio.sleep(0)
+        turns.release()
+
+    await turns.take("first")
+    tasks = [asyncio.create_task(use(key)) for key in "abc"]
+    await asyncio.sleep(0)
+    tasks[0].cancel()
+    turns.release()  # before the cancelled one has run
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert order == ["b", "c"]
+    await asyncio.wait_for(use("d"), 5)
+
+
+async def test_a_turn_that_comes_with_the_cancellation_is_passed_on():
+    turns = FairTurns()
+    await turns.take("first")
+    tasks = [asyncio.create_task(turns.take(key)) for key in "ab"]
+    await asyncio.sleep(0)
+    turns.release()
+    tasks[0].cancel()
+    await asyncio.wait_for(tasks[1], 5)
 
 
 class Loader:

@@ -1,0 +1,136 @@
+"""The process that compiles grammars for one worker, see `engine.compiling`.
+
+It has one thread and forks for each grammar. The fork's timers have the kernel's default action, which ends
+it in the middle of anything, and also when the worker is gone.
+"""
+
+import contextlib
+import os
+import resource
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgspec
+from xgrammar import GrammarCompiler, TokenizerInfo
+
+from engine.compiling import (
+    LENGTH_BYTES,
+    CompileFailed,
+    CompileJob,
+    CompilerAnswer,
+    CompilerReady,
+    CompilerSetup,
+    GrammarCompiled,
+    GrammarExceeded,
+    GrammarRefused,
+    frame,
+)
+from engine.grammar import GrammarError, check_start, compile_grammar
+
+NICENESS = 10
+"""Compiling must not take the processor from those who compute or answer."""
+MEMORY_BYTES_MAX = 2 * 2**30
+"""Memory that one compilation may take."""
+AGAIN_S = 0.1
+"""What took less is compiled again by the worker: writing and reading a compiled grammar takes some ten times
+as long as compiling a small one."""
+
+
+def main() -> None:
+    # The thread that started this one may give way already.
+    os.setpriority(os.PRIO_PROCESS, 0, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
+    # Whatever prints must not come between the answers.
+    answers = os.dup(1)
+    os.dup2(2, 1)
+    payload = _read()
+    if payload is None:
+        return
+    setup = msgspec.msgpack.decode(payload, type=CompilerSetup)
+    info = TokenizerInfo.deserialize_json(setup.tokenizer)
+    compiler = GrammarCompiler(info, max_threads=1, cache_enabled=False)
+    _write(answers, CompilerReady())
+    while (payload := _read()) is not None:
+        job = msgspec.msgpack.decode(payload, type=CompileJob)
+        pid = os.fork()
+        if pid == 0:
+            _work(compiler, setup, job, answers)
+        _, status = os.waitpid(pid, 0)
+        if status:
+            _write(answers, _verdict(os.waitstatus_to_exitcode(status), job))
+
+
+def _work(compiler: Any, setup: CompilerSetup, job: CompileJob, answers: int) -> NoReturn:
+    """Compile in the fork, and end it."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + MEMORY_BYTES_MAX
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.setitimer(signal.ITIMER_PROF, job.cpu_s)
+    signal.setitimer(signal.ITIMER_REAL, job.wall_s)
+    status = 1
+    try:
+        answer = _compiled(compiler, setup, job)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        _write(answers, answer)
+        status = 0
+    finally:
+        os._exit(status)  # Nothing of the parent's may be cleaned up twice.
+
+
+def _compiled(compiler: Any, setup: CompilerSetup, job: CompileJob) -> CompilerAnswer:
+    began_s = time.process_time()
+    try:
+        compiled = compile_grammar(compiler, job.grammar)
+        check_start(compiled, setup.vocab, has_end=setup.has_end)
+        took_s = time.process_time() - began_s
+        return GrammarCompiled(compiled.serialize_json() if took_s > AGAIN_S else "")
+    except GrammarError as error:
+        if "bad_alloc" in str(error):
+            return _too_much_memory()
+        return GrammarRefused(str(error))
+    except MemoryError:
+        return _too_much_memory()
+
+
+def _too_much_memory() -> GrammarExceeded:
+    return GrammarExceeded(
+        f"the grammar takes more than {MEMORY_BYTES_MAX // 2**20} MiB of memory to compile"
+    )
+
+
+def _verdict(exit_code: int, job: CompileJob) -> CompilerAnswer:
+    """Why the fork ended without an answer."""
+    match -exit_code:
+        case signal.SIGPROF:
+            return GrammarExceeded(
+                f"the grammar takes longer to compile than {job.cpu_s:g} s (engine.compile_s); make it "
+                "simpler: fewer optional parts in a row, fewer alternatives that begin alike, less nesting"
+            )
+        case signal.SIGSEGV | signal.SIGABRT | signal.SIGBUS | signal.SIGFPE | signal.SIGILL:
+            return GrammarExceeded("the compiler of grammars breaks down over this grammar; make it simpler")
+        case _:
+            return CompileFailed(f"compiling the grammar ended with status {exit_code}")
+
+
+def _read() -> bytes | None:
+    """Return the next message, or None when the worker has ended."""
+    head = sys.stdin.buffer.read(LENGTH_BYTES)
+    if len(head) < LENGTH_BYTES:
+        return None
+    length = int.from_bytes(head, "big")
+    payload = sys.stdin.buffer.read(length)
+    return payload if len(payload) == length else None
+
+
+def _write(fd: int, answer: CompilerAnswer) -> None:
+    data = memoryview(frame(msgspec.msgpack.encode(answer)))
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(BrokenPipeError):  # the worker has ended, and nobody waits for an answer
+        main()

@@ -1,0 +1,186 @@
+"""The process in which grammars are compiled, so that one that takes too long can be killed.
+
+xgrammar's compiler cannot be interrupted, and the time that it takes cannot be told from the grammar. The
+process (`engine.compile_process`) loads the libraries once and forks for every grammar. The kernel kills the
+fork when its processor time is used up, and the next grammar finds the process ready. Each message is a
+length of four bytes and MessagePack.
+"""
+
+import contextlib
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from baton.core.sampling import Grammar
+
+log = logging.getLogger(__name__)
+
+START_S = 60.0
+"""The longest time to load xgrammar, on a machine that is busy."""
+WALL_TIMES = 4
+WALL_S = 10.0
+"""The wall time of one compilation is its processor time this many times, and so many seconds. Beyond it the
+machine is too busy."""
+ANSWER_S = 5.0
+"""The time beyond the wall time until the process itself must have answered."""
+LENGTH_BYTES = 4
+
+
+class CompilerSetup(msgspec.Struct, frozen=True):
+    """The first message to the process."""
+
+    tokenizer: str
+    """`TokenizerInfo` as JSON."""
+    vocab: int
+    has_end: bool
+    """Whether the model has a token that ends its text."""
+
+
+class CompileJob(msgspec.Struct, frozen=True):
+    grammar: Grammar
+    cpu_s: float
+    wall_s: float
+
+
+class CompilerReady(msgspec.Struct, frozen=True, tag=True):
+    """The process has loaded what it needs."""
+
+
+class GrammarCompiled(msgspec.Struct, frozen=True, tag=True):
+    text: str
+    """`CompiledGrammar` as JSON. Empty: compiling it again is quicker than reading it."""
+
+
+class GrammarRefused(msgspec.Struct, frozen=True, tag=True):
+    """The grammar is wrong."""
+
+    message: str
+
+
+class GrammarExceeded(msgspec.Struct, frozen=True, tag=True):
+    """The grammar needs more time or memory than one may have, or brings the compiler down."""
+
+    message: str
+
+
+class CompileFailed(msgspec.Struct, frozen=True, tag=True):
+    """The compilation ended for a reason that is not the grammar's."""
+
+    message: str
+
+
+CompilerAnswer = CompilerReady | GrammarCompiled | GrammarRefused | GrammarExceeded | CompileFailed
+
+
+def frame(payload: bytes) -> bytes:
+    return len(payload).to_bytes(LENGTH_BYTES, "big") + payload
+
+
+class CompilerLost(Exception):
+    """The process ended or hung. It is no fault of the grammar."""
+
+
+class CompilerProcess:
+    """The process, which is started when the first grammar comes, and again after it was lost. One call at a
+    time; `close` may come from any thread."""
+
+    def __init__(self, *, compile_s: float, argv: tuple[str, ...] = ("-m", "engine.compile_process")) -> None:
+        """`compile_s` is the processor time that one grammar may take."""
+        self._compile_s, self._argv = compile_s, argv
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    @property
+    def compile_s(self) -> float:
+        return self._compile_s
+
+    def compile(
+        self, grammar: Grammar, setup: Callable[[], CompilerSetup], *, times: float = 1.0
+    ) -> CompilerAnswer:
+        """Return what came of the grammar, which has `times` the usual time. Raises CompilerLost."""
+        with self._lock:
+            cpu_s = self._compile_s * times
+            job = CompileJob(grammar, cpu_s, cpu_s * WALL_TIMES + WALL_S)
+            try:
+                process = self._started(setup)
+                self._send(process, msgspec.msgpack.encode(job))
+                return self._answer(process, job.wall_s + ANSWER_S)
+            except (OSError, CompilerLost, msgspec.DecodeError) as error:
+                self._kill()
+                raise CompilerLost(f"the compiler of grammars was lost: {error}") from error
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._kill()
+
+    def _started(self, setup: Callable[[], CompilerSetup]) -> "subprocess.Popen[bytes]":
+        if self._process is not None and self._process.poll() is None:
+            return self._process
+        self._kill()
+        if self._is_closed:
+            raise CompilerLost("the worker ends")
+        # One thread: the process forks.
+        threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        process = self._process = subprocess.Popen(
+            [sys.executable, *self._argv],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, **threads},
+            start_new_session=True,
+        )
+        self._send(process, msgspec.msgpack.encode(setup()))
+        if not isinstance(self._answer(process, START_S), CompilerReady):
+            raise CompilerLost("it did not come up")
+        return process
+
+    @staticmethod
+    def _send(process: "subprocess.Popen[bytes]", payload: bytes) -> None:
+        assert process.stdin is not None
+        fd, data = process.stdin.fileno(), memoryview(frame(payload))
+        ends_s = time.monotonic() + START_S
+        os.set_blocking(fd, False)
+        while data:
+            if not select.select([], [fd], [], max(0.0, ends_s - time.monotonic()))[1]:
+                raise CompilerLost("it does not read")
+            data = data[os.write(fd, data) :]
+
+    def _answer(self, process: "subprocess.Popen[bytes]", timeout_s: float) -> CompilerAnswer:
+        assert process.stdout is not None
+        ends_s = time.monotonic() + timeout_s
+        length = int.from_bytes(self._read(process.stdout.fileno(), LENGTH_BYTES, ends_s), "big")
+        payload = self._read(process.stdout.fileno(), length, ends_s)
+        return msgspec.msgpack.decode(payload, type=CompilerAnswer)
+
+    @staticmethod
+    def _read(fd: int, count: int, ends_s: float) -> bytes:
+        pieces: list[bytes] = []
+        while count:
+            if not select.select([fd], [], [], max(0.0, ends_s - time.monotonic()))[0]:
+                raise CompilerLost("it does not answer")
+            piece = os.read(fd, min(count, 1 << 20))
+            if not piece:
+                raise CompilerLost("it ended")
+            pieces.append(piece)
+            count -= len(piece)
+        return b"".join(pieces)
+
+    def _kill(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()

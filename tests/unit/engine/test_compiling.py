@@ -1,0 +1,179 @@
+"""Grammars are compiled in a process of their own: what takes too long is killed there, and what comes next
+is compiled."""
+
+import os
+import signal
+
+import numpy as np
+import pytest
+from xgrammar import GrammarCompiler, TokenizerInfo
+
+from baton.core.sampling import Grammar, GrammarKind
+from engine.compile_process import AGAIN_S
+from engine.compiling import (
+    CompileFailed,
+    CompilerLost,
+    CompilerProcess,
+    CompilerSetup,
+    GrammarCompiled,
+    GrammarExceeded,
+    GrammarRefused,
+)
+from engine.grammar import REFUSAL_S, CompilerBusy, GrammarError, GrammarStore, compile_grammar
+from tests.models import EOS_ID, save_tokenizer
+
+VOCAB = 520
+REGEX = Grammar(GrammarKind.REGEX, "[a-c]{2}x")
+SLOW = Grammar(
+    GrammarKind.EBNF,
+    "root ::= r0\n"
+    + "\n".join(
+        f"r{i} ::= " + "|".join(f"[a-z] r{(i * 7 + j) % 48}" for j in range(20)) + ' | "q"' for i in range(48)
+    ),
+)
+"""It takes a tenth of a second with a vocabulary this small, and many seconds with that of a model in use."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tokenizer")
+    save_tokenizer(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def setup(folder):
+    store = GrammarStore(folder, VOCAB, (EOS_ID,))
+    return store._setup()
+
+
+@pytest.fixture(scope="module")
+def process():
+    process = CompilerProcess(compile_s=0.1)
+    yield process
+    process.close()
+
+
+def pid_of(process):
+    assert process._process is not None
+    return process._process.pid
+
+
+def test_what_takes_too_long_is_killed_and_the_next_is_compiled_by_the_same_process(process, setup):
+    assert isinstance(process.compile(REGEX, lambda: setup, times=100), GrammarCompiled)
+    pid = pid_of(process)
+    answer = process.compile(SLOW, lambda: setup, times=0.1)
+    assert isinstance(answer, GrammarExceeded)
+    assert "engine.compile_s" in answer.message
+    assert isinstance(process.compile(REGEX, lambda: setup, times=100), GrammarCompiled)
+    assert pid_of(process) == pid
+
+
+def test_what_is_wrong_is_refused(process, setup):
+    answer = process.compile(Grammar(GrammarKind.REGEX, "(a"), lambda: setup, times=100)
+    assert isinstance(answer, GrammarRefused)
+    assert "missing ')'" in answer.message
+
+
+def test_a_process_that_was_killed_is_started_anew(process, setup):
+    process.compile(REGEX, lambda: setup, times=100)
+    pid = pid_of(process)
+    os.kill(pid, signal.SIGKILL)
+    process._process.wait()
+    assert isinstance(process.compile(REGEX, lambda: setup, times=100), GrammarCompiled)
+    assert pid_of(process) != pid
+
+
+ENDS = "import sys; sys.stdin.buffer.read(4)"
+NONSENSE = (
+    "import sys; sys.stdout.buffer.write(bytes([0, 0, 0, 1, 193])); sys.stdout.flush(); sys.stdin.read()"
+)
+
+
+@pytest.mark.parametrize("script", [ENDS, NONSENSE], ids=["ends", "nonsense"])
+def test_a_process_that_ends_or_talks_nonsense_is_lost(setup, script):
+    process = CompilerProcess(compile_s=1, argv=("-c", script))
+    with pytest.raises(CompilerLost):
+        process.compile(REGEX, lambda: setup)
+    assert process._process is None
+
+
+def test_nothing_is_started_after_the_end(setup):
+    process = CompilerProcess(compile_s=1)
+    process.close()
+    with pytest.raises(CompilerLost, match="ends"):
+        process.compile(REGEX, lambda: setup)
+
+
+class Process:
+    """Answers as the test says."""
+
+    def __init__(self, *answers):
+        self.answers, self.calls = list(answers), []
+
+    def compile(self, grammar, setup, *, times=1.0):
+        assert isinstance(setup(), CompilerSetup)
+        self.calls.append(times)
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def mask_after(store, grammar, tokens):
+    matcher = store.matcher(grammar, (EOS_ID,))
+    for token in tokens:
+        assert matcher.accept(token)
+    mask = np.zeros(-(-VOCAB // 32), np.int32)
+    matcher.fill(mask)
+    return mask.tolist()
+
+
+def test_a_compiled_grammar_comes_back_as_it_was(folder, setup):
+    info = TokenizerInfo.deserialize_json(setup.tokenizer)
+    text = compile_grammar(GrammarCompiler(info, max_threads=1), REGEX).serialize_json()
+    here, there = (
+        GrammarStore(folder, VOCAB, (EOS_ID,)),
+        GrammarStore(folder, VOCAB, (EOS_ID,), process=Process(GrammarCompiled(text))),
+    )
+    for store in (here, there):
+        store.prepare(REGEX)
+    token = next(i for i in range(VOCAB) if here.matcher(REGEX, (EOS_ID,)).accept(i))
+    for tokens in ((), (token,)):
+        assert mask_after(here, REGEX, tokens) == mask_after(there, REGEX, tokens)
+
+
+def test_a_grammar_that_took_too_long_is_not_tried_again_for_a_while(folder):
+    now_s = [0.0]
+    process = Process(GrammarExceeded("too long"), GrammarExceeded("too long"))
+    store = GrammarStore(folder, VOCAB, (EOS_ID,), process=process, now=lambda: now_s[0])
+    for _ in range(3):
+        with pytest.raises(GrammarError, match="too long"):
+            store.prepare(SLOW)
+    assert len(process.calls) == 1
+    now_s[0] = REFUSAL_S
+    with pytest.raises(GrammarError, match="too long"):
+        store.prepare(SLOW)
+    assert len(process.calls) == 2
+
+
+@pytest.mark.parametrize(
+    "answer", [CompilerLost("gone"), CompileFailed("status -9")], ids=["lost", "unlucky"]
+)
+def test_a_lost_compiler_says_nothing_of_the_grammar(folder, answer):
+    process = Process(answer, GrammarCompiled(""))
+    store = GrammarStore(folder, VOCAB, (EOS_ID,), process=process)
+    with pytest.raises(CompilerBusy):
+        store.prepare(REGEX)
+    store.prepare(REGEX)
+    assert store.has(REGEX)
+
+
+def test_a_text_that_has_begun_elsewhere_has_more_time(folder):
+    process = Process(GrammarCompiled(""))
+    GrammarStore(folder, VOCAB, (EOS_ID,), process=process).prepare(REGEX, is_continued=True)
+    assert process.calls == [3.0]
+
+
+def test_what_is_read_from_the_process_is_what_took_long():
+    assert 0 < AGAIN_S <= 1
