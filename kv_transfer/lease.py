@@ -123,9 +123,10 @@ class LeaseBook(Generic[KeyT, ReaderT]):
         lease.number = max(lease.number, number)
         return True
 
-    def renew(self, key: KeyT, *, now_s: float) -> None:
-        """Blocks are granted, or held ready, under this key: the lease of all of them starts anew."""
-        self._leases[key].end_s = now_s + self.lease_s
+    def renew(self, key: KeyT, *, now_s: float, longer_s: float = 0.0) -> None:
+        """Blocks are granted, or held ready, under this key: the lease of all of them starts anew. `longer_s`
+        is for what no reader has asked for yet."""
+        self._leases[key].end_s = now_s + self.lease_s + longer_s
 
     def vacate(self, key: KeyT) -> None:
         """The reader is gone and nothing is held for it: the next reader may begin."""
