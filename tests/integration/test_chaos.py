@@ -90,4 +90,4 @@ def test_an_interrupted_drill_ends_all_that_it_started(model, tmp_path):
         assert alive == []
     finally:
         drill.kill()
-        drill.wait()
+        drill.communicate()
