@@ -11,7 +11,7 @@ TOLERANCE = 2e-3
 computed in other chunks, the same numbers are added in another order."""
 
 
-class Choice(msgspec.Struct):
+class HeardChoice(msgspec.Struct):
     """What was heard of one choice."""
 
     text: str = ""
@@ -22,8 +22,8 @@ class Choice(msgspec.Struct):
     finish_reason: str = ""
 
 
-class Answer(msgspec.Struct):
-    choices: dict[int, Choice] = msgspec.field(default_factory=dict[int, Choice])
+class HeardAnswer(msgspec.Struct):
+    choices: dict[int, HeardChoice] = msgspec.field(default_factory=dict[int, HeardChoice])
     vectors: list[list[float]] = msgspec.field(default_factory=list[list[float]])
 
     def hear(self, event: dict[str, Any]) -> bool:
@@ -33,7 +33,7 @@ class Answer(msgspec.Struct):
         return any(heard) or bool(event.get("data"))
 
     def _hear_choice(self, said: dict[str, Any]) -> bool:
-        choice = self.choices.setdefault(said.get("index", 0), Choice())
+        choice = self.choices.setdefault(said.get("index", 0), HeardChoice())
         delta = said.get("delta") or said.get("message") or {}
         text = said.get("text") or delta.get("content") or ""
         token_ids = said.get("token_ids") or []
@@ -49,7 +49,7 @@ class Answer(msgspec.Struct):
         return bool(text or token_ids or delta.get("tool_calls"))
 
 
-def difference(expected: Answer, heard: Answer, *, is_whole: bool) -> str:
+def difference(expected: HeardAnswer, heard: HeardAnswer, *, is_whole: bool) -> str:
     """How what was heard differs from the expected answer; empty if it does not. An answer that broke off
     (`is_whole` False) must be the beginning of the expected one."""
     if is_whole and sorted(expected.choices) != sorted(heard.choices):
@@ -63,7 +63,7 @@ def difference(expected: Answer, heard: Answer, *, is_whole: bool) -> str:
     return _vector_difference(expected.vectors, heard.vectors) if is_whole else ""
 
 
-def _choice_difference(expected: Choice, heard: Choice, *, is_whole: bool) -> str:
+def _choice_difference(expected: HeardChoice, heard: HeardChoice, *, is_whole: bool) -> str:
     pairs: tuple[tuple[str, Any, Any], ...] = (
         ("text", expected.text, heard.text),
         ("tokens", expected.token_ids, heard.token_ids),

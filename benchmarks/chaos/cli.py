@@ -16,12 +16,12 @@ from rich.console import Console
 from baton.core.errors import SetupError
 from baton.files.terminal import new_console
 from benchmarks.chaos import drill
-from benchmarks.chaos.cluster import ClusterPlan
+from benchmarks.chaos.cluster import DrillClusterPlan
 from benchmarks.chaos.drill import DrillPlan
 from benchmarks.chaos.model import kinds_for, make_default, vocabulary
 from benchmarks.chaos.namespaces import check_namespaces, enter, is_inside
-from benchmarks.chaos.requests import Ask, asks
-from benchmarks.chaos.schedule import Event, Fault, draw
+from benchmarks.chaos.requests import DrillRequest, asks
+from benchmarks.chaos.schedule import Event, FaultKind, draw
 from benchmarks.chaos.show import show_result, show_schedule
 from loadgen.options import TrafficOptions
 from loadgen.prompts import PromptMaker, TokenRange
@@ -33,19 +33,24 @@ INTERRUPTED_STATUS = 130
 DEFAULT_TRACE = "synth:mooncake-conversation"
 
 
+Model = Annotated[
+    str, typer.Option(help="Hugging Face folder of a small model; default: the demo model, trained for 20 s.")
+]
+Seed = Annotated[int, typer.Option(help="Seed of the schedule and of the requests; default: a new one.")]
+FaultNames = Annotated[
+    str, typer.Option(metavar="NAME,NAME", help=f"Kinds of faults; default: all of {', '.join(FaultKind)}.")
+]
+Folder = Annotated[
+    Path | None, typer.Option(help="New folder for logs and report; default: a temporary one.")
+]
+
+
 def chaos(
-    model: Annotated[
-        str,
-        typer.Option(help="Hugging Face folder of a small model; default: the demo model, trained for 20 s."),
-    ] = "",
+    model: Model = "",
     minutes: Annotated[float, typer.Option(min=0.5, max=1440, help="Length of the replay.")] = 30.0,
-    seed: Annotated[
-        int, typer.Option(help="Seed of the schedule and of the requests; default: a new one.")
-    ] = -1,
+    seed: Seed = -1,
     every: Annotated[float, typer.Option(min=1, help="Mean seconds between two faults.")] = 15.0,
-    faults: Annotated[
-        str, typer.Option(metavar="NAME,NAME", help=f"Kinds of faults; default: all of {', '.join(Fault)}.")
-    ] = "",
+    faults: FaultNames = "",
     trace: Annotated[str, typer.Option(help="Trace as for `baton replay`.")] = DEFAULT_TRACE,
     rate: Annotated[float, typer.Option(min=0.1, help="Mean requests per second.")] = 1.0,
     length_scale: Annotated[str, typer.Option(help="Factor for the trace's prompts.")] = "1/64",
@@ -55,9 +60,7 @@ def chaos(
     prefill: Annotated[int, typer.Option(min=1)] = 3,
     decode: Annotated[int, typer.Option(min=1)] = 3,
     sets: Annotated[list[str], typer.Option("--set", metavar="SECTION.FIELD=VALUE")] = [],  # noqa: B006
-    folder: Annotated[
-        Path | None, typer.Option(help="New folder for logs and report; default: a temporary one.")
-    ] = None,
+    folder: Folder = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the schedule and do nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
@@ -97,8 +100,13 @@ def chaos(
     )
     path = model or _demo_model(folder, notes)
     requests = _requests(traffic, path, first_token=first_token)
-    plan = DrillPlan(ClusterPlan(path, prefill, decode, tuple(sets)), seed, events, requests)
-    (folder / "schedule.json").write_bytes(_json(events))
+    plan = DrillPlan(DrillClusterPlan(path, prefill, decode, tuple(sets)), seed, events, requests)
+    _drill(plan, folder, notes, as_json=as_json)
+
+
+def _drill(plan: DrillPlan, folder: Path, notes: Console, *, as_json: bool) -> None:
+    """Run it, write and show what became of it, and end with its exit status. Raises SetupError."""
+    (folder / "schedule.json").write_bytes(_json(plan.events))
     result = asyncio.run(
         drill.run(plan, folder=folder, progress=lambda text: notes.print(text, markup=False))
     )
@@ -108,7 +116,7 @@ def chaos(
     else:
         show_result(new_console(), result)
     if result.findings:
-        text = f"{len(result.findings)} findings; repeat with --seed {seed}; logs and report are in {folder}"
+        text = f"{len(result.findings)} findings; repeat with --seed {plan.seed}; logs and report are in {folder}"
         typer.echo(f"baton: {text}", err=True)
         raise typer.Exit(1)
 
@@ -117,12 +125,12 @@ def _json(value: object) -> bytes:
     return msgspec.json.format(msgspec.json.encode(value))
 
 
-def _faults(text: str) -> tuple[Fault, ...]:
+def _faults(text: str) -> tuple[FaultKind, ...]:
     names = [name.strip() for name in text.split(",") if name.strip()]
-    wrong = [name for name in names if name not in list(Fault)]
+    wrong = [name for name in names if name not in list(FaultKind)]
     if wrong:
-        raise SetupError(f"--faults {', '.join(wrong)}: not a fault; choose among {', '.join(Fault)}")
-    return tuple(Fault(name) for name in names) or tuple(Fault)
+        raise SetupError(f"--faults {', '.join(wrong)}: not a fault; choose among {', '.join(FaultKind)}")
+    return tuple(FaultKind(name) for name in names) or tuple(FaultKind)
 
 
 def _print_schedule(seed: int, events: Sequence[Event], *, as_json: bool) -> None:
@@ -157,7 +165,7 @@ def _demo_model(folder: Path, notes: Console) -> str:
     return str(folder / "demo")
 
 
-def _requests(traffic: TrafficOptions, model: str, *, first_token: int) -> tuple[Ask, ...]:
+def _requests(traffic: TrafficOptions, model: str, *, first_token: int) -> tuple[DrillRequest, ...]:
     """Raises SetupError."""
     vocab = vocabulary(Path(model))
     plan = traffic_of(traffic).plan()

@@ -9,9 +9,9 @@ import httpx
 import msgspec
 import orjson
 
-from benchmarks.chaos.answers import Answer
-from benchmarks.chaos.outcomes import Asked, Attempt, End, Stretch
-from benchmarks.chaos.requests import Ask
+from benchmarks.chaos.answers import HeardAnswer
+from benchmarks.chaos.outcomes import AskedRequest, ClientAttempt, End, Stretch
+from benchmarks.chaos.requests import DrillRequest
 
 SILENCE_S = 150.0
 """Longest silence of a server. It exceeds the deadline of a request (`router.request_timeout_s`), so that a
@@ -31,9 +31,9 @@ class Clients:
         self._http = httpx.AsyncClient(timeout=timeout, limits=limits, trust_env=False)
         self.in_flight = 0
 
-    async def ask(self, ask: Ask, on_ended: Callable[[Asked], None]) -> Asked:
+    async def ask(self, ask: DrillRequest, on_ended: Callable[[AskedRequest], None]) -> AskedRequest:
         """Ask until there is an answer, an error that asking again cannot change, or no attempt left."""
-        attempts: list[Attempt] = []
+        attempts: list[ClientAttempt] = []
         body = orjson.dumps(ask.body)
         self.in_flight += 1
         try:
@@ -45,12 +45,12 @@ class Clients:
                 await asyncio.sleep(min(attempt.retry_after_s or AGAIN_S, AGAIN_MAX_S))
         finally:
             self.in_flight -= 1
-        asked = Asked(ask.index, ask.kind, tuple(attempts))
+        asked = AskedRequest(ask.index, ask.kind, tuple(attempts))
         on_ended(asked)
         return asked
 
-    async def _attempt(self, ask: Ask, url: str, body: bytes) -> Attempt:
-        heard = Heard(url, time.monotonic())
+    async def _attempt(self, ask: DrillRequest, url: str, body: bytes) -> ClientAttempt:
+        heard = HeardStream(url, time.monotonic())
         try:
             headers = {"content-type": "application/json"}
             async with self._http.stream("POST", url + ask.path, content=body, headers=headers) as response:
@@ -69,7 +69,7 @@ class Clients:
         await self._http.aclose()
 
 
-class Heard:
+class HeardStream:
     """What one attempt has heard so far."""
 
     def __init__(self, url: str, now_s: float) -> None:
@@ -78,7 +78,7 @@ class Heard:
         self._first_s: float | None = None
         self._pause = Stretch(now_s, now_s)
         self.end, self.detail, self.status, self.retry_after_s = End.BROKEN, "the stream ended early", 0, 0.0
-        self.answer = Answer()
+        self.answer = HeardAnswer()
 
     def event(self, data: bytes, now_s: float) -> bool:
         """Take in one event. Returns whether it is the last."""
@@ -106,9 +106,9 @@ class Heard:
         except (orjson.JSONDecodeError, KeyError, TypeError):
             self.detail = f"{self.status}: {body[:200]!r}, which is no error object"
 
-    def attempt(self, now_s: float) -> Attempt:
+    def attempt(self, now_s: float) -> ClientAttempt:
         began_s, first_s = self._began_s, self._first_s
-        return Attempt(
+        return ClientAttempt(
             router=self._url,
             began_s=began_s,
             ended_s=now_s,
@@ -122,7 +122,7 @@ class Heard:
         )
 
 
-async def _read(heard: Heard, response: httpx.Response, *, is_stream: bool) -> None:
+async def _read(heard: HeardStream, response: httpx.Response, *, is_stream: bool) -> None:
     if response.status_code != 200:
         heard.refused(response, await response.aread())
         return

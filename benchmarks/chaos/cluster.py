@@ -19,7 +19,7 @@ from baton.core.errors import SetupError
 from baton.core.tokens import Scope, TokenBook, TokenRecord, digest_of, write_book
 from baton.files.token_places import new_token
 from benchmarks.chaos.clock import Clocks
-from benchmarks.chaos.links import Links
+from benchmarks.chaos.links import HostLinks
 from benchmarks.chaos.namespaces import Host, command
 from benchmarks.chaos.processes import Supervised, first_line
 from benchmarks.chaos.schedule import CONTROL, DASHBOARD, FIRST, HOSTS, REDIS, ROUTERS, STORES
@@ -61,7 +61,7 @@ within a drill."""
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterPlan:
+class DrillClusterPlan:
     model: str
     prefill: int
     decode: int
@@ -70,11 +70,11 @@ class ClusterPlan:
 
 
 class ChaosCluster:
-    def __init__(self, plan: ClusterPlan, folder: Path) -> None:
+    def __init__(self, plan: DrillClusterPlan, folder: Path) -> None:
         """Raises SetupError."""
         self._plan, self.folder = plan, folder
         self.hosts = {name: Host(name, f"10.77.0.{number}") for number, name in enumerate(HOSTS, 1)}
-        self.links = Links(self.hosts, CLIENT_ADDRESS)
+        self.links = HostLinks(self.hosts, CLIENT_ADDRESS)
         self.clocks = Clocks(folder, list(HOSTS))
         first = self.hosts[FIRST].address
         self.control_address = f"{first}:{CONTROL_PORT}"

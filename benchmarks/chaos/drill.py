@@ -13,14 +13,14 @@ from baton.config import AccessConfig, TlsConfig
 from baton.core.errors import SetupError
 from baton.wire.transport import secure
 from benchmarks.chaos import checks, timeline
-from benchmarks.chaos.answers import Answer
-from benchmarks.chaos.checks import Finding
+from benchmarks.chaos.answers import HeardAnswer
+from benchmarks.chaos.checks import DrillFinding
 from benchmarks.chaos.client import Clients
-from benchmarks.chaos.cluster import ChaosCluster, ClusterPlan
+from benchmarks.chaos.cluster import ChaosCluster, DrillClusterPlan
 from benchmarks.chaos.inject import Injector
 from benchmarks.chaos.namespaces import command
-from benchmarks.chaos.outcomes import Applied, Asked, End
-from benchmarks.chaos.requests import Ask
+from benchmarks.chaos.outcomes import Applied, AskedRequest, End
+from benchmarks.chaos.requests import DrillRequest
 from benchmarks.chaos.schedule import ROUTERS, Event
 from benchmarks.chaos.timeline import ErrorCount, Pause
 from benchmarks.chaos.watch import Watch
@@ -38,10 +38,10 @@ NEWS_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class DrillPlan:
-    cluster: ClusterPlan
+    cluster: DrillClusterPlan
     seed: int
     events: tuple[Event, ...]
-    asks: tuple[Ask, ...]
+    asks: tuple[DrillRequest, ...]
 
 
 class DrillResult(msgspec.Struct, frozen=True):
@@ -56,7 +56,7 @@ class DrillResult(msgspec.Struct, frozen=True):
     longest_pause: Pause | None
     longest_wait: Pause | None
     """The longest time from a request to its first token, or to its end without one."""
-    findings: tuple[Finding, ...]
+    findings: tuple[DrillFinding, ...]
     seconds: float
     folder: str
     """The logs of all processes, and the schedule."""
@@ -82,13 +82,13 @@ async def run(plan: DrillPlan, *, folder: Path, progress: Progress) -> DrillResu
         await cluster.kill()
 
 
-async def _reference(plan: DrillPlan, folder: Path, progress: Progress) -> dict[int, Answer]:
+async def _reference(plan: DrillPlan, folder: Path, progress: Progress) -> dict[int, HeardAnswer]:
     """The answers of one worker without faults. Raises SetupError if it does not answer all."""
     common = ("--model", plan.cluster.model, "--set", "model.dtype=float32")
     common += tuple(part for s in plan.cluster.settings for part in ("--set", s))
     quiet = ("--set", "engine.threads=1", "--set", "store.host_bytes=0", "--set", "engine.self_timing_s=0.1")
     worker = BatonProcess("reference worker", ("worker", *common, *quiet), folder=folder)
-    answers: dict[int, Answer] = {}
+    answers: dict[int, HeardAnswer] = {}
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(worker.kill)
         await worker.start()
@@ -101,7 +101,7 @@ async def _reference(plan: DrillPlan, folder: Path, progress: Progress) -> dict[
         stack.push_async_callback(clients.close)
         slots = asyncio.Semaphore(REFERENCE_IN_FLIGHT)
 
-        async def one(ask: Ask) -> None:
+        async def one(ask: DrillRequest) -> None:
             async with slots:
                 (attempt,) = (await clients.ask(ask, lambda _: None)).attempts
             if attempt.end is not End.ANSWERED:
@@ -123,7 +123,7 @@ async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _news(count: int, answers: dict[int, Answer], progress: Progress) -> None:
+async def _news(count: int, answers: dict[int, HeardAnswer], progress: Progress) -> None:
     while len(answers) < count:
         await asyncio.sleep(min(NEWS_S, 2.0))
         if len(answers) < count:
@@ -132,13 +132,13 @@ async def _news(count: int, answers: dict[int, Answer], progress: Progress) -> N
 
 class _Drill:
     def __init__(
-        self, plan: DrillPlan, cluster: ChaosCluster, expected: dict[int, Answer], progress: Progress
+        self, plan: DrillPlan, cluster: ChaosCluster, expected: dict[int, HeardAnswer], progress: Progress
     ) -> None:
         self._plan, self._cluster, self._expected, self._say = plan, cluster, expected, progress
         count = plan.cluster.prefill + plan.cluster.decode
         self._watch = Watch(cluster, worker_count=count)
         self._injector = Injector(cluster, self._watch, self._progress)
-        self._asked: list[Asked] = []
+        self._asked: list[AskedRequest] = []
         self._sent: list[int] = []
         self._origin_s = 0.0
 
@@ -172,7 +172,7 @@ class _Drill:
 
     async def _send_all(self, clients: Clients) -> None:
         ends_s = self._origin_s + self._plan.asks[-1].at_s + LAST_ANSWERS_S
-        tasks: list[asyncio.Task[Asked]] = []
+        tasks: list[asyncio.Task[AskedRequest]] = []
         try:
             for ask in self._plan.asks:
                 await asyncio.sleep(max(0.0, self._origin_s + ask.at_s - time.monotonic()))

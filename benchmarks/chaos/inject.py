@@ -27,7 +27,7 @@ from benchmarks.chaos.cluster import ChaosCluster
 from benchmarks.chaos.links import BLACKHOLE
 from benchmarks.chaos.outcomes import Applied
 from benchmarks.chaos.processes import freeze, thaw
-from benchmarks.chaos.schedule import WORKER, Event, Fault
+from benchmarks.chaos.schedule import WORKER, Event, FaultKind
 from benchmarks.chaos.watch import Watch
 
 AWAY = "it was away already"
@@ -65,19 +65,19 @@ class Injector:
         self._say(f"{event.number:4d}  {event.text}  {what}")
 
     async def _apply(self, event: Event) -> str:
-        apply: dict[Fault, Callable[[Event], Awaitable[str]]] = {
-            Fault.KILL: self._kill,
-            Fault.FREEZE: self._freeze,
-            Fault.LOSE_HOST: self._lose_host,
-            Fault.FILL_DISK: self._fill_disk,
-            Fault.CUT: self._disturb,
-            Fault.ONE_WAY: self._disturb,
-            Fault.SLOW: self._disturb,
-            Fault.CLOCK: self._step_clock,
-            Fault.FLUSH: self._flush,
-            Fault.DRAIN: self._drain,
-            Fault.SWITCH: self._switch,
-            Fault.ROLL_OUT: self._roll_out,
+        apply: dict[FaultKind, Callable[[Event], Awaitable[str]]] = {
+            FaultKind.KILL: self._kill,
+            FaultKind.FREEZE: self._freeze,
+            FaultKind.LOSE_HOST: self._lose_host,
+            FaultKind.FILL_DISK: self._fill_disk,
+            FaultKind.CUT: self._disturb,
+            FaultKind.ONE_WAY: self._disturb,
+            FaultKind.SLOW: self._disturb,
+            FaultKind.CLOCK: self._step_clock,
+            FaultKind.FLUSH: self._flush,
+            FaultKind.DRAIN: self._drain,
+            FaultKind.SWITCH: self._switch,
+            FaultKind.ROLL_OUT: self._roll_out,
         }
         return await apply[event.fault](event)
 
@@ -135,8 +135,8 @@ class Injector:
 
     async def _disturb(self, event: Event) -> str:
         links = self._cluster.links
-        how = links.slow(event.amount) if event.fault is Fault.SLOW else BLACKHOLE
-        if event.fault is Fault.ONE_WAY:
+        how = links.slow(event.amount) if event.fault is FaultKind.SLOW else BLACKHOLE
+        if event.fault is FaultKind.ONE_WAY:
             ways = [tuple(event.target.split(">"))]
         else:
             a, b = event.target.split("-")

@@ -29,7 +29,7 @@ def slow_by_netem(kbits: float) -> tuple[str, ...]:
     return ("netem", "rate", f"{kbits:.0f}kbit", "delay", "80ms", "30ms", "loss", "2%")
 
 
-class Links:
+class HostLinks:
     """The links between all hosts, and from the drill to each."""
 
     def __init__(self, hosts: dict[str, Host], client_address: str) -> None:

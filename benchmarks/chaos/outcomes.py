@@ -4,7 +4,7 @@ from enum import StrEnum
 
 import msgspec
 
-from benchmarks.chaos.answers import Answer
+from benchmarks.chaos.answers import HeardAnswer
 from benchmarks.chaos.schedule import Event
 
 
@@ -34,7 +34,7 @@ class Stretch(msgspec.Struct, frozen=True):
         return self.to_s - self.from_s
 
 
-class Attempt(msgspec.Struct, frozen=True):
+class ClientAttempt(msgspec.Struct, frozen=True):
     router: str
     began_s: float
     ended_s: float
@@ -47,15 +47,15 @@ class Attempt(msgspec.Struct, frozen=True):
     """Time from the request to the first token, or to the end."""
     pause: Stretch
     """The longest time between two tokens."""
-    answer: Answer
+    answer: HeardAnswer
 
 
-class Asked(msgspec.Struct, frozen=True):
+class AskedRequest(msgspec.Struct, frozen=True):
     """A request with all its attempts."""
 
     index: int
     kind: str
-    attempts: tuple[Attempt, ...]
+    attempts: tuple[ClientAttempt, ...]
 
 
 class Applied(msgspec.Struct, frozen=True):
@@ -71,7 +71,7 @@ class Applied(msgspec.Struct, frozen=True):
     """When all parts were back after it ended. None: not before the drill ended."""
 
 
-class Sample(msgspec.Struct, frozen=True):
+class ProcessSample(msgspec.Struct, frozen=True):
     """Memory and descriptors of one process."""
 
     at_s: float

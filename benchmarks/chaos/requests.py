@@ -64,7 +64,7 @@ _WORDS = 48
 """Longest chat message and embedding input, in words of two or three tokens."""
 
 
-class Ask(msgspec.Struct, frozen=True):
+class DrillRequest(msgspec.Struct, frozen=True):
     """One request, ready to be sent."""
 
     index: int
@@ -80,13 +80,13 @@ class Ask(msgspec.Struct, frozen=True):
 
 def asks(
     plan: ReplayPlan, prompts: PromptMaker, kinds: Mapping[str, int], *, model: str, seed: int
-) -> Iterator[Ask]:
+) -> Iterator[DrillRequest]:
     """The requests in the order of the plan. `kinds` has the weight of each kind."""
     rng = random.Random(f"chaos requests {seed}")
     for request in plan.requests:
         (kind,) = rng.choices(list(kinds), list(kinds.values()))
         path, body = _body(kind, request, prompts, rng.randrange(1 << 30))
-        yield Ask(request.index, request.at_s, kind, path, {"model": model, **body})
+        yield DrillRequest(request.index, request.at_s, kind, path, {"model": model, **body})
 
 
 def _body(kind: str, request: PlannedRequest, prompts: PromptMaker, seed: int) -> tuple[str, dict[str, Any]]:

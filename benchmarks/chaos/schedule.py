@@ -19,7 +19,7 @@ PROCESSES = (*ROUTERS, *STORES, CONTROL, DASHBOARD, REDIS)
 """Processes that faults name. Workers are chosen among those that run when the fault is due."""
 
 
-class Fault(StrEnum):
+class FaultKind(StrEnum):
     KILL = "kill"
     """SIGKILL of a process; its supervisor starts it again."""
     FREEZE = "freeze"
@@ -50,7 +50,7 @@ class Event(msgspec.Struct, frozen=True):
     number: int
     at_s: float
     """Seconds since the first planned request."""
-    fault: Fault
+    fault: FaultKind
     target: str
     """A process, a host, a link `a-b`, or a direction `a>b`. Empty for the whole cluster."""
     for_s: float = 0.0
@@ -67,17 +67,17 @@ class Event(msgspec.Struct, frozen=True):
     @property
     def text(self) -> str:
         what = {
-            Fault.CLOCK: f"by {self.amount:+.0f} s",
-            Fault.SLOW: f"to {self.amount:.0f} kbit/s",
+            FaultKind.CLOCK: f"by {self.amount:+.0f} s",
+            FaultKind.SLOW: f"to {self.amount:.0f} kbit/s",
         }.get(self.fault, "")
         lasts = f"for {self.for_s:.1f} s" if self.for_s else ""
         return " ".join(part for part in (self.fault.value, self.target, what, lasts) if part)
 
 
-class Card(msgspec.Struct, frozen=True):
+class FaultCard(msgspec.Struct, frozen=True):
     """One fault that may be drawn, with the bounds of its length."""
 
-    fault: Fault
+    fault: FaultKind
     target: str
     for_s: tuple[float, float] = (0.0, 0.0)
 
@@ -91,24 +91,24 @@ LINKS = tuple(f"{a}-{b}" for i, a in enumerate(HOSTS) for b in HOSTS[i + 1 :])
 DIRECTIONS = tuple(f"{a}>{b}" for a, b in permutations(HOSTS, 2))
 
 
-def deck() -> tuple[Card, ...]:
+def deck() -> tuple[FaultCard, ...]:
     """Every fault as often as it shall be drawn before any is drawn again."""
     return (
-        *(Card(Fault.KILL, WORKER) for _ in range(4)),
-        *(Card(Fault.KILL, name) for name in PROCESSES),
-        *(Card(Fault.FREEZE, WORKER, length) for length in (SHORT_S, SHORT_S, LONG_S, LONG_S)),
-        *(Card(Fault.FREEZE, name, SHORT_S) for name in PROCESSES),
-        *(Card(Fault.FREEZE, name, LONG_S) for name in (*ROUTERS, *STORES, CONTROL, REDIS)),
-        *(Card(Fault.LOSE_HOST, host) for host in HOSTS[1:]),
-        *(Card(Fault.FILL_DISK, name, DISK_S) for name in STORES),
-        *(Card(Fault.CUT, link, length) for link in LINKS for length in (SHORT_S, LONG_S)),
-        *(Card(Fault.ONE_WAY, way, LONG_S) for way in DIRECTIONS),
-        *(Card(Fault.SLOW, link, SLOW_S) for link in LINKS),
-        *(Card(Fault.CLOCK, host) for host in HOSTS),
-        *(Card(Fault.FLUSH, REDIS) for _ in range(2)),
-        *(Card(Fault.DRAIN, WORKER) for _ in range(2)),
-        Card(Fault.SWITCH, WORKER, SWITCHED_S),
-        Card(Fault.ROLL_OUT, ""),
+        *(FaultCard(FaultKind.KILL, WORKER) for _ in range(4)),
+        *(FaultCard(FaultKind.KILL, name) for name in PROCESSES),
+        *(FaultCard(FaultKind.FREEZE, WORKER, length) for length in (SHORT_S, SHORT_S, LONG_S, LONG_S)),
+        *(FaultCard(FaultKind.FREEZE, name, SHORT_S) for name in PROCESSES),
+        *(FaultCard(FaultKind.FREEZE, name, LONG_S) for name in (*ROUTERS, *STORES, CONTROL, REDIS)),
+        *(FaultCard(FaultKind.LOSE_HOST, host) for host in HOSTS[1:]),
+        *(FaultCard(FaultKind.FILL_DISK, name, DISK_S) for name in STORES),
+        *(FaultCard(FaultKind.CUT, link, length) for link in LINKS for length in (SHORT_S, LONG_S)),
+        *(FaultCard(FaultKind.ONE_WAY, way, LONG_S) for way in DIRECTIONS),
+        *(FaultCard(FaultKind.SLOW, link, SLOW_S) for link in LINKS),
+        *(FaultCard(FaultKind.CLOCK, host) for host in HOSTS),
+        *(FaultCard(FaultKind.FLUSH, REDIS) for _ in range(2)),
+        *(FaultCard(FaultKind.DRAIN, WORKER) for _ in range(2)),
+        FaultCard(FaultKind.SWITCH, WORKER, SWITCHED_S),
+        FaultCard(FaultKind.ROLL_OUT, ""),
     )
 
 
@@ -117,7 +117,7 @@ def draw(
     *,
     length_s: float,
     every_s: float,
-    faults: Collection[Fault] = tuple(Fault),
+    faults: Collection[FaultKind] = tuple(FaultKind),
     quiet_s: tuple[float, float] = (5.0, 15.0),
 ) -> tuple[Event, ...]:
     """The events of a seed in the order of their instants.
@@ -136,17 +136,17 @@ def draw(
     return tuple(events)
 
 
-def _cards(rng: random.Random, cards: list[Card]) -> Iterator[Card]:
+def _cards(rng: random.Random, cards: list[FaultCard]) -> Iterator[FaultCard]:
     """All cards in a random order, then all in another, without an end."""
     while cards:
         yield from rng.sample(cards, len(cards))
 
 
-def _event(rng: random.Random, number: int, at_s: float, card: Card) -> Event:
+def _event(rng: random.Random, number: int, at_s: float, card: FaultCard) -> Event:
     for_s, amount = rng.uniform(*card.for_s), 0.0
-    if card.fault is Fault.CLOCK:
+    if card.fault is FaultKind.CLOCK:
         amount = rng.choice((-1, 1)) * rng.uniform(*CLOCK_STEP_S)
-    elif card.fault is Fault.SLOW:
+    elif card.fault is FaultKind.SLOW:
         amount = rng.uniform(*SLOW_KBITS)
     pick = rng.randrange(1 << 16)
     return Event(number, round(at_s, 1), card.fault, card.target, round(for_s, 1), round(amount), pick)

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from benchmarks.chaos.outcomes import Applied, Asked, Attempt, End, Stretch
-from benchmarks.chaos.schedule import CONTROL, REDIS, STORES, WORKER, Event, Fault
+from benchmarks.chaos.outcomes import Applied, AskedRequest, ClientAttempt, End, Stretch
+from benchmarks.chaos.schedule import CONTROL, REDIS, STORES, WORKER, Event, FaultKind
 
 NO_FAULT = "no fault"
 AFTER_S = 30.0
@@ -44,11 +44,11 @@ def cause_of(applied: Sequence[Applied], stretch: Stretch) -> str:
 
 
 def longest_pause(
-    asked: Iterable[Asked], applied: Sequence[Applied], *, origin_s: float, of_first: bool = False
+    asked: Iterable[AskedRequest], applied: Sequence[Applied], *, origin_s: float, of_first: bool = False
 ) -> Pause | None:
     """The longest time between two tokens of a stream or, `of_first`, from a request to its first token."""
 
-    def stretch_of(attempt: Attempt) -> Stretch:
+    def stretch_of(attempt: ClientAttempt) -> Stretch:
         return attempt.first_wait if of_first else attempt.pause
 
     all_of = [(request, attempt) for request in asked for attempt in request.attempts]
@@ -60,7 +60,7 @@ def longest_pause(
     return Pause(stretch.length_s, stretch.from_s - origin_s, request.index, request.kind, cause)
 
 
-def errors(asked: Iterable[Asked], applied: Sequence[Applied]) -> list[ErrorCount]:
+def errors(asked: Iterable[AskedRequest], applied: Sequence[Applied]) -> list[ErrorCount]:
     """Attempts without an answer by their end, its text, and the fault before; the most frequent first."""
     counts: Counter[tuple[End, str, str]] = Counter()
     for request in asked:
@@ -79,11 +79,11 @@ def _general(detail: str) -> str:
 def parts_of(event: Event) -> frozenset[str] | None:
     """The parts that must be back before a fault has recovered. None: all."""
     match event.fault:
-        case Fault.DRAIN | Fault.SWITCH | Fault.ROLL_OUT:
+        case FaultKind.DRAIN | FaultKind.SWITCH | FaultKind.ROLL_OUT:
             return frozenset({WORKER})
-        case Fault.FLUSH:
+        case FaultKind.FLUSH:
             return frozenset({REDIS, *STORES})
-        case Fault.KILL | Fault.FREEZE | Fault.FILL_DISK:
+        case FaultKind.KILL | FaultKind.FREEZE | FaultKind.FILL_DISK:
             if event.target == REDIS:
                 return frozenset({REDIS, *STORES})
             return frozenset({event.target} | ({WORKER} if event.target == CONTROL else set()))

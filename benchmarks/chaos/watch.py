@@ -15,7 +15,7 @@ from baton.wire.client import worker_status
 from baton.wire.link import LinkBroken
 from baton.wire.store_nodes import ask_node
 from benchmarks.chaos.cluster import ChaosCluster
-from benchmarks.chaos.outcomes import Sample
+from benchmarks.chaos.outcomes import ProcessSample
 from benchmarks.chaos.schedule import CONTROL, DASHBOARD, REDIS, ROUTERS, STORES, WORKER
 from benchmarks.faults import ClusterWatch
 from kv_store.directory.connect import connect
@@ -39,7 +39,7 @@ class Watch:
         self._directory: Directory | None = None
         self.seen: list[tuple[float, frozenset[str]]] = []
         """The parts that were missing, by monotonic instant, whenever that changed."""
-        self.samples: list[Sample] = []
+        self.samples: list[ProcessSample] = []
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -171,4 +171,6 @@ class Watch:
                 continue
             with contextlib.suppress(psutil.Error):
                 memory, descriptors = process.memory_info(), process.num_fds()
-                self.samples.append(Sample(now_s, name, process.pid, memory.rss - memory.shared, descriptors))
+                self.samples.append(
+                    ProcessSample(now_s, name, process.pid, memory.rss - memory.shared, descriptors)
+                )

@@ -4,10 +4,10 @@ import msgspec
 import pytest
 
 from benchmarks.chaos import checks, timeline
-from benchmarks.chaos.answers import Answer, difference
-from benchmarks.chaos.outcomes import Applied, Asked, Attempt, End, Sample, Stretch
+from benchmarks.chaos.answers import HeardAnswer, difference
+from benchmarks.chaos.outcomes import Applied, AskedRequest, ClientAttempt, End, ProcessSample, Stretch
 from benchmarks.chaos.requests import KINDS, asks
-from benchmarks.chaos.schedule import HOSTS, PROCESSES, WORKER, Event, Fault, deck, draw
+from benchmarks.chaos.schedule import HOSTS, PROCESSES, WORKER, Event, FaultKind, deck, draw
 from loadgen.options import TrafficOptions
 from loadgen.prompts import PromptMaker, TokenRange
 from loadgen.traffic import traffic_of
@@ -36,22 +36,24 @@ def test_events_come_in_order_within_the_drill_and_undo_what_they_name(seed):
         e.target in targets or set(e.target.replace(">", "-").split("-")) <= set(HOSTS) for e in events
     )
     assert all(
-        e.for_s > 0 for e in events if e.fault in (Fault.FREEZE, Fault.CUT, Fault.SLOW, Fault.FILL_DISK)
+        e.for_s > 0
+        for e in events
+        if e.fault in (FaultKind.FREEZE, FaultKind.CUT, FaultKind.SLOW, FaultKind.FILL_DISK)
     )
-    assert all(e.amount for e in events if e.fault in (Fault.CLOCK, Fault.SLOW))
+    assert all(e.amount for e in events if e.fault in (FaultKind.CLOCK, FaultKind.SLOW))
 
 
 def test_half_an_hour_has_every_card_of_the_deck():
     events = draw(1, length_s=1800, every_s=15)
     drawn = {(e.fault, e.target) for e in events}
     assert {(card.fault, card.target) for card in deck()} <= drawn
-    assert {fault for fault, _ in drawn} == set(Fault)
+    assert {fault for fault, _ in drawn} == set(FaultKind)
 
 
 def test_only_the_faults_that_were_asked_for_are_drawn():
-    assert {e.fault for e in draw(1, length_s=600, every_s=5, faults=(Fault.CUT, Fault.FLUSH))} == {
-        Fault.CUT,
-        Fault.FLUSH,
+    assert {e.fault for e in draw(1, length_s=600, every_s=5, faults=(FaultKind.CUT, FaultKind.FLUSH))} == {
+        FaultKind.CUT,
+        FaultKind.FLUSH,
     }
     assert draw(1, length_s=600, every_s=5, faults=()) == ()
 
@@ -69,7 +71,7 @@ def test_a_seed_repeats_its_requests_and_all_kinds_are_among_them():
 
 
 def answer(*, text="abc", ids=(1, 2, 3), finish="length", logprobs=(-1.0,), call=None, index=0):
-    heard = Answer()
+    heard = HeardAnswer()
     choice = {"index": index, "text": text, "token_ids": list(ids), "finish_reason": finish}
     choice["logprobs"] = {"token_logprobs": list(logprobs)}
     if call is not None:
@@ -79,7 +81,7 @@ def answer(*, text="abc", ids=(1, 2, 3), finish="length", logprobs=(-1.0,), call
 
 
 def test_the_same_answer_in_other_pieces_is_the_same():
-    pieces = Answer()
+    pieces = HeardAnswer()
     pieces.hear({"choices": [{"index": 0, "text": "a", "token_ids": [1]}]})
     pieces.hear({"choices": [{"index": 0, "text": "bc", "token_ids": [2, 3], "finish_reason": "length"}]})
     pieces.hear({"choices": [{"index": 0, "text": "", "logprobs": {"token_logprobs": [-1.0001]}}]})
@@ -96,28 +98,28 @@ WRONG = {
     "no log probability": answer(logprobs=()),
     "call": answer(call='{"to": "left"}'),
     "choice": answer(index=1),
-    "nothing": Answer(),
+    "nothing": HeardAnswer(),
 }
 
 
 @pytest.mark.parametrize("what", WRONG)
 def test_a_wrong_answer_is_found(what):
-    asked = Asked(0, "greedy", (attempt(End.ANSWERED, answer=WRONG[what]),))
+    asked = AskedRequest(0, "greedy", (attempt(End.ANSWERED, answer=WRONG[what]),))
     (finding,) = checks.check_answers({0: answer()}, [asked])
     assert finding.check == "same answers"
 
 
 def test_vectors_differ_by_number_length_and_value():
-    expected, same, other = (Answer(vectors=[v]) for v in ([1.0, 2.0], [1.0, 2.001], [1.0, 2.1]))
+    expected, same, other = (HeardAnswer(vectors=[v]) for v in ([1.0, 2.0], [1.0, 2.001], [1.0, 2.1]))
     assert difference(expected, same, is_whole=True) == ""
-    for wrong in (other, Answer(vectors=[[1.0]]), Answer()):
+    for wrong in (other, HeardAnswer(vectors=[[1.0]]), HeardAnswer()):
         assert difference(expected, wrong, is_whole=True)
 
 
 def test_what_came_before_an_error_must_be_the_beginning():
     good, bad = answer(text="ab", ids=(1, 2), finish=""), answer(text="ax", ids=(1, 9), finish="")
     assert difference(answer(), good, is_whole=False) == ""
-    asked = Asked(0, "greedy", (attempt(End.ERROR, answer=bad), attempt(End.ANSWERED)))
+    asked = AskedRequest(0, "greedy", (attempt(End.ERROR, answer=bad), attempt(End.ANSWERED)))
     assert [f.check for f in checks.check_answers({0: answer()}, [asked])] == ["same answers"]
 
 
@@ -125,13 +127,13 @@ def test_what_came_before_an_error_must_be_the_beginning():
 
 
 def attempt(end, *, began_s=10.0, ended_s=11.0, detail="", is_final=False, pause=0.0, **more):
-    heard = more.get("answer") or (answer() if end is End.ANSWERED else Answer())
+    heard = more.get("answer") or (answer() if end is End.ANSWERED else HeardAnswer())
     wait, pause = Stretch(began_s, began_s + 0.5), Stretch(ended_s - pause, ended_s)
-    return Attempt(URL, began_s, ended_s, end, detail, is_final, 0.0, wait, pause, heard)
+    return ClientAttempt(URL, began_s, ended_s, end, detail, is_final, 0.0, wait, pause, heard)
 
 
 def found(*attempts, deaths=(), sent=(0,)):
-    findings = checks.check_terminal(sent, [Asked(0, "greedy", attempts)], {URL: deaths})
+    findings = checks.check_terminal(sent, [AskedRequest(0, "greedy", attempts)], {URL: deaths})
     return sorted(f.check for f in findings)
 
 
@@ -173,7 +175,7 @@ def test_whatever_is_held_missing_or_left_is_found():
 
 def samples(rss_mib, descriptors, *, every_s=10.0):
     return [
-        Sample(n * every_s, "router-1", 5, int(m * 2**20), d)
+        ProcessSample(n * every_s, "router-1", 5, int(m * 2**20), d)
         for n, (m, d) in enumerate(zip(rss_mib, descriptors, strict=True))
     ]
 
@@ -202,8 +204,8 @@ def applied(fault, target, *, at_s, ended_s=None, recovered_s=None):
     return Applied(Event(1, at_s, fault, target, end_s - at_s), "", at_s, end_s, recovered_s)
 
 
-KILL = applied(Fault.KILL, WORKER, at_s=10.0, recovered_s=20.0)
-CUT = applied(Fault.CUT, "first-second", at_s=14.0, ended_s=16.0, recovered_s=17.0)
+KILL = applied(FaultKind.KILL, WORKER, at_s=10.0, recovered_s=20.0)
+CUT = applied(FaultKind.CUT, "first-second", at_s=14.0, ended_s=16.0, recovered_s=17.0)
 
 
 def test_the_cause_is_the_latest_fault_that_was_felt():
@@ -216,8 +218,8 @@ def test_the_cause_is_the_latest_fault_that_was_felt():
 
 def test_the_longest_pause_names_its_request_and_cause():
     asked = [
-        Asked(3, "greedy", (attempt(End.ANSWERED, ended_s=12.0, pause=1.0),)),
-        Asked(4, "chat", (attempt(End.ANSWERED, ended_s=15.5, pause=4.0),)),
+        AskedRequest(3, "greedy", (attempt(End.ANSWERED, ended_s=12.0, pause=1.0),)),
+        AskedRequest(4, "chat", (attempt(End.ANSWERED, ended_s=15.5, pause=4.0),)),
     ]
     pause = timeline.longest_pause(asked, [KILL, CUT], origin_s=10.0)
     assert (pause.request, pause.kind, pause.length_s, pause.at_s) == (4, "chat", 4.0, 1.5)
@@ -227,7 +229,7 @@ def test_the_longest_pause_names_its_request_and_cause():
 
 def test_errors_are_counted_by_end_text_and_fault():
     one, two = (attempt(End.ERROR, detail=f"worker {n} is lost") for n in (17, 18))
-    asked = [Asked(0, "greedy", (one, two, attempt(End.ANSWERED)))]
+    asked = [AskedRequest(0, "greedy", (one, two, attempt(End.ANSWERED)))]
     (count,) = timeline.errors(asked, [KILL])
     assert (count.end, count.count, count.cause) == (End.ERROR, 2, KILL.event.text)
 
@@ -241,7 +243,7 @@ def test_a_fault_has_recovered_when_its_own_parts_are_back():
     ]
     assert timeline.recovered_s(KILL, seen, now_s=30) == 15.0
     assert timeline.recovered_s(CUT, seen, now_s=30) == 19.0
-    assert timeline.recovered_s(applied(Fault.KILL, "store-1", at_s=12.0), seen, now_s=30) == 12.0
+    assert timeline.recovered_s(applied(FaultKind.KILL, "store-1", at_s=12.0), seen, now_s=30) == 12.0
     stays = [(0.0, frozenset()), (11.0, frozenset({WORKER}))]
     assert timeline.recovered_s(KILL, stays, now_s=30) is None
 
