@@ -116,7 +116,8 @@ def _drill(plan: DrillPlan, folder: Path, notes: Console, *, as_json: bool) -> N
     else:
         show_result(new_console(), result)
     if result.findings:
-        text = f"{len(result.findings)} findings; repeat with --seed {plan.seed}; logs and report are in {folder}"
+        count = len(result.findings)
+        text = f"{count} findings; repeat with --seed {plan.seed}; logs and report are in {folder}"
         typer.echo(f"baton: {text}", err=True)
         raise typer.Exit(1)
 
