@@ -58,6 +58,8 @@ class FakeDriver:
     def client_gone(self, seq_id):
         self.sinks.pop(seq_id, None)
 
+    answered = client_gone
+
     def progress_of(self, seq_id):
         return None, None
 
