@@ -139,6 +139,11 @@ class RouterCore:
         flow = self._flows.get(self._hedging.serving_attempt_of(seq_id))
         return (None, None) if flow is None else (flow.clock.latency_breakdown(), flow.served)
 
+    def is_computing(self, seq_id: SequenceId) -> bool:
+        """Whether workers have the client's sequence now."""
+        flow = self._flows.get(self._hedging.serving_attempt_of(seq_id))
+        return flow is not None and bool(flow.phases)
+
     def status(self) -> RouterStatus:
         return router_status(
             self._placing,

@@ -275,6 +275,8 @@ class Failed(msgspec.Struct, frozen=True):
     kind: FailureKind
     message: str
     retry_after_s: float = 1.0
+    was_computing: bool = False
+    """True if workers were computing the sequence when it failed."""
 
 
 class Note(msgspec.Struct, frozen=True):

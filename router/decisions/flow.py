@@ -213,10 +213,10 @@ class Flow:
         self, kind: FailureKind, message: str, *, now_s: float, retry_after_s: float = 1.0
     ) -> list[RouterAction]:
         """End the sequence with a failure, whatever its state."""
-        actions = self._cancel_attempt()
+        was_computing, actions = bool(self._participants), self._cancel_attempt()
         self.failure = kind
         self._life.to(RequestState.FAILED, now_s=now_s, cause=message)
-        return [*actions, Failed(self.submit.seq_id, kind, message, retry_after_s)]
+        return [*actions, Failed(self.submit.seq_id, kind, message, retry_after_s, was_computing)]
 
     # --- events -----------------------------------------------------------------------
 

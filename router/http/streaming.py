@@ -141,8 +141,9 @@ class ResponseStream:
 
     def close(self) -> None:
         """Cancel whatever still runs. Idempotent."""
+        is_cut_off = self.is_gone or isinstance(self.error, DeadlineOver)
         for choice in self.choices:
-            self._driver.client_gone(choice.seq_id)
+            choice.is_cut_off |= self._driver.client_gone(choice.seq_id) and is_cut_off
 
     def release(self) -> None:
         """Drop the choices once nothing more is wanted of them. The stream and its choices refer to each
@@ -168,6 +169,16 @@ class ResponseStream:
             completion_tokens=sum(c.token_count for c in self.choices if not c.options.prompt_only),
             cached_tokens=sum(choice.cached_token_count for choice in firsts),
         )
+
+    def computed_tokens(self) -> int:
+        """Return the tokens that workers computed for the answer, as far as is known: a prompt once, if a
+        choice of it has a token or was cut off."""
+        size, prompts = self._choices_per_prompt, 0
+        for at in range(0, len(self.choices), size):
+            group = self.choices[at : at + size]
+            if any(c.token_count or c.finish is not None or c.is_cut_off for c in group):
+                prompts += len(group[0].submit.prompt)
+        return prompts + self.usage().completion_tokens
 
     async def begin(self) -> None:
         """Wait for a first token or the end. Raises the request's error, so that it can still be an HTTP

@@ -190,10 +190,14 @@ class Driver:
         if self._crash.error is not None:  # This client would never get an answer.
             raise self._crash.error
 
-    def client_gone(self, seq_id: SequenceId) -> None:
-        """Cancel a sequence. Its sink is not called any more. An unknown sequence is ignored."""
-        if self._forget(seq_id) is not None:
-            self.feed(ClientGone(seq_id))
+    def client_gone(self, seq_id: SequenceId) -> bool:
+        """Cancel a sequence. Its sink is not called any more. Return whether workers were computing it. An
+        unknown sequence is ignored."""
+        if self._forget(seq_id) is None:
+            return False
+        was_computing = self._core.is_computing(seq_id)
+        self.feed(ClientGone(seq_id))
+        return was_computing
 
     def answered(self, seq_id: SequenceId) -> None:
         """End a sequence whose client has all that it wants. It counts as one that ended well."""

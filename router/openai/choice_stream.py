@@ -139,6 +139,8 @@ class ChoiceStream:
         """True if the client got its end."""
         self.finish: FinishReason | None = None
         self.token_count = 0
+        self.is_cut_off = False
+        """True if workers were computing it when its client left or its time was over."""
         self.cached_token_count = 0
         self.latency_breakdown: LatencyBreakdown | None = None
         self.served: Served | None = None
@@ -224,6 +226,7 @@ class ChoiceStream:
         self._owner.on_progress(self)
 
     def on_failed(self, failed: Failed) -> None:
+        self.is_cut_off = failed.was_computing and failed.kind is FailureKind.DEADLINE
         error = error_for(failed, self._owner.prompt_field, self.options.grammar_field)
         self._owner.fail(error, is_defect=failed.kind is FailureKind.INTERNAL)
 
