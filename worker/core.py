@@ -125,7 +125,7 @@ class WorkerCore:
             keep_free=lambda: self._scheduler.keep_free,
         )
         self._attempts = Attempts()
-        self._epochs = Epochs()
+        self._epochs = Epochs(lambda key: self._attempts.get(key) is not None or self._handovers.knows(key))
         self._grace_end_s: dict[RouterId, float] = {}
         self._out = Outbox(self._cache)
         self._phases = Phases(self._attempts, self._scheduler, self._handovers, self._out)
