@@ -42,6 +42,11 @@ class ReaderLease:
         self.renew_s = now_s + self._every_s
         return self.number
 
+    def wait_until(self, patience_end_s: float) -> None:
+        """Wait longer for the first grant."""
+        if not self.is_granted:
+            self.end_s = max(self.end_s, patience_end_s)
+
     def was_sent(self, number: int) -> bool:
         """Whether request `number` may be answered: it was sent, and no later one has been answered."""
         return number in self._sent_s
@@ -123,9 +128,10 @@ class LeaseBook(Generic[KeyT, ReaderT]):
         lease.number = max(lease.number, number)
         return True
 
-    def renew(self, key: KeyT, *, now_s: float) -> None:
-        """Blocks are granted, or held ready, under this key: the lease of all of them starts anew."""
-        self._leases[key].end_s = now_s + self.lease_s
+    def renew(self, key: KeyT, *, now_s: float, longer_s: float = 0.0) -> None:
+        """Blocks are granted, or held ready, under this key: the lease of all of them starts anew. `longer_s`
+        is for what no reader has asked for yet."""
+        self._leases[key].end_s = now_s + self.lease_s + longer_s
 
     def vacate(self, key: KeyT) -> None:
         """The reader is gone and nothing is held for it: the next reader may begin."""

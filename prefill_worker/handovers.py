@@ -54,6 +54,8 @@ class _Handover:
     next_block: int = 0
     """Position of the first block not granted yet."""
     was_granted_any: bool = False
+    unread_s: float = 0.0
+    """How long all of it is held for a reader that has not come yet."""
     first_token: int | None = None
     cached_token_count: int = 0
     first_logprobs: TokenLogprobs | None = None
@@ -87,6 +89,8 @@ class Handovers:
         self._handovers: dict[SeqKey, _Handover] = {}
         """One for each lease of the book."""
         self._early: dict[SeqKey, _EarlyRequest] = {}
+        self._preparing: set[SeqKey] = set()
+        """Sequences that are made ready, which may take longer than a lease."""
 
     @property
     def count(self) -> int:
@@ -112,10 +116,24 @@ class Handovers:
 
     # --- the sequence ---------------------------------------------------------------------------
 
-    def open(self, key: SeqKey, *, now_s: float) -> list[Tell]:
-        """A PREFILL phase was accepted. A request that came before it is answered now."""
+    def prepare(self, key: SeqKey, *, now_s: float) -> list[Tell]:
+        """A PREFILL phase came, and its grammar or adapter is made ready. Its reader is granted nothing again
+        and again meanwhile, so that it goes on waiting. `open` or `close` follows."""
+        if key in self._handovers:
+            return []
+        self._preparing.add(key)
+        early = self._early.get(key)
+        return [] if early is None else [self._keep_waiting(key, early, now_s=now_s)]
+
+    def open(self, key: SeqKey, *, unread_s: float = 0.0, now_s: float) -> list[Tell]:
+        """A PREFILL phase was accepted. A request that came before it is answered now.
+
+        `unread_s` is how much longer than a lease the reader may take until its first request, because it is
+        made ready as well.
+        """
+        self._preparing.discard(key)
         life = Lifecycle(HandoverState.COMPUTING, LEGAL, now_s=now_s)
-        self._handovers[key] = _Handover(self._leases.open(key), life)
+        self._handovers[key] = _Handover(self._leases.open(key), life, unread_s=unread_s)
         early = self._early.pop(key, None)
         return [] if early is None else self.request(early.reader, early.request, now_s=now_s)
 
@@ -152,13 +170,14 @@ class Handovers:
         if handover.lease.reader is not None:
             return [self._grant(handover, now_s=now_s)]
         self._hold(handover, handover.blocks)
-        self._leases.renew(key, now_s=now_s)
+        self._leases.renew(key, now_s=now_s, longer_s=handover.unread_s)
         return []
 
     def close(self, key: SeqKey, reason: str, *, now_s: float) -> list[Tell]:
         """The sequence was cancelled, failed, was refused or finished without a hand-over. The reader hears a
         refusal; what it was granted stays until it releases it or the lease is over. An unknown key changes
         nothing."""
+        self._preparing.discard(key)
         early = self._early.pop(key, None)
         if early is not None:
             return [Tell(early.reader, _refusal(key, reason))]
@@ -192,7 +211,8 @@ class Handovers:
         return [self._grant(handover, now_s=now_s)]
 
     def request_early(self, reader: WorkerId, request: KVRequest, *, now_s: float) -> list[Tell]:
-        """A request for a sequence not heard of yet is held for one lease, then refused."""
+        """A request for a sequence not heard of yet is held for one lease, then refused. That of a sequence
+        which is made ready is answered by a grant of nothing."""
         key = SeqKey(request.seq_id, request.epoch)
         known = self._early.get(key)
         if known is None:
@@ -203,6 +223,8 @@ class Handovers:
             return [Tell(reader, _refusal(key, f"requested by {known.reader}"))]
         elif request.request_number > known.request.request_number:
             known.request = request
+        if key in self._preparing:
+            return [self._keep_waiting(key, self._early[key], now_s=now_s)]
         return []
 
     def released(self, reader: WorkerId, key: SeqKey, *, now_s: float) -> None:
@@ -230,6 +252,19 @@ class Handovers:
                 assert handover.lease.end_s is not None, "held by nobody's deadline"
 
     # --- parts ----------------------------------------------------------------------------------
+
+    def _keep_waiting(self, key: SeqKey, early: _EarlyRequest, *, now_s: float) -> Tell:
+        early.ends_s = now_s + self._leases.lease_s
+        nothing = KVGrant(
+            seq_id=key.seq_id,
+            epoch=key.epoch,
+            first_block=early.request.first_block,
+            source_blocks=(),
+            generations=(),
+            lease_s=self._leases.lease_s,
+            answers_request=early.request.request_number,
+        )
+        return Tell(early.reader, nothing)
 
     def _grant(self, handover: _Handover, *, now_s: float) -> Tell:
         lease = handover.lease

@@ -317,13 +317,12 @@ class RouterProcess:
     @contextlib.asynccontextmanager
     async def _peers(self) -> AsyncGenerator[RouterMember]:
         """Follow the other routers, and serve those that follow this one."""
-        config = self._config.router
-        host = reachable_host(config.host)
-        server, port = await start_server(config.host, config.peer_port, router=self._publisher)
+        config, inside = self._config.router, self._config.cluster.worker_host
+        server, port = await start_server(inside, config.peer_port, router=self._publisher)
         member = RouterMember(
             self._router_id,
-            address=host_port(host, port),
-            metrics_address=host_port(host, self._sockets.own_port),
+            address=host_port(reachable_host(inside), port),
+            metrics_address=host_port(reachable_host(config.host), self._sockets.own_port),
             host=socket.gethostname(),
             pid=os.getpid(),
         )

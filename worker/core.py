@@ -21,7 +21,6 @@ from baton.core.messages import (
     RefusalReason,
     ResyncBlocks,
     Role,
-    SequenceFailed,
     SequenceJoined,
     SequenceRefused,
     StartSequence,
@@ -38,7 +37,7 @@ from kv_transfer.read import BlockRead, ReadDone, ReadSettled
 from prefill_worker.handovers import Handovers
 from worker.core_attempts import Attempt, Attempts, Epochs
 from worker.core_progress import Phases
-from worker.core_starts import sequence_of, unfit
+from worker.core_starts import needs_preparation, refusal_of, sequence_of
 from worker.core_status import WorkerCounts
 from worker.core_store import StoreClient
 from worker.events import (
@@ -49,6 +48,8 @@ from worker.events import (
     FromRouter,
     FromStore,
     OwnerLost,
+    PreparationBegan,
+    PreparationEnded,
     ReaderLost,
     RouterJoined,
     RouterLost,
@@ -124,7 +125,7 @@ class WorkerCore:
             keep_free=lambda: self._scheduler.keep_free,
         )
         self._attempts = Attempts()
-        self._epochs = Epochs()
+        self._epochs = Epochs(lambda key: self._attempts.get(key) is not None or self._handovers.knows(key))
         self._grace_end_s: dict[RouterId, float] = {}
         self._out = Outbox(self._cache)
         self._phases = Phases(self._attempts, self._scheduler, self._handovers, self._out)
@@ -217,6 +218,10 @@ class WorkerCore:
             case FromRouter(router_id, message):
                 if self._out.has(router_id):  # else it came from a session that broke
                     self._on_router(router_id, message, now_s)
+            case PreparationBegan(key):
+                self._on_preparation(key, now_s)
+            case PreparationEnded(key, reason):
+                self._phases.tell_readers(self._handovers.close(key, reason, now_s=now_s))
             case FromReader(reader, message):
                 self._on_reader(reader, message, now_s)
             case FromOwner(source, message):
@@ -346,7 +351,9 @@ class WorkerCore:
         if self._epochs.was_started(key) or self._handovers.knows(key):
             return
         self._see(key, is_start=True, now_s=now_s)
-        refusal = self._refusal_of(start)
+        waiting = None if start.phase is Phase.DECODE else self._scheduler.waiting_count
+        limits = {"waiting_max": self._waiting_max, "tokens_max": self._max_tokens}
+        refusal = refusal_of(start, is_draining=self._is_draining, waiting=waiting, **limits)
         if refusal is not None:
             self._out.tell(router_id, refusal)
             self._phases.tell_readers(self._handovers.close(key, refusal.message, now_s=now_s))
@@ -367,18 +374,14 @@ class WorkerCore:
         self._out.extend(self._store.find(attempt.sequence))
         self._phases.watch(attempt)
         if start.phase is Phase.PREFILL:
-            self._phases.tell_readers(self._handovers.open(key, now_s=now_s))
+            # The decode worker makes ready what the sequence needs as well, and may take longer.
+            unread_s = self._engine.prepare_s if needs_preparation(start) else 0.0
+            self._phases.tell_readers(self._handovers.open(key, unread_s=unread_s, now_s=now_s))
 
-    def _refusal_of(self, start: StartSequence) -> SequenceRefused | SequenceFailed | None:
-        key = (start.seq_id, start.epoch)
-        if self._is_draining:
-            return SequenceRefused(*key, RefusalReason.DRAINING, "the worker is leaving")
-        if (never := unfit(start, tokens_max=self._max_tokens)) is not None:
-            return never
-        if start.phase is not Phase.DECODE and self._scheduler.waiting_count >= self._waiting_max:
-            reason = f"{self._waiting_max} sequences are waiting"
-            return SequenceRefused(*key, RefusalReason.NO_ROOM, reason)
-        return None
+    def _on_preparation(self, key: SeqKey, now_s: float) -> None:
+        if key.epoch >= self._epochs.highest(key.seq_id) and not self._epochs.was_started(key):
+            self._see(key, is_start=False, now_s=now_s)
+            self._phases.tell_readers(self._handovers.prepare(key, now_s=now_s))
 
     def _see(self, key: SeqKey, *, is_start: bool, now_s: float) -> None:
         """Note the epoch of a message. A higher epoch ends the attempt before it."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from baton.core.ids import RouterId, WorkerId
+from baton.core.ids import RouterId, SeqKey, WorkerId
 from baton.core.messages import OwnerMessage, ReaderMessage, RouterMessage
 from kv_transfer.read import ReadDone, ReadEvent
 from worker import events as e
@@ -19,6 +19,12 @@ class CoreSink:
 
     def from_router(self, router_id: RouterId, message: RouterMessage) -> None:
         self._post(e.FromRouter(router_id, message))
+
+    def preparation_began(self, key: SeqKey) -> None:
+        self._post(e.PreparationBegan(key))
+
+    def preparation_ended(self, key: SeqKey, reason: str) -> None:
+        self._post(e.PreparationEnded(key, reason))
 
     def router_lost(self, router_id: RouterId) -> None:
         self._post(e.RouterLost(router_id))

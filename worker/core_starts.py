@@ -30,6 +30,26 @@ def unfit(start: StartSequence, *, tokens_max: int) -> SequenceRefused | Sequenc
     return None
 
 
+def refusal_of(
+    start: StartSequence, *, is_draining: bool, waiting: int | None, waiting_max: int, tokens_max: int
+) -> SequenceRefused | SequenceFailed | None:
+    """Why this worker does not run it now; None if it does. `waiting` sequences stand before it, if it has to
+    wait for a seat."""
+    key = (start.seq_id, start.epoch)
+    if is_draining:
+        return SequenceRefused(*key, RefusalReason.DRAINING, "the worker is leaving")
+    if (never := unfit(start, tokens_max=tokens_max)) is not None:
+        return never
+    if waiting is not None and waiting >= waiting_max:
+        return SequenceRefused(*key, RefusalReason.NO_ROOM, f"{waiting_max} sequences are waiting")
+    return None
+
+
+def needs_preparation(start: StartSequence) -> bool:
+    """Whether a worker makes something ready before it starts, see `worker.preparation`."""
+    return start.sampling.grammar is not None or start.adapter is not None
+
+
 def sequence_of(start: StartSequence, tokens: list[int], *, block_tokens: int, tokens_max: int) -> Sequence:
     """The sequence of a start message. `tokens` are those of the start, and what is known beyond them."""
     # A client that has tokens already got the prompt's logprobs with the first of them.

@@ -6,7 +6,7 @@
 
 import msgspec
 
-from baton.core.ids import RouterId, WorkerId
+from baton.core.ids import RouterId, SeqKey, WorkerId
 from baton.core.messages import (
     OwnerMessage,
     PeerRef,
@@ -37,6 +37,19 @@ class RouterLost(msgspec.Struct, frozen=True):
 class FromRouter(msgspec.Struct, frozen=True):
     router_id: RouterId
     message: RouterMessage
+
+
+class PreparationBegan(msgspec.Struct, frozen=True):
+    """A PREFILL phase came, and what it needs is made ready. Its start follows, or `PreparationEnded`."""
+
+    key: SeqKey
+
+
+class PreparationEnded(msgspec.Struct, frozen=True):
+    """The phase will not start: it was cancelled, or what it needs is not to be had."""
+
+    key: SeqKey
+    reason: str
 
 
 class FromReader(msgspec.Struct, frozen=True):
@@ -115,6 +128,8 @@ WorkerEvent = (
     RouterJoined
     | RouterLost
     | FromRouter
+    | PreparationBegan
+    | PreparationEnded
     | FromReader
     | ReaderLost
     | FromOwner

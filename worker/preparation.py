@@ -17,6 +17,7 @@ from baton.core.ids import RouterId, SeqKey, SequenceId, tenant_of
 from baton.core.messages import (
     CancelSequence,
     FailureReason,
+    Phase,
     RefusalReason,
     RouterMessage,
     SequenceFailed,
@@ -33,6 +34,14 @@ class NotPrepared(Exception):
     def __init__(self, reason: RefusalReason, message: str) -> None:
         super().__init__(message)
         self.reason = reason
+
+
+class PreparationSink(RouterSink, Protocol):
+    """The core, which also hears of prefill phases under preparation, since their readers ask for them."""
+
+    def preparation_began(self, key: SeqKey) -> None: ...
+
+    def preparation_ended(self, key: SeqKey, reason: str) -> None: ...
 
 
 class Preparer(Protocol):
@@ -64,7 +73,7 @@ class StartPreparation:
 
     def __init__(
         self,
-        core: RouterSink,
+        core: PreparationSink,
         preparers: Sequence[Preparer],
         *,
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
@@ -124,6 +133,8 @@ class StartPreparation:
                 self._core.from_router(router_id, CancelSequence(start.seq_id, start.epoch - 1))
             task = self._spawn(self._prepare(router_id, start))
             self._pending[start.seq_id] = _PendingStart(router_id, start, task)
+            if start.phase is Phase.PREFILL:
+                self._core.preparation_began(SeqKey(start.seq_id, start.epoch))
 
     async def _prepare(self, router_id: RouterId, start: StartSequence) -> None:
         began_s = self._now()
@@ -132,14 +143,18 @@ class StartPreparation:
                 for preparer in self._preparers:
                     await preparer.prepare(start, self._claimed)
         except NotPrepared as error:
-            self._forget(start)
+            self._gave_up(start, str(error))
             self._refuse(router_id, start, error.reason, str(error))
         except TimeoutError:
-            self._forget(start)
+            self._gave_up(start, "not ready in time")
             self._time_is_up(router_id, start)
-        except Exception as error:  # an error of this request alone, whatever it is
+        except asyncio.CancelledError:
+            raise
+        except (
+            BaseException
+        ) as error:  # an error of this request alone, whatever it is, a library's panic too
             log.exception("sequence %s cannot be prepared", start.seq_id)
-            self._forget(start)
+            self._gave_up(start, "cannot be prepared")
             failed = SequenceFailed(start.seq_id, start.epoch, FailureReason.INTERNAL, str(error))
             self.answer(router_id, failed)
         else:
@@ -178,8 +193,15 @@ class StartPreparation:
         if pending is not None and pending.start is start:
             del self._pending[start.seq_id]
 
+    def _gave_up(self, start: StartSequence, reason: str) -> None:
+        self._forget(start)
+        if start.phase is Phase.PREFILL:
+            self._core.preparation_ended(SeqKey(start.seq_id, start.epoch), reason)
+
     def _drop(self, seq_id: SequenceId) -> None:
-        self._pending.pop(seq_id).task.cancel()
+        pending = self._pending[seq_id]
+        pending.task.cancel()
+        self._gave_up(pending.start, "cancelled")
 
     def _drop_all_of(self, router_id: RouterId) -> None:
         for seq_id in [s for s, pending in self._pending.items() if pending.router_id == router_id]:

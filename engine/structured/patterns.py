@@ -30,7 +30,7 @@ _ANCHOR = re.compile("[$^]")
 _PLAIN = re.compile(r"[A-Za-z0-9_ @:/,;=#%&~!'<>-]*")
 
 
-class _Part(NamedTuple):
+class _RegexPart(NamedTuple):
     size: int
     """Its elements, with repetitions written out."""
     is_ended: bool
@@ -41,7 +41,7 @@ class _Part(NamedTuple):
     """How deep its repetitions are nested."""
 
 
-_ONE = _Part(1, is_ended=False, skipped=None)
+_ONE = _RegexPart(1, is_ended=False, skipped=None)
 
 
 class _Regex:
@@ -67,7 +67,7 @@ class _Regex:
         at = self.at + ahead
         return self.text[at] if at < len(self.text) else ""
 
-    def _alternatives(self, *, depth: int, is_at_start: bool) -> _Part:
+    def _alternatives(self, *, depth: int, is_at_start: bool) -> _RegexPart:
         """Read until the group ends; `is_at_start` tells that nothing can come before it."""
         if depth > DEPTH_MAX:
             self._refuse(f"more than {DEPTH_MAX} nested groups")
@@ -98,7 +98,7 @@ class _Regex:
                 run, is_empty = (0, False) if part.skipped is None else (run + part.skipped, is_empty)
                 self._check_bounds(size, run, repeats)
         skipped += [run] if is_empty else []
-        return _Part(size, is_any_ended, max(skipped, default=None), repeats)
+        return _RegexPart(size, is_any_ended, max(skipped, default=None), repeats)
 
     def _check_bounds(self, size: int, run: int, repeats: int) -> None:
         if size > SIZE_MAX:
@@ -108,7 +108,7 @@ class _Regex:
         if repeats > NESTED_REPEATS_MAX:
             self._refuse(f"more than {NESTED_REPEATS_MAX} nested repetitions")
 
-    def _repeated(self, depth: int, *, is_at_start: bool) -> _Part:
+    def _repeated(self, depth: int, *, is_at_start: bool) -> _RegexPart:
         """Read an atom and how often it comes."""
         start = self.at
         part = self._atom(depth, is_at_start=is_at_start)
@@ -124,9 +124,9 @@ class _Regex:
             skipped = skipped * times + (low == 0)
         elif low == 0:
             skipped = 1
-        return _Part(part.size * times, part.is_ended, skipped, part.repeats + (self.at != end))
+        return _RegexPart(part.size * times, part.is_ended, skipped, part.repeats + (self.at != end))
 
-    def _atom(self, depth: int, *, is_at_start: bool) -> _Part:
+    def _atom(self, depth: int, *, is_at_start: bool) -> _RegexPart:
         char = self._peek()
         if char == "(":
             return self._group(depth, is_at_start=is_at_start)
@@ -149,7 +149,7 @@ class _Regex:
         if self.in_json and (char in _JSON_UNSAFE or char < " "):
             self._refuse(f"{char!r}, which JSON writes with an escape, is not supported in a pattern")
 
-    def _group(self, depth: int, *, is_at_start: bool) -> _Part:
+    def _group(self, depth: int, *, is_at_start: bool) -> _RegexPart:
         self.at += 1
         if self._peek() == "?":
             if self._peek(1) == ":":

@@ -11,7 +11,6 @@ import orjson
 from baton.core.errors import BatonError, ClientError, DeadlineOver, PeerFailure
 from baton.core.messages import Task
 from baton.core.sampling import SamplingParams
-from router.decisions.events import Submit
 from router.http.asgi import (
     JSON,
     ClientDisconnected,
@@ -41,7 +40,7 @@ class EmbeddingRequest(RequestHandler):
         """Answer the request. Raises BatonError and ClientDisconnected before anything is sent."""
         service = self.service
         body = await read_body(scope, receive, bytes_max=service.config.body_bytes_max)
-        call = parse_embedding(body, service.limits)
+        call = await self.parsed(body, parse_embedding)
         preparation = self.preparation(call, scope, body)
         group = SequenceGroup(service.driver, call.prompt_field)
         watch = asyncio.create_task(_watch(receive, group))
@@ -57,9 +56,8 @@ class EmbeddingRequest(RequestHandler):
             raise ClientDisconnected from None
         finally:
             watch.cancel()
-            self.first_token_s = group.first_token_s
+            self.first_token_s, self.used_tokens = group.first_token_s, group.computed_tokens
         await respond(send, 200, answer, JSON)
-        self.used_tokens = sum(len(prompt.tokens) for prompt in prompts)
         self.answered(first_token_s=group.first_token_s, tpot_s=0.0)
         usage = Usage(sum(len(prompt.tokens) for prompt in prompts), 0, cached_tokens)
         service.observer.on_usage(usage, took_s=service.driver.now_s() - self.arrived_s)
@@ -74,16 +72,15 @@ class EmbeddingRequest(RequestHandler):
     ) -> tuple[list[tuple[float, ...]], int]:
         context = self.service.limits.card.context_tokens
         sampling = SamplingParams(max_tokens=1)
-        submits: list[Submit] = []
-        for index, prompt in enumerate(prompts):
+        for prompt in prompts:
             if not prompt.tokens:
                 raise ClientError("input must not be empty", param="input")
             if len(prompt.tokens) >= context:
                 raise prompt_too_long(len(prompt.tokens), context, "input")
-            part = part_of(index)
-            submits.append(
-                preparation.submit(f"{index}", prompt.tokens, sampling, task=Task.EMBED, part=part)
-            )
+        submits = (
+            preparation.submit(f"{index}", prompt.tokens, sampling, task=Task.EMBED, part=part_of(index))
+            for index, prompt in enumerate(prompts)
+        )
         ended = await group.all(submits, in_flight_max=IN_FLIGHT_MAX)
         vectors = [finished.embedding for _, finished in ended]
         if not all(vectors):

@@ -2,6 +2,8 @@
 
 import asyncio
 import math
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -17,6 +19,7 @@ from router.http.client import ANYBODY, AuthenticatedClient
 from router.http.service import Service
 from router.live.store_lookup import StoreLookup
 from router.openai.call import Call, Endpoint
+from router.openai.checks import Prompt
 from router.openai.choice_stream import ChoiceOptions, Echo, call_id, short_call_id
 from router.openai.logprobs import LogprobFormat
 from router.openai.sampling import sampling_params
@@ -29,6 +32,9 @@ from router.text.parsers.select import ParserChain, ReasoningStart, make_parser,
 HASHED_ON_LOOP_TOKENS = 1024
 """Prompts of fewer tokens that need no tokeniser are hashed when they are placed. That takes 35 us at 16
 tokens a block, less than the way to a thread and back."""
+
+BATCH_CHARACTERS = 65_536
+"""Characters of several prompts that go to a thread together."""
 
 TEMPLATE_CHARACTERS = 64
 """Characters that a chat template's work on a message counts as."""
@@ -68,6 +74,19 @@ def _characters(call: Call) -> float:
     return sum(len(m.get("content") or "") + TEMPLATE_CHARACTERS for m in call.messages)
 
 
+def _batches(prompts: Sequence[Prompt]) -> Iterator[list[Prompt]]:
+    """Return the prompts in order, in groups of at most `BATCH_CHARACTERS` if that is more than one."""
+    batch: list[Prompt] = []
+    size = 0
+    for prompt in prompts:
+        if batch and size + len(prompt) > BATCH_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+        batch.append(prompt)
+        size += len(prompt)
+    yield batch
+
+
 class RequestPreparation:
     """Preparation of one request."""
 
@@ -84,11 +103,14 @@ class RequestPreparation:
         objectives: RequestObjectives = NO_OBJECTIVES,
         client: AuthenticatedClient = ANYBODY,
         request_digest: str = "",
+        may_block: bool = True,
     ) -> None:
-        """`request_digest` is the same when a client sends its request again."""
+        """`request_digest` is the same when a client sends its request again. `may_block` says that the body
+        is so small that work on it may be done on the event loop."""
         self._service, self._call = service, call
         self._arrived_s, self._objectives = arrived_s, objectives
         self._client, self._request_digest = client, request_digest
+        self._may_block = may_block
         self._salt = service.salt(adapter, client.salt)
         self._request_id, self._traceparent = request_id, traceparent
         self._deadline_s = deadline_s
@@ -114,24 +136,26 @@ class RequestPreparation:
         try:
             async with asyncio.timeout_at(self._deadline_s):
                 if self._call.endpoint is Endpoint.CHAT:
-                    size = _characters(self._call)
+                    size = _characters(self._call) if self._may_block else math.inf
                     found = [await self._tokenizer.on_loop_or_in_thread(size, self._conversation)]
                 else:
-                    found = [await self._of(prompt) for prompt in self._call.prompts]
+                    found = await self._of_all(self._call.prompts)
                 if self._service.store_lookup is None:
                     return found
                 return [await self._looked_up(prompt, self._service.store_lookup) for prompt in found]
         except TimeoutError:
             raise DeadlineOver("the request's time was over before its prompt was tokenised") from None
 
-    async def _of(self, prompt: str | tuple[int, ...]) -> TokenizedPrompt:
-        if isinstance(prompt, str):
-            return await self._tokenizer.on_loop_or_in_thread(len(prompt), lambda: self._text(prompt))
-        if len(prompt) < HASHED_ON_LOOP_TOKENS:
-            return TokenizedPrompt(self._cut(prompt), None, _NO_REASONING)
-        return await self._tokenizer.in_thread(
-            lambda: self._hashed(TokenizedPrompt(self._cut(prompt), None, _NO_REASONING))
-        )
+    async def _of_all(self, prompts: Sequence[Prompt]) -> list[TokenizedPrompt]:
+        """Tokenise prompts, on the loop only if all of them are short together."""
+        if all(isinstance(prompt, tuple) and len(prompt) < HASHED_ON_LOOP_TOKENS for prompt in prompts):
+            return [self._of(prompt) for prompt in prompts]
+        whole = sum(map(len, prompts))
+        found: list[TokenizedPrompt] = []
+        for batch in _batches(prompts):
+            work = partial(list, map(self._of, batch))
+            found += await self._tokenizer.on_loop_or_in_thread(whole, work)
+        return found
 
     async def _looked_up(self, prompt: TokenizedPrompt, lookup: StoreLookup) -> TokenizedPrompt:
         kinds = self._service.driver.chain_kinds
@@ -140,7 +164,13 @@ class RequestPreparation:
         (kind,) = kinds
         return prompt._replace(stored=await lookup.of(prompt.hashes.of(prompt.tokens, *kind)))
 
-    # --- in a thread ------------------------------------------------------------------------------
+    # --- in a thread, or on the loop if short ----------------------------------------------------
+
+    def _of(self, prompt: Prompt) -> TokenizedPrompt:
+        if isinstance(prompt, str):
+            return self._text(prompt)
+        found = TokenizedPrompt(self._cut(prompt), None, _NO_REASONING)
+        return found if len(prompt) < HASHED_ON_LOOP_TOKENS else self._hashed(found)
 
     def _hashed(self, prompt: TokenizedPrompt) -> TokenizedPrompt:
         kinds = self._service.driver.chain_kinds
@@ -199,7 +229,7 @@ class RequestPreparation:
         """Return the grammar, and whether it begins only after the reasoning."""
         call, parsers = self._call, self._service.parsers
         grammar = call.structured.grammar if call.structured is not None else None
-        grammar = grammar or tool_grammar(call.tools, parsers.tool)
+        grammar = grammar or await self._tool_grammar()
         if grammar is None or call.endpoint is not Endpoint.CHAT or prompt.start.is_closed:
             return grammar, False
         harmony = "<|channel|>final<|message|>"
@@ -208,6 +238,12 @@ class RequestPreparation:
         if len(ids) > 3:  # Other tokens could spell the marker, and would not be noticed.
             return grammar, False
         return msgspec.structs.replace(grammar, after_token_ids=ids), True
+
+    async def _tool_grammar(self) -> Grammar | None:
+        tools, parser = self._call.tools, self._service.parsers.tool
+        if self._may_block or tools.mode is ToolMode.NONE:
+            return tool_grammar(tools, parser)
+        return await self._tokenizer.in_thread(lambda: tool_grammar(tools, parser))
 
     async def _echo(self, prompt: TokenizedPrompt) -> Echo:
         call, tokenizer = self._call, self._tokenizer

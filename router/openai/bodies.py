@@ -10,6 +10,7 @@ import orjson
 
 from baton.core.errors import ClientError
 from router.openai.unsupported import Harmless, refuse_unsupported
+from router.text.json_bounds import JsonBudget
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -157,9 +158,10 @@ def _json_error(body: bytes) -> str:
 
 
 def decode_object(body: bytes) -> dict[str, Any]:
-    """Return the fields of a JSON object. Raises ClientError if the body is none."""
+    """Return the fields of a JSON object. Raises ClientError if the body is none, or has too many values."""
     if not body.strip():
         raise ClientError("the body is empty: it must be a JSON object")
+    JsonBudget().take_body(body)
     try:
         fields = msgspec.json.decode(body)
     except UnicodeDecodeError as error:

@@ -44,6 +44,8 @@ BEAM_IDLE = {
     "top_k": (0, -1),
 } | {name: (DEFAULTS[name],) for name in BOUNDED}
 """Values that change nothing, for fields that a beam search does not have."""
+TEMPLATE_OPTIONS_MAX = 256
+"""Most entries of `chat_template_kwargs`. A template is called with each of them."""
 TEMPLATE_RESERVED = frozenset(
     {"messages", "tools", "documents", "conversation", "chat_template", "tokenize", "add_generation_prompt"}
     | {"continue_final_message", "return_dict", "return_tensors", "padding", "truncation", "max_length"}
@@ -280,6 +282,11 @@ def _check_dimensions(dimensions: int | None, card: ModelCard) -> int | None:
 
 def _check_template(body: ChatBody) -> Template:
     kwargs = dict(body.chat_template_kwargs or {})
+    if len(kwargs) > TEMPLATE_OPTIONS_MAX:
+        raise ClientError(
+            f"chat_template_kwargs may have at most {TEMPLATE_OPTIONS_MAX} entries, not {len(kwargs)}",
+            param="chat_template_kwargs",
+        )
     for name in kwargs:
         if name in TEMPLATE_RESERVED or not name.isidentifier():
             raise ClientError(

@@ -15,6 +15,7 @@ from baton.core.sampling import Grammar, GrammarKind
 from engine.structured.grammars import check_choices, check_ebnf, check_regex, check_structural_tag
 from engine.structured.schemas import check_schema
 from router.openai.bodies import Body
+from router.text.json_bounds import JsonBudget
 
 ANY_OBJECT = Grammar(GrammarKind.JSON_SCHEMA, '{"type":"object","additionalProperties":true}')
 
@@ -78,6 +79,7 @@ def _schema_of(value: Any, where: str) -> Any:
 
 
 def _decoded(text: str, where: str) -> Any:
+    JsonBudget().take(text.encode(), where)
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError) as error:

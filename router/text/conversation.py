@@ -8,10 +8,12 @@ from typing import Any
 import msgspec
 
 from baton.core.errors import ClientError
+from router.text.json_bounds import JsonBudget
+from router.text.surrogates import with_replaced_escapes
 
 MESSAGES_MAX = 8192
-"""Most messages of one request, and most parts of one message. Rendering more in a template would block other
-requests."""
+"""Most messages of one request. Rendering more in a template would block other requests. As many parts of
+contents are allowed, and as many tool calls."""
 TOOLS_MAX = 128
 """OpenAI's bound."""
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
@@ -68,38 +70,57 @@ def check_messages(messages: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]
         raise ClientError(
             f"at most {MESSAGES_MAX} messages are allowed, not {len(messages)}", param="messages"
         )
-    return tuple(_check_message(message, f"messages[{at}]") for at, message in enumerate(messages))
+    counts = _Counts()
+    return tuple(_check_message(message, f"messages[{at}]", counts) for at, message in enumerate(messages))
 
 
-def _check_message(message: dict[str, Any], where: str) -> dict[str, Any]:
+class _Counts:
+    """Counts over all messages of a request."""
+
+    def __init__(self) -> None:
+        self.parts = self.calls = 0
+        self.arguments = JsonBudget()
+
+    def add_parts(self, count: int, where: str) -> None:
+        self.parts += count
+        self._check(self.parts, "content parts", where)
+
+    def add_calls(self, count: int, where: str) -> None:
+        self.calls += count
+        self._check(self.calls, "tool calls", where)
+
+    def _check(self, count: int, what: str, where: str) -> None:
+        if count > MESSAGES_MAX:
+            raise ClientError(
+                f"{where}: the messages may have at most {MESSAGES_MAX} {what} together", param=where
+            )
+
+
+def _check_message(message: dict[str, Any], where: str, counts: _Counts) -> dict[str, Any]:
     role = message.get("role")
     if role not in ROLES if isinstance(role, str) else True:
         raise ClientError(
             f"{where}.role must be one of {', '.join(sorted(ROLES))}, not {role!r:.60}", param=f"{where}.role"
         )
-    checked = message | {"content": _content_of(message, role, where)}
+    checked = message | {"content": _content_of(message, role, where, counts)}
     calls = message.get("tool_calls")
     if calls is None:
         checked.pop("tool_calls", None)
     elif role != "assistant":
         raise _bad(f"{where}.tool_calls", "only an assistant's message has tool calls")
     else:
-        checked["tool_calls"] = _check_calls(calls, f"{where}.tool_calls")
+        checked["tool_calls"] = _check_calls(calls, f"{where}.tool_calls", counts)
     if role == "tool" and not isinstance(message.get("tool_call_id", ""), str):
         raise _bad(f"{where}.tool_call_id", "must be the id of the tool call that this answers")
     return checked
 
 
-def _content_of(message: dict[str, Any], role: Any, where: str) -> str:
+def _content_of(message: dict[str, Any], role: Any, where: str, counts: _Counts) -> str:
     content = message.get("content")
     if isinstance(content, str):
         return content
     if isinstance(content, list):
-        if len(content) > MESSAGES_MAX:
-            raise ClientError(
-                f"{where}.content may have at most {MESSAGES_MAX} parts, not {len(content)}",
-                param=f"{where}.content",
-            )
+        counts.add_parts(len(content), f"{where}.content")
         return "\n".join(_part_text(part, f"{where}.content[{at}]") for at, part in enumerate(content))
     if content is None and role == "assistant" and message.get("tool_calls"):
         return ""
@@ -117,13 +138,14 @@ def _part_text(part: Any, where: str) -> str:
     raise ClientError(f"{where} is {kind!r:.60}: only text parts are supported", param=where)
 
 
-def _check_calls(calls: Any, where: str) -> list[dict[str, Any]]:
+def _check_calls(calls: Any, where: str, counts: _Counts) -> list[dict[str, Any]]:
     if not isinstance(calls, list) or not calls or len(calls) > TOOLS_MAX:
         raise _bad(where, f"must be a list of 1 to {TOOLS_MAX} tool calls")
-    return [_check_call(call, f"{where}[{at}]") for at, call in enumerate(calls)]
+    counts.add_calls(len(calls), where)
+    return [_check_call(call, f"{where}[{at}]", counts) for at, call in enumerate(calls)]
 
 
-def _check_call(call: Any, where: str) -> dict[str, Any]:
+def _check_call(call: Any, where: str, counts: _Counts) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or call.get("type", "function") != "function":
         raise _bad(where, "must be an object with type 'function' and a function")
@@ -134,15 +156,16 @@ def _check_call(call: Any, where: str) -> dict[str, Any]:
         raise _bad(f"{where}.id", "must be a string")
     if isinstance(arguments, str):
         # Templates write the arguments as JSON themselves, so they want the object.
-        arguments = _decoded(arguments or "{}", f"{where}.function.arguments")
+        arguments = _decoded(arguments or "{}", f"{where}.function.arguments", counts.arguments)
     if not isinstance(arguments, dict):
         raise _bad(f"{where}.function.arguments", "must be a JSON object, as a string")
     return call | {"type": "function", "function": function | {"arguments": arguments}}
 
 
-def _decoded(text: str, where: str) -> Any:
+def _decoded(text: str, where: str, budget: JsonBudget) -> Any:
+    budget.take(text.encode(), where)
     try:
-        return msgspec.json.decode(text)
+        return msgspec.json.decode(with_replaced_escapes(text))
     except (msgspec.DecodeError, RecursionError) as error:
         raise _bad(where, f"must be a JSON object, as a string: {error}") from error
 

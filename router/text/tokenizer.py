@@ -206,8 +206,8 @@ class Tokenizer:
         await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
 
     async def in_thread(self, work: Callable[[], R]) -> R:
-        """Run work on a long prompt in a thread, where it does not block the loop. Raises QueueFull when too
-        much waits."""
+        """Run work on a long prompt or a large body in a thread, where it does not block the loop. Raises
+        QueueFull when too much waits."""
         if self._waiting_count >= WAITING_MAX:
             raise QueueFull(f"{WAITING_MAX} prompts are waiting to be tokenised")
         self._waiting_count += 1

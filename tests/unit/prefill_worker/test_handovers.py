@@ -116,6 +116,55 @@ def test_an_early_request_is_refused_after_one_lease(desk):
     assert desk.handovers.next_tick_s is None
 
 
+def test_a_reader_waits_as_long_as_the_sequence_is_made_ready(desk):
+    assert desk.request(now_s=0.0) == []
+    [nothing] = [tell.message for tell in desk.handovers.prepare(KEY, now_s=1.0)]
+    assert (nothing.source_blocks, nothing.is_last, nothing.answers_request) == ((), False, 0)
+    for number, now_s in enumerate(range(3, 30, 2), start=1):
+        assert desk.tick(now_s) == []
+        [nothing] = desk.request(number=number, first_block=2, now_s=now_s)
+        assert (nothing.source_blocks, nothing.answers_request, nothing.lease_s) == ((), number, LEASE_S)
+    [grant] = desk.open(30.0)
+    assert isinstance(grant, KVGrant)
+    [last] = desk.complete(31.0)
+    assert last.is_last
+
+
+def test_a_request_that_comes_while_the_sequence_is_made_ready_is_answered_at_once(desk):
+    desk.handovers.prepare(KEY, now_s=0.0)
+    [nothing] = desk.request(now_s=20.0)
+    assert isinstance(nothing, KVGrant)
+
+
+def test_a_reader_hears_that_the_sequence_will_not_start(desk):
+    desk.handovers.prepare(KEY, now_s=0.0)
+    desk.request(now_s=1.0)
+    [refused] = desk.close(now_s=2.0)
+    assert isinstance(refused, KVRefused)
+    assert desk.request(number=1, now_s=3.0) == []  # unknown once more
+    assert isinstance(desk.tick(8.0)[0], KVRefused)
+
+
+def test_a_reader_that_is_silent_while_the_sequence_is_made_ready_is_forgotten(desk):
+    desk.handovers.prepare(KEY, now_s=0.0)
+    desk.request(now_s=1.0)
+    desk.tick(6.0)
+    assert desk.handovers.next_tick_s is None
+    assert desk.open(7.0) == []
+
+
+def test_what_no_reader_has_asked_for_is_held_while_the_reader_may_be_made_ready(desk):
+    desk.handovers.open(KEY, unread_s=30.0, now_s=0.0)
+    desk.complete(now_s=1.0)
+    assert desk.tick(35.9) == []
+    assert desk.held == 4
+    [grant] = desk.request(now_s=35.9)
+    assert grant.is_last
+    assert desk.handovers.next_tick_s == 40.9  # an ordinary lease from now on
+    desk.tick(41.0)
+    assert desk.held == 0
+
+
 def test_early_requests_are_bounded():
     handovers = Desk(early_requests_max=2).handovers
     told = [handovers.request_early(D, KVRequest(SequenceId(f"s{i}"), 0, 0), now_s=0.0) for i in range(3)]

@@ -23,7 +23,7 @@ from baton.core.messages import (
 )
 from baton.core.sampling import Grammar, GrammarKind, SamplingParams
 from engine.grammar import CompilerBusy, GrammarError
-from worker.preparation import StartPreparation
+from worker.preparation import NotPrepared, StartPreparation
 from worker.preparers import AdapterPreparer, GrammarPreparer, compiling_threads
 from worker.turns import FairTurns
 
@@ -60,6 +60,12 @@ class Core:
 
     def router_lost(self, router_id):
         self.seen.append(("lost", router_id))
+
+    def preparation_began(self, key):
+        self.seen.append(("preparing", key))
+
+    def preparation_ended(self, key, reason):
+        self.seen.append(("not prepared", key))
 
     @property
     def starts(self):
@@ -195,6 +201,39 @@ async def test_more_than_may_wait_are_refused():
     await bench.settle()
 
 
+def prefill(seq_id="s", epoch=0):
+    message = start(seq_id, epoch, grammar=GRAMMAR)
+    return msgspec.structs.replace(message, phase=Phase.PREFILL)
+
+
+async def test_the_core_hears_of_a_prefill_phase_that_is_made_ready(bench, slow):
+    bench.tell(message := prefill())
+    slow.done[await slow.begun.get()].set_result(None)
+    await bench.settle()
+    assert bench.core.seen == [("preparing", ("s", 0)), message]
+
+
+@pytest.mark.parametrize("how", ["cancelled", "refused", "failed", "late", "router lost", "replaced"])
+async def test_the_core_hears_of_every_prefill_phase_that_will_not_start(bench, slow, how):
+    bench.tell(prefill(epoch=1))
+    key = await slow.begun.get()
+    match how:
+        case "cancelled":
+            bench.tell(CancelSequence("s", 1))
+        case "refused":
+            slow.done[key].set_exception(NotPrepared(RefusalReason.BUSY, "busy"))
+        case "failed":
+            slow.done[key].set_exception(OSError("the disk is on fire"))
+        case "late":
+            slow.done[key].set_exception(TimeoutError())
+        case "router lost":
+            bench.preparation.router_lost("r")
+        case _:
+            bench.tell(start(epoch=2))
+    await bench.settle()
+    assert bench.core.seen.count(("not prepared", ("s", 1))) == 1
+
+
 @pytest.mark.parametrize("epoch", [0, 1])
 async def test_who_waits_in_vain_is_sent_to_another_worker(epoch):
     bench = Bench(Slow(), prepare_s=0.01)
@@ -229,9 +268,14 @@ async def test_one_tenant_cannot_take_all_places():
     await bench.settle()
 
 
-async def test_an_error_nobody_thought_of_fails_the_one_sequence(bench, slow):
+class PanicException(BaseException):
+    """What a library in Rust raises, as pyo3 makes it."""
+
+
+@pytest.mark.parametrize("error", [OSError("the disk is on fire"), PanicException("index out of bounds")])
+async def test_an_error_nobody_thought_of_fails_the_one_sequence(bench, slow, error):
     bench.tell(start(grammar=GRAMMAR))
-    slow.done[await slow.begun.get()].set_exception(OSError("the disk is on fire"))
+    slow.done[await slow.begun.get()].set_exception(error)
     await bench.settle()
     assert bench.answers.get_nowait().reason is FailureReason.INTERNAL
 
