@@ -409,6 +409,7 @@ def _draw_engine(rng: random.Random, block_tokens: int) -> EngineConfig:
         tpot_slo_s=rng.choice((0.0, 0.02)),
         chunk_tokens_min=rng.choice((1, 8)),
         swap_bytes=rng.choice((0, 8, 64)) * GEOMETRY.block_bytes,
+        prepare_s=2.0,
         speculation=rng.choice(("off", "ngram", "ngram")),
         speculation_tokens_max=rng.choice((2, 6)),
     )
