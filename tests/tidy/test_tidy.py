@@ -68,6 +68,12 @@ def test_no_large_file_is_tracked():
 
 
 SLEEPERS = {
+    "benchmarks/chaos/client.py",  # a client waits before it asks again
+    "benchmarks/chaos/cluster.py",  # a lost host is away for a while
+    "benchmarks/chaos/drill.py",  # requests have their instants; processes are asked until idle
+    "benchmarks/chaos/inject.py",  # faults have their instants and last for a while
+    "benchmarks/chaos/processes.py",  # backoff before a restart; a log is read until a process is ready
+    "benchmarks/chaos/watch.py",  # a cluster of processes is looked at at intervals
     "benchmarks/faults.py",  # faults come when they are due
     "benchmarks/goodput_servers.py",  # another program's server can only be asked until it answers
     "benchmarks/peers.py",  # another program's server can only be asked until it answers
