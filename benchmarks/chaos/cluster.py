@@ -31,7 +31,11 @@ START_S = 180.0
 SOCKET = "/run/store.sock"
 CODE = Path(__file__).parents[2]
 """The folder of this Baton."""
-RAY_CHECKS = {"RAY_health_check_initial_delay_ms": "5000", "RAY_health_check_timeout_ms": "2000"}
+RAY_CHECKS = {
+    "RAY_health_check_initial_delay_ms": "5000",
+    "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_failure_threshold": "5",
+}
 """Hosts that share two cores answer late, and must not be taken for lost because of that."""
 CACHES = ("torchinductor_",)
 """Folders of libraries that are kept from one process to the next."""
@@ -52,7 +56,7 @@ SETTINGS = {
     "router.queue_wait_s": "60",
     "router.request_timeout_s": "120",
     "cluster.drain_timeout_s": "15",
-    "cluster.start_timeout_s": "90",
+    "cluster.start_timeout_s": "180",
     "cluster.worker_host": "0.0.0.0",
     "dashboard.enabled": "true",
 }

@@ -30,7 +30,7 @@ ATTEMPTS_MAX = 60
 REFERENCE_IN_FLIGHT = 8
 LAST_ANSWERS_S = 300.0
 """Longest time from the last request to the end of the last answer."""
-WHOLE_S, IDLE_S = 180.0, 30.0
+WHOLE_S, IDLE_S = 300.0, 30.0
 """Longest time from the last answer until all parts are back, and then until nothing is held."""
 LOOK_S = 0.5
 NEWS_S = 30.0

@@ -33,14 +33,24 @@ class ErrorCount(msgspec.Struct, frozen=True):
     count: int
 
 
+def felt_in(applied: Sequence[Applied], stretch: Stretch) -> list[Applied]:
+    """The faults that may explain a stretch, the earliest first: the latest of those that were felt when it
+    began, and those that began within it."""
+    felt = sorted(
+        (one for one in applied if one.began_s <= stretch.to_s and stretch.from_s <= _felt_until_s(one)),
+        key=lambda one: one.began_s,
+    )
+    before = [one for one in felt if one.began_s <= stretch.from_s]
+    return [*before[-1:], *(one for one in felt if one.began_s > stretch.from_s)]
+
+
+def _felt_until_s(one: Applied) -> float:
+    return one.ended_s + AFTER_S if one.recovered_s is None else one.recovered_s
+
+
 def cause_of(applied: Sequence[Applied], stretch: Stretch) -> str:
-    """The latest fault that began before the stretch ended and was still felt when it began."""
-    felt = [
-        one
-        for one in applied
-        if one.began_s <= stretch.to_s and stretch.from_s <= (one.recovered_s or one.ended_s + AFTER_S)
-    ]
-    return max(felt, key=lambda one: one.began_s).event.text if felt else NO_FAULT
+    """All that may explain a stretch, in order."""
+    return ", then ".join(one.event.text for one in felt_in(applied, stretch)) or NO_FAULT
 
 
 def longest_pause(
@@ -66,7 +76,8 @@ def errors(asked: Iterable[AskedRequest], applied: Sequence[Applied]) -> list[Er
     for request in asked:
         for attempt in request.attempts:
             if attempt.end is not End.ANSWERED:
-                cause = cause_of(applied, Stretch(attempt.began_s, attempt.ended_s))
+                felt = felt_in(applied, Stretch(attempt.began_s, attempt.ended_s))
+                cause = felt[-1].event.text if felt else NO_FAULT
                 counts[attempt.end, _general(attempt.detail), cause] += 1
     return [ErrorCount(end, detail, cause, n) for (end, detail, cause), n in counts.most_common()]
 

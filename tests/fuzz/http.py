@@ -200,8 +200,11 @@ def expected_of(data: bytes) -> list[Request]:
 
 
 def _origin_form(target: bytes) -> bytes:
+    """Return path and query. ASGI does not tell an empty query from none."""
     plain = re.sub(rb"^(?i:https?)://[^/?]*", b"", target)
-    return plain if plain.startswith(b"/") or plain == b"*" else b"/" + plain
+    path, _, query = plain.partition(b"?")
+    path = path if path.startswith(b"/") or path == b"*" else b"/" + path
+    return path + (b"?" + query if query else b"")
 
 
 async def problem_of(data: bytes, segmentations: list[list[bytes]], server: Server = BoundedProtocol) -> str:

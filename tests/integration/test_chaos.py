@@ -1,4 +1,8 @@
-"""A short drill on hosts made of namespaces: processes are killed and frozen, and a link is cut."""
+"""A short drill on hosts made of namespaces: processes are killed and frozen, and a link is cut.
+
+Its hosts have no default route, so it also shows that every process finds the address under which the others
+of its cluster reach it.
+"""
 
 import json
 import os

@@ -208,9 +208,10 @@ KILL = applied(FaultKind.KILL, WORKER, at_s=10.0, recovered_s=20.0)
 CUT = applied(FaultKind.CUT, "first-second", at_s=14.0, ended_s=16.0, recovered_s=17.0)
 
 
-def test_the_cause_is_the_latest_fault_that_was_felt():
+def test_causes_are_the_fault_that_was_felt_before_and_those_that_came_within():
     assert timeline.cause_of([KILL, CUT], Stretch(12, 13)) == KILL.event.text
-    assert timeline.cause_of([KILL, CUT], Stretch(13, 15)) == CUT.event.text
+    assert timeline.cause_of([CUT, KILL], Stretch(13, 15)) == f"{KILL.event.text}, then {CUT.event.text}"
+    assert timeline.cause_of([KILL, CUT], Stretch(15, 16)) == CUT.event.text
     assert timeline.cause_of([KILL, CUT], Stretch(18, 19)) == KILL.event.text
     assert timeline.cause_of([KILL, CUT], Stretch(5, 9)) == timeline.cause_of([KILL, CUT], Stretch(21, 22))
     assert timeline.cause_of([KILL, CUT], Stretch(21, 22)) == timeline.NO_FAULT
@@ -223,7 +224,7 @@ def test_the_longest_pause_names_its_request_and_cause():
     ]
     pause = timeline.longest_pause(asked, [KILL, CUT], origin_s=10.0)
     assert (pause.request, pause.kind, pause.length_s, pause.at_s) == (4, "chat", 4.0, 1.5)
-    assert pause.cause == CUT.event.text
+    assert pause.cause == f"{KILL.event.text}, then {CUT.event.text}"
     assert timeline.longest_pause([], [KILL], origin_s=0.0) is None
 
 
