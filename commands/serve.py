@@ -18,6 +18,7 @@ from baton.core.ids import WorkerId
 from baton.core.messages import Member, Role
 from baton.telemetry.logs import configure_logs
 from baton.wire.transport import secure
+from control_plane.child import PARENT_VARIABLE
 from control_plane.ray_ops import worker_environment
 
 log = logging.getLogger(__name__)
@@ -82,7 +83,7 @@ def serve_control(config: Config, *, is_local: bool, exit_with_parent: bool) -> 
     except SetupError as error:
         if not exit_with_parent:
             raise
-        print(f"{SETUP_ERROR_PREFIX}{error}", flush=True)  # the parent reports it
+        tell_parent(f"{SETUP_ERROR_PREFIX}{error}")
         raise SystemExit(SETUP_ERROR_STATUS) from None
 
 
@@ -100,13 +101,13 @@ def serve_dashboard(config: Config, *, control_address: str, exit_with_parent: b
         secure(config.tls, config.access)
         asyncio.run(
             run_dashboard(
-                config, control_address, on_ready=lambda where: print(f"{READY_PREFIX}{where}", flush=True)
+                config, control_address, on_ready=lambda where: tell_parent(f"{READY_PREFIX}{where}")
             )
         )
     except SetupError as error:
         if not exit_with_parent:
             raise
-        print(f"{SETUP_ERROR_PREFIX}{error}", flush=True)  # the parent reports it
+        tell_parent(f"{SETUP_ERROR_PREFIX}{error}")
         raise SystemExit(SETUP_ERROR_STATUS) from None
 
 
@@ -128,15 +129,15 @@ async def _control(config: Config, *, is_local: bool, has_parent: bool) -> None:
         control = Control(config, actor_class=WorkerActor, overlay=overlay, is_local=is_local, record=record)
         if config.dashboard.enabled:
             control.with_dashboard(
-                dashboard_command, announce=lambda where: print(f"{DASHBOARD_PREFIX}{where}", flush=True)
+                dashboard_command, announce=lambda where: tell_parent(f"{DASHBOARD_PREFIX}{where}")
             )
         await control.run(
             shutdown,
-            ready=lambda where: print(f"{READY_PREFIX}{where}", flush=True),
-            settled=lambda: print(SETTLED_LINE, flush=True),
+            ready=lambda where: tell_parent(f"{READY_PREFIX}{where}"),
+            settled=lambda: tell_parent(SETTLED_LINE),
             # The parent ends the routers first and reports this text only, before routers report a lost
             # control plane.
-            failed=lambda text: print(f"{SETUP_ERROR_PREFIX}{text}", flush=True) if has_parent else None,
+            failed=lambda text: tell_parent(f"{SETUP_ERROR_PREFIX}{text}") if has_parent else None,
         )
 
 
@@ -160,13 +161,13 @@ def serve_router(
             config,
             control_address=control_address,
             workers=list(workers),
-            on_ready=lambda urls: print(f"{READY_PREFIX}{' '.join(urls)}", flush=True),
+            on_ready=lambda urls: tell_parent(f"{READY_PREFIX}{' '.join(urls)}"),
         )
         run_on_uvloop(running)
     except SetupError as error:
         if not exit_with_parent:
             raise
-        print(f"{SETUP_ERROR_PREFIX}{error}", flush=True)  # the parent reports it
+        tell_parent(f"{SETUP_ERROR_PREFIX}{error}")
         raise SystemExit(SETUP_ERROR_STATUS) from None
 
 
@@ -211,7 +212,7 @@ async def _worker(worker_id: WorkerId, role: Role, config: Config, control_addre
     from worker.process import WorkerProcess
 
     def ready(member: Member) -> None:
-        print(f"ready {member.address}", flush=True)
+        tell_parent(f"ready {member.address}")
 
     shutdown = Shutdown()
     with shutdown.on_signals():
@@ -226,9 +227,21 @@ def run_on_uvloop(main: Coroutine[Any, Any, Any]) -> Any:
     return uvloop.run(main)
 
 
+def tell_parent(line: str) -> None:
+    """Print a line that the parent reads. If the parent is gone, this process ends in order and in silence,
+    as `die_with_parent` has it end."""
+    try:
+        print(line, flush=True)
+    except BrokenPipeError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())  # what is still buffered goes there
+        os.close(nowhere)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
 def die_with_parent() -> None:
     """Ask Linux to send SIGTERM when the process that started this one is gone, however it ended."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() == 1:
+    if os.environ.get(PARENT_VARIABLE, "") not in ("", str(os.getppid())):
         raise SystemExit(0)  # the parent ended before the call

@@ -10,7 +10,7 @@ from baton.core.ids import NodeId
 from baton.core.store_admin import NodeStatus
 from baton.telemetry.logs import configure_logs
 from baton.wire.transport import secure
-from commands.serve import die_with_parent, run_on_uvloop
+from commands.serve import die_with_parent, run_on_uvloop, tell_parent
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ def serve_store(config: Config, *, control_address: str, exit_with_parent: bool)
     except SetupError as error:
         if not exit_with_parent:
             raise
-        print(f"{SETUP_ERROR_PREFIX}{error}", flush=True)
+        tell_parent(f"{SETUP_ERROR_PREFIX}{error}")
         raise SystemExit(SETUP_ERROR_STATUS) from None
 
 
@@ -51,7 +51,7 @@ async def _store(node_id: NodeId, config: Config, control_address: str, *, is_ch
         own_folder(config.store.ssd_dir).release()
 
     def ready(status: NodeStatus) -> None:
-        print(f"{READY_PREFIX}{status.socket} {status.address} {status.metrics_address}", flush=True)
+        tell_parent(f"{READY_PREFIX}{status.socket} {status.address} {status.metrics_address}")
 
     is_alone = not control_address and not config.store.directory
     shutdown = Shutdown()

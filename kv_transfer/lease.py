@@ -42,6 +42,11 @@ class ReaderLease:
         self.renew_s = now_s + self._every_s
         return self.number
 
+    def wait_until(self, patience_end_s: float) -> None:
+        """Wait longer for the first grant."""
+        if not self.is_granted:
+            self.end_s = max(self.end_s, patience_end_s)
+
     def was_sent(self, number: int) -> bool:
         """Whether request `number` may be answered: it was sent, and no later one has been answered."""
         return number in self._sent_s

@@ -125,7 +125,7 @@ class WorkerCore:
             keep_free=lambda: self._scheduler.keep_free,
         )
         self._attempts = Attempts()
-        self._epochs = Epochs()
+        self._epochs = Epochs(lambda key: self._attempts.get(key) is not None or self._handovers.knows(key))
         self._grace_end_s: dict[RouterId, float] = {}
         self._out = Outbox(self._cache)
         self._phases = Phases(self._attempts, self._scheduler, self._handovers, self._out)
@@ -141,8 +141,9 @@ class WorkerCore:
         heartbeat = [self._heartbeat_at_s] if self._out.router_count else []
         parts = (self._handovers, self._receiver, self._store)
         due = (self._attempts.next_deadline_s, *(part.next_tick_s for part in parts))
-        known = [at_s for at_s in due if at_s is not None]
-        return min((*heartbeat, *self._grace_end_s.values(), *known), default=None)
+        return min(
+            (*heartbeat, *self._grace_end_s.values(), *(s for s in due if s is not None)), default=None
+        )
 
     @property
     def is_idle(self) -> bool:
@@ -152,8 +153,7 @@ class WorkerCore:
 
     def adapters_in_use(self) -> set[str]:
         """Adapters of live attempts, and of cancelled ones that a step under way still computes."""
-        of_steps = {seq.adapter for seq in self._scheduler.sequences() if seq.adapter}
-        return self._attempts.adapters() | of_steps
+        return self._attempts.adapters() | {s.adapter for s in self._scheduler.sequences() if s.adapter}
 
     @property
     def live_keys(self) -> Set[SeqKey]:
@@ -450,9 +450,8 @@ class WorkerCore:
                 case GaveUp(key, reason, detail):
                     self._phases.fail(self._attempts.pop(key), reason, detail)
                 case NoFreeBlocks(key, reason):
-                    attempt = self._attempts.pop(key)
                     refused = SequenceRefused(*key, RefusalReason.NO_ROOM, reason)
-                    self._out.tell(attempt.router_id, refused)
+                    self._out.tell(self._attempts.pop(key).router_id, refused)
                 case _:
                     assert_never(action)
 

@@ -2,7 +2,7 @@
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 
 from baton.core.ids import RouterId, SeqKey, SequenceId
@@ -82,13 +82,14 @@ class Attempts:
 class Epochs:
     """The highest epoch seen of each sequence, and whether it was started here.
 
-    A KV request may name an epoch before its StartSequence arrives. The table is bounded, and sequences that
-    were not mentioned for longest are forgotten first. A worker keeps what it runs in `Attempts`, so nothing
-    live is lost.
+    A KV request may name an epoch before its StartSequence arrives. The table is bounded. Sequences that were
+    not mentioned for longest are forgotten first. What is live is never forgotten, however long it runs: a
+    late or repeated message would start it a second time.
     """
 
-    def __init__(self, count_max: int = EPOCHS_REMEMBERED_MAX) -> None:
-        self._count_max = count_max
+    def __init__(self, is_live: Callable[[SeqKey], bool], count_max: int = EPOCHS_REMEMBERED_MAX) -> None:
+        """`is_live` tells whether anything is held for an attempt."""
+        self._is_live, self._count_max = is_live, count_max
         self._seen: OrderedDict[SequenceId, tuple[int, bool]] = OrderedDict()
 
     def highest(self, seq_id: SequenceId) -> int:
@@ -104,4 +105,13 @@ class Epochs:
         self._seen[key.seq_id] = (key.epoch, is_start or self.was_started(key))
         self._seen.move_to_end(key.seq_id)
         if len(self._seen) > self._count_max:
-            self._seen.popitem(last=False)
+            self._forget_one()
+
+    def _forget_one(self) -> None:
+        for _ in range(len(self._seen) - 1):
+            seq_id = next(iter(self._seen))
+            if not self._is_live(SeqKey(seq_id, self._seen[seq_id][0])):
+                del self._seen[seq_id]
+                return
+            # It counts as mentioned just now, so that the next search does not meet it again.
+            self._seen.move_to_end(seq_id)

@@ -148,7 +148,11 @@ class StartPreparation:
         except TimeoutError:
             self._gave_up(start, "not ready in time")
             self._time_is_up(router_id, start)
-        except Exception as error:  # an error of this request alone, whatever it is
+        except asyncio.CancelledError:
+            raise
+        except (
+            BaseException
+        ) as error:  # an error of this request alone, whatever it is, a library's panic too
             log.exception("sequence %s cannot be prepared", start.seq_id)
             self._gave_up(start, "cannot be prepared")
             failed = SequenceFailed(start.seq_id, start.epoch, FailureReason.INTERNAL, str(error))

@@ -233,7 +233,8 @@ class ClusterConfig(Section):
     """Whether `baton control --only` leaves its workers running when it ends, as it does when it is killed.
     The next one at the same address (`cluster.control_port`) goes on with them."""
     worker_host: str = "127.0.0.1"
-    """Interface that the workers' gRPC and metrics servers listen on."""
+    """Interface that the gRPC and metrics servers of workers and store nodes listen on, and routers for one
+    another. It is the cluster's own: clients have no business there."""
     worker_port: Annotated[int, Field(ge=0, le=65_535)] = 0
     """gRPC port of a worker. 0: any free port. Set it where each worker has an address of its own, as in a
     pod."""

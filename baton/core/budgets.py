@@ -15,7 +15,10 @@ import msgspec
 from baton.core.wire_types import SInt64, UInt64
 
 WINDOW_S = 60.0
+SETTLE_S = 60.0
+"""A request may be settled this much later than the end of its lease. After that it keeps its charge."""
 TENANTS_MAX = 100_000
+LEASES_SWEPT_MIN = 64
 ROUTER_SEEN_S = 30.0
 """A router that took nothing for this long is not counted among those that share a budget."""
 
@@ -65,7 +68,8 @@ class Grant(msgspec.Struct, frozen=True):
 
 
 class Settle(msgspec.Struct, frozen=True):
-    """The request is over. A second copy, or one for an unknown request, has no effect but its refund."""
+    """The request is over. A second copy, or one for a request that took nothing, has no effect, so it may be
+    sent again when it is not known whether it arrived."""
 
     tenant: str
     lease: str
@@ -80,11 +84,24 @@ def remaining(limit: int, whole_in_s: float) -> int:
 
 
 class _Account:
-    __slots__ = ("leases", "requests_whole_s", "tokens_whole_s")
+    __slots__ = ("leases", "requests_whole_s", "swept_at", "tokens_whole_s")
 
     def __init__(self) -> None:
         self.requests_whole_s = self.tokens_whole_s = 0.0
         self.leases: dict[str, float] = {}
+        """Requests that were not settled, and when they no longer count as running."""
+        self.swept_at = LEASES_SWEPT_MIN
+        """Number of leases at which those that can no longer be settled are dropped."""
+
+    def running(self, now_s: float) -> int:
+        return sum(end_s > now_s for end_s in self.leases.values())
+
+    def add(self, lease: str, end_s: float, *, now_s: float) -> None:
+        if len(self.leases) >= self.swept_at:
+            leases = self.leases.items()
+            self.leases = {name: end_s for name, end_s in leases if end_s + SETTLE_S > now_s}
+            self.swept_at = max(LEASES_SWEPT_MIN, 2 * len(self.leases))
+        self.leases[lease] = end_s
 
 
 class Ledger:
@@ -95,13 +112,12 @@ class Ledger:
 
     def take(self, ask: Ask, *, now_s: float) -> Grant:
         account = self._account(ask.tenant)
-        account.leases = {name: end_s for name, end_s in account.leases.items() if end_s > now_s}
         requests_s = max(account.requests_whole_s, now_s)
         tokens_s = max(account.tokens_whole_s, now_s)
         after_requests_s = requests_s + _cost_s(1, ask.requests_per_minute)
         after_tokens_s = tokens_s + _cost_s(ask.tokens, ask.tokens_per_minute)
         scarce, wait_s = None, 0.0
-        if 0 < ask.concurrent_max <= len(account.leases):
+        if 0 < ask.concurrent_max <= account.running(now_s):
             scarce, wait_s = Scarce.CONCURRENT, 1.0
         if _over_s(ask.tokens, ask.tokens_per_minute, after_tokens_s - now_s) > 0:
             scarce, wait_s = Scarce.TOKENS, _over_s(ask.tokens, ask.tokens_per_minute, after_tokens_s - now_s)
@@ -109,17 +125,17 @@ class Ledger:
             scarce, wait_s = Scarce.REQUESTS, after_requests_s - now_s - WINDOW_S
         if scarce is None:
             account.requests_whole_s, account.tokens_whole_s = after_requests_s, after_tokens_s
-            if ask.concurrent_max:
-                account.leases[ask.lease] = now_s + ask.lease_s
+            if ask.concurrent_max or ask.tokens_per_minute:
+                account.add(ask.lease, now_s + ask.lease_s, now_s=now_s)
             requests_s, tokens_s = after_requests_s, after_tokens_s
         count = self._count_router(ask.router_id, now_s)
         return Grant(scarce, wait_s, requests_s - now_s, tokens_s - now_s, count)
 
     def settle(self, settle: Settle, *, now_s: float) -> None:
         account = self._accounts.get(settle.tenant)
-        if account is None:
+        end_s = None if account is None else account.leases.pop(settle.lease, None)
+        if account is None or end_s is None or end_s + SETTLE_S <= now_s:
             return
-        account.leases.pop(settle.lease, None)
         refund_s = _cost_s(settle.refund_tokens, settle.tokens_per_minute)
         account.tokens_whole_s = max(account.tokens_whole_s, now_s) - refund_s
 

@@ -115,7 +115,8 @@ class CoreDriver(Generic[Event, Action]):
 
     An event is handled, and its actions are performed, before the next one begins. Events that are posted
     meanwhile are handled afterwards, in the order in which they were posted. An exception of the core or of
-    a performer is a defect: it goes to `crash`, and nothing is handled any more.
+    a performer is a defect, and so is a panic of a native library, which leaves half of an event: it goes to
+    `crash`, and nothing is handled any more.
     """
 
     def __init__(
@@ -140,7 +141,8 @@ class CoreDriver(Generic[Event, Action]):
         self._timer = Timer(self._on_timer, clock=clock)
 
     def post(self, event: Event) -> None:
-        """Handle the event now, or right after the one that is being handled. Never raises."""
+        """Handle the event now, or right after the one that is being handled. Raises nothing but what ends
+        the process."""
         if self._is_closed or self.crash.error is not None:
             return
         self._events.append(event)
@@ -151,8 +153,10 @@ class CoreDriver(Generic[Event, Action]):
             while self._events:
                 self._handle(self._events.popleft())
             self._timer.need(self.core.next_tick_s)
-        except Exception as error:
+        except BaseException as error:
             self.crash.report(error)
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
         finally:
             self._is_handling = False
 

@@ -3,6 +3,11 @@
 import asyncio
 
 
+class NativePanic(Exception):
+    """A native library gave up in the middle of something. Its error is chained. It is no Exception (that of
+    a library in Rust is `pyo3_runtime.PanicException`), and would pass by whoever cleans up after errors."""
+
+
 class Crash:
     """Cores, engine threads and background tasks report here; the process's main coroutine waits here."""
 
@@ -13,7 +18,7 @@ class Crash:
 
     def report(self, error: BaseException) -> None:
         if self.error is None:
-            self.error = error
+            self.error = error if isinstance(error, Exception) else _named(error)
             self._reported.set()
 
     async def wait(self) -> BaseException:
@@ -32,3 +37,9 @@ class Crash:
                 wait.cancel()
         if self.error is not None:
             raise self.error
+
+
+def _named(error: BaseException) -> NativePanic:
+    panic = NativePanic(f"{type(error).__name__}: {error}")
+    panic.__cause__ = error
+    return panic

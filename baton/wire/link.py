@@ -74,7 +74,9 @@ class Link(Generic[Out, In]):
             message = await self._outbox.get()
             try:
                 await self._write(self._encode(message))
-            except Exception as error:
+            except asyncio.CancelledError:
+                raise
+            except BaseException as error:
                 # Nothing more will be written, whatever the reason (a message that can't be encoded is one),
                 # and the sender must hear of it.
                 self._broken = self._broken or describe(error)

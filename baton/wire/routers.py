@@ -26,9 +26,14 @@ RECENT_REQUESTS_S = 5.0
 _RECENT_REQUESTS = f"{PACKAGE}Router/RecentRequests"
 
 
+class TooManyFollowers(Exception):
+    """The router serves as many others as it may."""
+
+
 class RouterHandler(Protocol):
     def follow(self, router_id: RouterId) -> AsyncIterator[RouterUpdate]:
-        """A snapshot, then changes. It ends if the follower is too slow, and is closed if that is lost."""
+        """A snapshot, then changes. It ends if the follower is too slow or begins again, and is closed if the
+        follower is lost. Raises TooManyFollowers."""
         ...
 
     def recent_requests(self, wanted: RecentRequestsQuery) -> RecentRequestsReply: ...
@@ -43,8 +48,11 @@ class _RouterServicer(pb_grpc.RouterServicer):
         if asked.wire_version != WIRE_VERSION:
             theirs = f"wire version {asked.wire_version}, ours is {WIRE_VERSION}"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, theirs)
-        async for update in self._handler.follow(asked.router_id):
-            yield mapping.router_update_to_pb(update)
+        try:
+            async for update in self._handler.follow(asked.router_id):
+                yield mapping.router_update_to_pb(update)
+        except TooManyFollowers as error:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
 
     async def RecentRequests(self, request: Any, context: Any) -> pb.RecentRequestsReply:
         await require_operator(context)

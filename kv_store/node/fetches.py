@@ -34,7 +34,8 @@ class Fetch(ReadSession):
     size_class: SizeClass
     peer: NodeRef
     promotions: list[Promotion]
-    deadline_s: float
+    first_deadline_s: float
+    """The deadline of those who waited when it began. Whoever comes later may have more patience."""
     wanted_end: int = field(init=False)
     """Blocks from this position on will not come."""
     queue: deque[GrantedBlock] = field(default_factory=deque[GrantedBlock])
@@ -43,6 +44,11 @@ class Fetch(ReadSession):
 
     def __post_init__(self) -> None:
         self.wanted_end = len(self.promotions)
+
+    @property
+    def deadline_s(self) -> float:
+        """The latest deadline of those who wait for a block of it."""
+        return max(self.first_deadline_s, *(promotion.deadline_s for promotion in self.promotions))
 
     @property
     def is_waited_for(self) -> bool:

@@ -52,6 +52,8 @@ class Leases:
         leased = self._leased.get(key)
         if leased is not None:
             self._book.request(key, peer.node_id, request.request_number)
+            if self._context.ends_later(request.time_left_s):
+                self._promoter.extend(leased.wanted, self._deadline_s(request))
             self._grant(leased, leased.wanted.reported, [])
             return
         reason = self._refuse(peer, request)
@@ -89,14 +91,13 @@ class Leases:
             if first == 0:
                 self._end(leased)
 
-        limit_s = min(request.time_left_s, self._context.config.load_timeout_s)
         if self._holder is None:
             self._holder = self._quotas.join(NAME)
         wanted = PromotionRequest(
             size_class=size_class,
             hashes=request.hashes,
             holder=self._holder,
-            deadline_s=self._context.now_s + limit_s,
+            deadline_s=self._deadline_s(request),
             report_ready=report_ready,
             report_failed=report_failed,
             may_fetch=False,
@@ -105,6 +106,9 @@ class Leases:
         self._book.request(key, peer.node_id, request.request_number)
         self._renew(key)
         self._promoter.open(wanted)
+
+    def _deadline_s(self, request: BlocksRequest) -> float:
+        return self._context.now_s + min(request.time_left_s, self._context.config.load_timeout_s)
 
     def _renew(self, key: _Key) -> None:
         now_s = self._context.now_s

@@ -211,7 +211,7 @@ class PeerFetches:
             size_class=promotions[0].size_class,
             peer=peer,
             promotions=promotions,
-            deadline_s=deadline_s,
+            first_deadline_s=deadline_s,
         )
         self._fetches[fetch.fetch_id] = fetch
         self._fetch_of.update(dict.fromkeys(promotions, fetch))
@@ -232,6 +232,7 @@ class PeerFetches:
         now_s = self._context.now_s
         if fetch.is_over or now_s < fetch.lease.renew_s:
             return
+        fetch.lease.wait_until(fetch.deadline_s)
         if now_s >= fetch.deadline_s:
             self._fail(fetch, f"{fetch.peer.node_id} was too slow")
         elif now_s >= fetch.lease.end_s:

@@ -138,6 +138,12 @@ class Promoter:
             self._waiting.append(request)
         self._context.at(request.deadline_s, lambda: self._overdue(request))
 
+    def extend(self, request: PromotionRequest, deadline_s: float) -> None:
+        """Somebody with more patience waits for the blocks of the request as well."""
+        if deadline_s > request.deadline_s and not request.is_over:
+            request.deadline_s = deadline_s
+            self._context.at(deadline_s, lambda: self._overdue(request))
+
     def end(self, request: PromotionRequest) -> None:
         """End a request. Its pins end, and what is still on its way to nobody else is called off. A second
         call changes nothing."""
@@ -316,7 +322,7 @@ class Promoter:
             self._sources[promotion.tier].cancel(promotion)
 
     def _overdue(self, request: PromotionRequest) -> None:
-        if request.is_over:
+        if request.is_over or self._context.now_s < request.deadline_s:
             return
         if not request.is_admitted:
             self._waiting.remove(request)

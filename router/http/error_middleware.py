@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import traceback
 from collections.abc import Callable
 
 from router.http.asgi import (
@@ -19,13 +18,11 @@ from router.http.asgi import (
     respond,
     until_disconnected,
 )
+from router.live.defects import INTERNAL, NOT_DEFECTS, report
 from router.openai.responses import error_body
 
 log = logging.getLogger(__name__)
 
-FRAMES_MAX = 8
-"""Most frames of a traceback that a report has, counted from its inner end. A recursion has thousands."""
-CHARACTERS_MAX = 500
 CLOSING_S = 5.0
 """Time from a connection's close to the message that it is gone."""
 
@@ -58,7 +55,9 @@ class ErrorMiddleware:
             await self._app(scope, receive, send_to_client)
         except ClientDisconnected:
             pass
-        except Exception as error:
+        except NOT_DEFECTS:
+            raise
+        except BaseException as error:
             fields = {"client_request_id": scope.get(REQUEST_ID, "")}
             log.error(
                 "defect in %s %s: %s",
@@ -68,7 +67,7 @@ class ErrorMiddleware:
                 extra={"fields": fields},
             )
             if not has_begun:
-                await respond(send, 500, error_body("internal error", "server_error"), JSON)
+                await respond(send, 500, error_body(INTERNAL, "server_error"), JSON)
             elif not is_complete:
                 scope.get(ABORT, _no_way_to_hang_up)()
         if is_closing():
@@ -86,9 +85,3 @@ async def _settled(receive: Receive) -> None:
             await until_disconnected(receive)
     except TimeoutError:
         log.debug("a closed connection was not reported as lost")
-
-
-def report(error: BaseException) -> str:
-    """Return the kind, the message and the innermost frames of an error, without the frames of its causes."""
-    frames = "".join(traceback.format_tb(error.__traceback__, limit=-FRAMES_MAX))
-    return f"{type(error).__name__}: {str(error)[:CHARACTERS_MAX]}\n{frames}"

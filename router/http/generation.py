@@ -64,7 +64,7 @@ class GenerationRequest(RequestHandler):
         finally:
             response.close()
             unwatch()
-            self.used_tokens = response.usage().total_tokens
+            self.used_tokens = response.computed_tokens()
         outcome = self._outcome(response)
         response.release()
         return outcome
@@ -79,7 +79,7 @@ class GenerationRequest(RequestHandler):
             async with asyncio.timeout_at(self.deadline_s + DEADLINE_GRACE_S):
                 prompts = await preparation.prompts()
                 most = call.max_tokens or self.service.limits.default_max_tokens
-                await self.reserve(scope, _most_tokens(prompts, [most] * beam.width))
+                await self.reserve(scope, _most_tokens(prompts, [most] * beam.width * len(prompts)))
                 answer = BeamAnswer(self.service, call, beam, preparation)
                 whole = await answer.whole(prompts, self._format(call), group)
         except TimeoutError:
@@ -88,9 +88,9 @@ class GenerationRequest(RequestHandler):
             raise ClientDisconnected from None
         finally:
             unwatch()
-            self.first_token_s = group.first_token_s
-        await respond(send, 200, whole, JSON)
+            self.first_token_s, self.used_tokens = group.first_token_s, group.computed_tokens
         self.used_tokens = answer.usage.total_tokens
+        await respond(send, 200, whole, JSON)
         self.answered(first_token_s=group.first_token_s, tpot_s=0.0)
         self.service.observer.on_usage(answer.usage, took_s=self.service.driver.now_s() - self.arrived_s)
         return "completed"

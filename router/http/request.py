@@ -71,7 +71,8 @@ class RequestHandler(ABC):
         self.message = ""
         """Reason of the end for the log, where that is not an error that was raised."""
         self.used_tokens = 0
-        """Tokens of prompts and answers. Tokens that were reserved beyond them are given back in the end."""
+        """Tokens of prompts and answers that were computed. Tokens that were reserved beyond them are given
+        back in the end, and all of them if the request was refused."""
         self.first_token_s = 0.0
         """Time of the first token, on the driver's clock; 0: there was none. It is set where a request ends
         with an exception."""
@@ -201,11 +202,15 @@ class EndpointApp:
         except BatonError as error:
             outcome, message = outcome_of(error), str(error)
             handler.verdict = verdict_of_error(error)
+            if outcome == "refused":
+                handler.used_tokens = 0
             await respond(send, error.http_status, error_of(error), error_headers(error))
         finally:
             tenant = handler.client.name
-            observer.on_end(request_id, outcome, message, handler.verdict, handler.objectives, tenant)
-            await handler.settle()
+            try:
+                observer.on_end(request_id, outcome, message, handler.verdict, handler.objectives, tenant)
+            finally:
+                await handler.settle()
 
 
 class _UnroutedRequest(RequestHandler):

@@ -4,10 +4,10 @@ search."""
 import asyncio
 from collections.abc import Callable, Iterable
 
-from baton.core.errors import PeerFailure
+from baton.core.errors import BatonError, DeadlineOver, PeerFailure
 from baton.core.ids import SequenceId
 from baton.core.steps import TokenLogprobs
-from router.decisions.events import Failed, Finished, Submit
+from router.decisions.events import Failed, FailureKind, Finished, SequencePart, Submit
 from router.live.driver import Driver
 from router.openai.choice_stream import error_for
 
@@ -18,6 +18,8 @@ class OutputCollector:
     def __init__(self, prompt_field: str, on_output: Callable[[], None]) -> None:
         """`on_output` is called when tokens or the end came."""
         self._prompt_field, self._on_output = prompt_field, on_output
+        self.is_cut_off = False
+        """True if workers were computing it when its time was over."""
         self.tokens: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
         self.cached_token_count = 0
@@ -39,7 +41,14 @@ class OutputCollector:
         if not self.ended.done():
             self.ended.set_result(finished)
 
+    @property
+    def has_output(self) -> bool:
+        return bool(self.tokens) or (
+            self.ended.done() and not self.ended.cancelled() and self.ended.exception() is None
+        )
+
     def on_failed(self, failed: Failed) -> None:
+        self.is_cut_off = failed.was_computing and failed.kind is FailureKind.DEADLINE
         if not self.ended.done():
             self.ended.set_exception(error_for(failed, self._prompt_field))
 
@@ -58,6 +67,12 @@ class SequenceGroup:
         self.first_token_s = 0.0
         """Time of the first token or embedding of any sequence, on the driver's clock; 0: there was none."""
 
+        self.computed_tokens = 0
+        """Tokens that workers computed for sequences that are over, as far as is known: prompts that have
+        output or were cut off because the client left or the time was over, and generated tokens. The steps
+        of a beam search share a prompt, which counts once."""
+        self._has_failed = False
+
     def _on_output(self) -> None:
         self.first_token_s = self.first_token_s or self._driver.now_s()
 
@@ -70,9 +85,16 @@ class SequenceGroup:
         try:
             self._driver.submit(submit, collector)
             return collector, await collector.ended
+        except BatonError as error:
+            self._has_failed |= not isinstance(error, GroupCancelled | DeadlineOver)
+            raise
         finally:
             del self._running[submit.seq_id]
-            self._driver.client_gone(submit.seq_id)
+            was_computing = self._driver.client_gone(submit.seq_id)
+            collector.is_cut_off |= was_computing and not self._has_failed
+            if submit.part is not SequencePart.STEP and (collector.has_output or collector.is_cut_off):
+                self.computed_tokens += len(submit.prompt)
+            self.computed_tokens += len(collector.tokens)
 
     def stop(self) -> None:
         """Cancel the group because its client is gone. Everybody who waits gets GroupCancelled."""

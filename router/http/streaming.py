@@ -7,18 +7,22 @@ that lets too much wait is dropped. The engine never waits for anybody.
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from baton.core.errors import BatonError, ClientError, DeadlineOver
 from baton.core.steps import TokenLogprobs
 from router.decisions.events import LatencyBreakdown, Served, Submit
+from router.live.defects import INTERNAL, NOT_DEFECTS, report
 from router.live.driver import Driver
 from router.openai.choice_stream import ChoiceOptions, ChoiceStream
 from router.openai.logprobs import LogprobFormat, joined
 from router.openai.responses import DONE, AnswerFormat, Usage, error_event
 from router.openai.timings import EdgeTimes, timings_body
 from router.text.detokenizer import Detokenizer
+
+log = logging.getLogger(__name__)
 
 Write = Callable[[bytes], Awaitable[None]]
 WriteNow = Callable[[bytes], bool]
@@ -63,6 +67,8 @@ class ResponseStream:
         self._is_flush_due = False
         self._unwritten = b""
         """Events that could not be written without waiting."""
+        self._is_broken = False
+        """True after a defect. Something is missing, so nothing may follow but the error."""
         self._on_drop: Callable[[BatonError], None] = lambda _: None
 
     def now_s(self) -> float:
@@ -93,8 +99,8 @@ class ResponseStream:
             if self.error is None:  # The first refusal ends the request.
                 self._driver.submit(choice.submit, choice)
 
-    def cancel(self, choice: ChoiceStream) -> None:
-        self._driver.client_gone(choice.seq_id)
+    def answered(self, choice: ChoiceStream) -> None:
+        self._driver.answered(choice.seq_id)
 
     def progress_of(self, choice: ChoiceStream) -> tuple[LatencyBreakdown | None, Served | None]:
         return self._driver.progress_of(choice.seq_id)
@@ -114,9 +120,13 @@ class ResponseStream:
             self._dropped(error)
             self._on_drop(error)
 
-    def fail(self, error: BatonError) -> None:
-        """End the request with an error. The first error is the request's; its other choices end with it."""
+    def fail(self, error: BatonError, *, is_defect: bool = False) -> None:
+        """End the request with an error. The first error is the request's; its other choices end with it.
+
+        `is_defect`: something may be missing of the answer so far, so nothing but the error is written.
+        """
         self.error = self.error or error
+        self._is_broken = self._is_broken or is_defect
         self.close()
         self._wake.set()
 
@@ -131,8 +141,9 @@ class ResponseStream:
 
     def close(self) -> None:
         """Cancel whatever still runs. Idempotent."""
+        is_cut_off = self.is_gone or isinstance(self.error, DeadlineOver)
         for choice in self.choices:
-            self._driver.client_gone(choice.seq_id)
+            choice.is_cut_off |= self._driver.client_gone(choice.seq_id) and is_cut_off
 
     def release(self) -> None:
         """Drop the choices once nothing more is wanted of them. The stream and its choices refer to each
@@ -158,6 +169,16 @@ class ResponseStream:
             completion_tokens=sum(c.token_count for c in self.choices if not c.options.prompt_only),
             cached_tokens=sum(choice.cached_token_count for choice in firsts),
         )
+
+    def computed_tokens(self) -> int:
+        """Return the tokens that workers computed for the answer, as far as is known: a prompt once, if a
+        choice of it has a token or was cut off."""
+        size, prompts = self._choices_per_prompt, 0
+        for at in range(0, len(self.choices), size):
+            group = self.choices[at : at + size]
+            if any(c.token_count or c.finish is not None or c.is_cut_off for c in group):
+                prompts += len(group[0].submit.prompt)
+        return prompts + self.usage().completion_tokens
 
     async def begin(self) -> None:
         """Wait for a first token or the end. Raises the request's error, so that it can still be an HTTP
@@ -241,12 +262,14 @@ class ResponseStream:
                 while not self.is_gone:
                     self._wake.clear()
                     self._is_writing = True
-                    events = self._unwritten + self._take_events()
+                    events = self._unwritten + self._made(self._take_events)
                     self._unwritten = b""
+                    if self.error is None and self.is_complete:
+                        events += self._made(lambda: self._end_chunk(include_usage))
                     if self.error is not None:
                         return events + error_event(self.error)
                     if self.is_complete:
-                        return events + self._end_chunk(include_usage) + DONE
+                        return events + DONE
                     if events:
                         await write(events)
                     self._is_writing = False
@@ -263,11 +286,29 @@ class ResponseStream:
         if self._is_writing or self.is_gone or self.error is not None or self.is_complete:
             self._wake.set()
             return
-        events = self._take_events()
-        if events and not self._write_now(events):
+        if events := self._made(self._flush_events):
             self._unwritten += events
             self._is_writing = True
             self._wake.set()
+
+    def _flush_events(self) -> bytes:
+        """Write the events that are due, and return those that could not be written without waiting."""
+        events = self._take_events()
+        return b"" if events and self._write_now(events) else events
+
+    def _made(self, make: Callable[[], bytes]) -> bytes:
+        """Return the events that `make` makes. A defect in it ends the request with an error, and from then
+        on there are no events: what was taken and not made would be missing before them."""
+        if self._is_broken:
+            return b""
+        try:
+            return make()
+        except NOT_DEFECTS:
+            raise
+        except BaseException as defect:
+            log.error("defect in the answer of %s: %s", self._answer.request_id, report(defect))
+            self.fail(BatonError(INTERNAL), is_defect=True)
+            return b""
 
     async def write_end(self, writing: Awaitable[None], *, on_drop: Callable[[], None]) -> None:
         """Await the last write, no longer than the request may take, as every other write."""

@@ -5,6 +5,7 @@ A defect in the core's decisions ends the router, on purpose: `run` raises it.
 """
 
 import asyncio
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -49,8 +50,11 @@ from router.decisions.events import (
 )
 from router.decisions.peer_loads import PeerBook
 from router.decisions.prompt_hashes import ChainKind
+from router.live.defects import INTERNAL, NOT_DEFECTS, report
 from router.live.flusher import Flusher
 from router.live.step_buffer import StepBuffer
+
+log = logging.getLogger(__name__)
 
 TAKEN_IN_AT_ONCE = 8
 """Number of sequences whose outputs are taken in at once, about a slice of a round (see
@@ -186,10 +190,19 @@ class Driver:
         if self._crash.error is not None:  # This client would never get an answer.
             raise self._crash.error
 
-    def client_gone(self, seq_id: SequenceId) -> None:
-        """Cancel a sequence. Its sink is not called any more. An unknown sequence is ignored."""
+    def client_gone(self, seq_id: SequenceId) -> bool:
+        """Cancel a sequence. Its sink is not called any more. Return whether workers were computing it. An
+        unknown sequence is ignored."""
+        if self._forget(seq_id) is None:
+            return False
+        was_computing = self._core.is_computing(seq_id)
+        self.feed(ClientGone(seq_id))
+        return was_computing
+
+    def answered(self, seq_id: SequenceId) -> None:
+        """End a sequence whose client has all that it wants. It counts as one that ended well."""
         if self._forget(seq_id) is not None:
-            self.feed(ClientGone(seq_id))
+            self.feed(ClientGone(seq_id, is_answered=True))
 
     def progress_of(self, seq_id: SequenceId) -> tuple[LatencyBreakdown | None, Served | None]:
         """Return where the sequence's time went so far, and the workers that serve it."""
@@ -278,17 +291,34 @@ class Driver:
         sink = self._sinks.get(action.seq_id)
         if sink is None:
             return
-        if action.logprobs or action.prompt_logprobs is not None:
-            sink.on_logprobs(action.logprobs, action.prompt_logprobs)
-        sink.on_tokens(action.tokens, cached_token_count=action.cached_token_count)
+        try:
+            if action.logprobs or action.prompt_logprobs is not None:
+                sink.on_logprobs(action.logprobs, action.prompt_logprobs)
+            sink.on_tokens(action.tokens, cached_token_count=action.cached_token_count)
+        except NOT_DEFECTS:
+            raise
+        except BaseException as defect:
+            self._sink_failed(action.seq_id, sink, defect)
 
     def _finish(self, action: Finished) -> None:
-        if (sink := self._forget(action.seq_id)) is not None:
+        if (sink := self._forget(action.seq_id)) is None:
+            return
+        try:
             sink.on_finished(action)
+        except NOT_DEFECTS:
+            raise
+        except BaseException as defect:
+            self._sink_failed(action.seq_id, sink, defect)
 
     def _fail(self, action: Failed) -> None:
         if (sink := self._forget(action.seq_id)) is not None:
             sink.on_failed(action)
+
+    def _sink_failed(self, seq_id: SequenceId, sink: Sink, defect: BaseException) -> None:
+        """End a sequence whose sink has a defect, with an error for its client. The others go on."""
+        log.error("defect in what receives the tokens of %s: %s", seq_id, report(defect))
+        self.client_gone(seq_id)
+        sink.on_failed(Failed(seq_id, FailureKind.INTERNAL, INTERNAL))
 
     def _send(self, action: ToWorker) -> None:
         connection = self._connections.get(action.worker_id)

@@ -87,7 +87,7 @@ class Flusher:
                 return
             try:
                 self._round.popleft()()
-            except Exception:  # A defect of one stream must not stop the others.
+            except BaseException:  # A defect of one stream, or a library's panic, must not stop the others.
                 self._pause(began_s, self._go_on)
                 raise
         self._not_before_s = self._loop.time() + self._rest_s(self._clock() - began_s)

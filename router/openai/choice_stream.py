@@ -102,8 +102,8 @@ class ChoiceOwner(Protocol):
     def prompt_field(self) -> str: ...
 
     def now_s(self) -> float: ...
-    def cancel(self, choice: "ChoiceStream") -> None: ...
-    def fail(self, error: BatonError) -> None: ...
+    def answered(self, choice: "ChoiceStream") -> None: ...
+    def fail(self, error: BatonError, *, is_defect: bool = False) -> None: ...
     def on_progress(self, choice: "ChoiceStream") -> None: ...
     def progress_of(self, choice: "ChoiceStream") -> tuple[LatencyBreakdown | None, Served | None]: ...
 
@@ -139,6 +139,8 @@ class ChoiceStream:
         """True if the client got its end."""
         self.finish: FinishReason | None = None
         self.token_count = 0
+        self.is_cut_off = False
+        """True if workers were computing it when its client left or its time was over."""
         self.cached_token_count = 0
         self.latency_breakdown: LatencyBreakdown | None = None
         self.served: Served | None = None
@@ -224,7 +226,9 @@ class ChoiceStream:
         self._owner.on_progress(self)
 
     def on_failed(self, failed: Failed) -> None:
-        self._owner.fail(error_for(failed, self._owner.prompt_field, self.options.grammar_field))
+        self.is_cut_off = failed.was_computing and failed.kind is FailureKind.DEADLINE
+        error = error_for(failed, self._owner.prompt_field, self.options.grammar_field)
+        self._owner.fail(error, is_defect=failed.kind is FailureKind.INTERNAL)
 
     def _push_tracked(self, tokens: Sequence[int], track: Track) -> str:
         """Push tokens into the detokeniser, and note where in the text each begins."""
@@ -251,10 +255,10 @@ class ChoiceStream:
             self._end_early()
 
     def _end_early(self) -> None:
-        """End the choice and cancel the rest of its generation."""
+        """End the choice, since its text has ended, and cancel the rest of its generation."""
         self._close(FinishReason.STOP)
         self.latency_breakdown, self.served = self._owner.progress_of(self)
-        self._owner.cancel(self)
+        self._owner.answered(self)
 
     def _close(self, reason: FinishReason) -> None:
         if self.finish is not None:

@@ -14,8 +14,17 @@ import orjson
 
 from baton.core.errors import BatonError, ClientError, Overloaded, PeerFailure, RateLimited
 from router.openai.call import Endpoint
+from router.text.surrogates import replaced_in
 
 DONE = b"data: [DONE]\n\n"
+
+
+def encoded(value: Any) -> bytes:
+    """Return JSON. Lone surrogates, which UTF-8 lacks, become U+FFFD."""
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        return orjson.dumps(replaced_in(value))
 
 
 class Usage(msgspec.Struct):
@@ -52,6 +61,7 @@ class AnswerFormat:
         """`system_fingerprint` is called once, when the answer begins, since a request may have waited for
         the first worker."""
         self.is_chat = endpoint is Endpoint.CHAT
+        self.request_id = request_id
         self.prompt_field = "messages" if self.is_chat else "prompt"
         self._known_head = {"id": request_id, "object": endpoint.value, "created": created, "model": model}
         self._system_fingerprint = system_fingerprint
@@ -68,7 +78,7 @@ class AnswerFormat:
     @cached_property
     def _stream_head(self) -> bytes:
         head = self._head | ({"object": "chat.completion.chunk"} if self.is_chat else {})
-        return b"data: " + orjson.dumps(head)[:-1]
+        return b"data: " + encoded(head)[:-1]
 
     @cached_property
     def _chunk_head(self) -> bytes:
@@ -83,7 +93,7 @@ class AnswerFormat:
         role = b',"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null'
         tail = self._chunk_tail
         if prompt_ids is not None:
-            tail = b'}],"prompt_token_ids":' + orjson.dumps(prompt_ids) + tail[len(b"}]") :]
+            tail = b'}],"prompt_token_ids":' + encoded(prompt_ids) + tail[len(b"}]") :]
         return b"%b%d%b%b" % (self._chunk_head, index, role, tail)
 
     def chunk(self, index: int, text: str, token_ids: Sequence[int] | None = None) -> bytes:
@@ -92,9 +102,9 @@ class AnswerFormat:
             self._chunk_head,
             index,
             self._text_key,
-            orjson.dumps(text),
+            encoded(text),
             self._text_end,
-            b"" if token_ids is None else b',"token_ids":' + orjson.dumps(token_ids),
+            b"" if token_ids is None else b',"token_ids":' + encoded(token_ids),
             self._chunk_tail,
         )
 
@@ -113,7 +123,7 @@ class AnswerFormat:
         said: dict[str, Any] = {} if usage is None else {"usage": usage.as_dict()}
         if baton is not None:
             said["baton"] = baton
-        return self._stream_head + b',"choices":[],' + orjson.dumps(said)[1:] + b"\n\n"
+        return self._stream_head + b',"choices":[],' + encoded(said)[1:] + b"\n\n"
 
     def rich_chunk(
         self,
@@ -127,13 +137,13 @@ class AnswerFormat:
         if token_ids is not None:
             body["token_ids"] = token_ids
         # `_chunk_head` and `_chunk_tail` bring the rest of the object.
-        inner = orjson.dumps(body)[len(b'{"index":') : -1]
+        inner = encoded(body)[len(b'{"index":') : -1]
         return self._chunk_head + inner + self._chunk_tail
 
     def whole(self, choices: Sequence[dict[str, Any]], usage: Usage, extra: dict[str, Any]) -> bytes:
         """Return the complete answer. `choices` are made by `choice`, by index. `extra` has further
         fields."""
-        return orjson.dumps(self._head | {"choices": choices, "usage": usage.as_dict()} | extra)
+        return encoded(self._head | {"choices": choices, "usage": usage.as_dict()} | extra)
 
     def choice(
         self,
@@ -152,7 +162,7 @@ class AnswerFormat:
 
 
 def error_body(message: str, kind: str, *, param: str | None = None, code: str | None = None) -> bytes:
-    return orjson.dumps({"error": {"message": message, "type": kind, "param": param, "code": code}})
+    return encoded({"error": {"message": message, "type": kind, "param": param, "code": code}})
 
 
 def error_of(error: BatonError) -> bytes:

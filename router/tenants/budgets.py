@@ -3,6 +3,7 @@ away."""
 
 import asyncio
 import logging
+from collections import deque
 from typing import Protocol
 
 import msgspec
@@ -16,6 +17,10 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
 """Pause after the shared place did not answer."""
+UNSETTLED_MAX = 4096
+"""Settlements kept while the shared place is away. Older ones are dropped, and those requests keep their
+charge."""
+SETTLED_AT_ONCE = 64
 
 
 class Budgets(Protocol):
@@ -68,13 +73,20 @@ class RemoteBudgets:
 
 class SharedBudgets:
     """Budgets of a shared place. While that is away, this router spends its part of the budget by itself: an
-    equal part among the routers that were there last."""
+    equal part among the routers that were there last.
+
+    Every request is settled where it took. What cannot be settled because the place is away is settled when
+    it is back, and so is a request of which it is not known whether it took anything there."""
 
     def __init__(self, shared: Budgets) -> None:
         self._shared, self._local = shared, LocalBudgets()
         self._router_count = 1
         self._away_until_s = float("-inf")
         self.is_away = False
+        self._own: dict[str, int] = {}
+        """Leases that were taken from this router's own part, and tokens per minute of that part."""
+        self._unsettled: deque[Settle] = deque(maxlen=UNSETTLED_MAX)
+        """Settlements that the shared place has not confirmed."""
 
     async def take(self, ask: Ask) -> Grant:
         now_s = asyncio.get_running_loop().time()
@@ -82,24 +94,43 @@ class SharedBudgets:
             try:
                 grant = await self._shared.take(ask)
             except DirectoryLost as error:
+                self._unsettled.append(Settle(ask.tenant, ask.lease, ask.tokens, ask.tokens_per_minute))
                 self._lost(error, now_s)
+            except BaseException:  # Nobody hears the answer, which may be a grant.
+                self._unsettled.append(Settle(ask.tenant, ask.lease, ask.tokens, ask.tokens_per_minute))
+                raise
             else:
                 self._router_count, self.is_away = grant.router_count, False
                 return grant
-        return await self._local.take(divided(ask, self._router_count))
+        part = divided(ask, self._router_count)
+        grant = await self._local.take(part)
+        if grant.is_granted:
+            self._own[ask.lease] = part.tokens_per_minute
+        return grant
 
     async def settle(self, settle: Settle) -> None:
-        """Give the refund back to both places, since it is not known any more where it was taken. That errs
-        for the client, by at most what was in flight when the shared place went away."""
-        part = max(1, settle.tokens_per_minute // self._router_count) if settle.tokens_per_minute else 0
-        await self._local.settle(msgspec.structs.replace(settle, tokens_per_minute=part))
-        now_s = asyncio.get_running_loop().time()
-        if now_s < self._away_until_s:
-            return
-        try:
-            await self._shared.settle(settle)
-        except DirectoryLost as error:
-            self._lost(error, now_s)
+        part = self._own.pop(settle.lease, None)
+        if part is not None:
+            await self._local.settle(msgspec.structs.replace(settle, tokens_per_minute=part))
+        else:
+            self._unsettled.append(settle)
+        await self._settle_shared()
+
+    async def _settle_shared(self) -> None:
+        """Send what is not settled, oldest first, as long as the shared place answers."""
+        for _ in range(SETTLED_AT_ONCE):
+            now_s = asyncio.get_running_loop().time()
+            if not self._unsettled or now_s < self._away_until_s:
+                return
+            settle = self._unsettled.popleft()
+            try:
+                await self._shared.settle(settle)
+            except DirectoryLost as error:
+                self._unsettled.appendleft(settle)
+                self._lost(error, now_s)
+            except BaseException:  # It may not have arrived. A second copy has no effect.
+                self._unsettled.appendleft(settle)
+                raise
 
     def _lost(self, error: DirectoryLost, now_s: float) -> None:
         if not self.is_away:

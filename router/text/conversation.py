@@ -9,6 +9,7 @@ import msgspec
 
 from baton.core.errors import ClientError
 from router.text.json_bounds import JsonBudget
+from router.text.surrogates import with_replaced_escapes
 
 MESSAGES_MAX = 8192
 """Most messages of one request. Rendering more in a template would block other requests. As many parts of
@@ -162,10 +163,10 @@ def _check_call(call: Any, where: str, counts: _Counts) -> dict[str, Any]:
 
 
 def _decoded(text: str, where: str, budget: JsonBudget) -> Any:
-    budget.take(text.encode(), where)
     try:
-        return msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError) as error:
+        budget.take(text.encode(), where)
+        return msgspec.json.decode(with_replaced_escapes(text))
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise _bad(where, f"must be a JSON object, as a string: {error}") from error
 
 

@@ -25,7 +25,9 @@ def token_bytes_of(tokenizer_json: str, piece_of: Callable[[int], str | None]) -
     """Return the bytes of tokens. `tokenizer_json` is the Rust tokenizer as `to_str()` writes it. Unknown ids
     have no bytes."""
     parts: dict[str, Any] = json.loads(tokenizer_json)
-    added = {token["id"]: token["content"].encode() for token in parts.get("added_tokens") or []}
+    added = {
+        token["id"]: token["content"].encode("utf-8", "replace") for token in parts.get("added_tokens") or []
+    }
     decoders = _flat(parts.get("decoder"))
     characters = byte_of_character() if "ByteLevel" in [one["type"] for one in decoders] else None
     space = next((one.get("replacement", "▁") for one in decoders if one["type"] == "Metaspace"), "")

@@ -40,7 +40,11 @@ class ObservedRouter(Protocol):
     driver: Driver
     meter: Meter
     name: str
+    router_id: RouterId
     live: dict[str, SimClient]
+    is_alive: bool
+    is_frozen: bool
+    thawed_s: float
 
     @property
     def core(self) -> RouterCore: ...

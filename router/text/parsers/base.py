@@ -5,6 +5,7 @@ from collections.abc import Collection
 
 from router.text.parsers.deltas import CallArguments, CallStart, Content, Delta, merged
 from router.text.parsers.reader import SPACE, Parse, TextReader
+from router.text.surrogates import escaped
 
 
 class ToolParser:
@@ -184,11 +185,11 @@ class ToolParser:
 
 
 def unquoted(text: str) -> str:
-    """Return the value of a JSON string, or any other text unchanged."""
+    """Return the value of a JSON string that has JSON text in it, or any other text unchanged."""
     if text.startswith('"'):
         try:
             found = json.loads(text)
         except ValueError:
             return text
-        return found if isinstance(found, str) else text
+        return escaped(found) if isinstance(found, str) else text
     return text

@@ -6,6 +6,7 @@ from typing import Any
 
 from router.text.parsers.base import ToolParser
 from router.text.parsers.reader import Parse
+from router.text.surrogates import escaped
 
 HELD_CHARACTERS_MAX = 64 * 1024
 """Most characters of a list of Python calls, which is read as a whole."""
@@ -70,7 +71,7 @@ class Pythonic(ToolParser):
         if found is not None and all(name in self._names for name, _ in found):
             for name, arguments in found:
                 self._start(name)
-                self._arguments(json.dumps(arguments, ensure_ascii=False))
+                self._arguments(escaped(json.dumps(arguments, ensure_ascii=False)))
             yield from reader.space()
             yield from reader.take_if(self.markers[2:])
         else:
@@ -248,10 +249,15 @@ class Qwen3Coder(ToolParser):
 
 def _json_of(text: str) -> str:
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         return json.dumps(text, ensure_ascii=False)
     return text if not isinstance(value, str) else json.dumps(text, ensure_ascii=False)
+
+
+def _refuse_constant(name: str) -> None:
+    """Refuse NaN and the infinities, which Python reads and JSON lacks."""
+    raise ValueError(f"{name} is not JSON")
 
 
 class ForcedCall(ToolParser):

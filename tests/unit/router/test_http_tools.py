@@ -134,25 +134,26 @@ async def test_no_tools_are_shown_to_a_model_that_may_not_call(folder, ids):
         assert "<tools>" not in decoded(c, c.worker.started[0])
 
 
-async def test_answers_to_calls_reach_the_template(folder, ids):
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ('{"city": "Ulm"}', '{"city": "Ulm"}'),
+        ('{"city": "\\ud800"}', '{"city": "\ufffd"}'),
+        ('{"\\uD83D\\uDE00": "\\\\ud800", "b": "\\udc00\\ud800x"}',
+         '{"\U0001f600": "\\\\ud800", "b": "\ufffd\ufffdx"}'),
+    ],
+)  # fmt: skip
+async def test_answers_to_calls_reach_the_template(folder, ids, arguments, shown):
+    function = {"name": "get_weather", "arguments": arguments}
     messages = [
         *USER,
-        {
-            "role": "assistant",
-            "tool_calls": [
-                {
-                    "id": "1",
-                    "type": "function",
-                    "function": {"name": "get_weather", "arguments": '{"city": "Ulm"}'},
-                }
-            ],
-        },
+        {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": function}]},
         {"role": "tool", "tool_call_id": "1", "content": "rain"},
     ]
     async with cluster(folder, FakeWorker(reply=ids("ok"))) as c:
         await ask(c, messages=messages)
         assert decoded(c, c.worker.started[0]).endswith(
-            '[assistant]<tool_call>{"name": "get_weather", "arguments": {"city": "Ulm"}}</tool_call>'
+            f'[assistant]<tool_call>{{"name": "get_weather", "arguments": {shown}}}</tool_call>'
             "[tool]rain[assistant]"
         )
 
@@ -283,6 +284,8 @@ async def test_a_grammar_begins_after_the_reasoning_and_after_what_the_template_
     pretrained.add_tokens(["<think>", "</think>"])
     pretrained.chat_template = TEMPLATE
     pretrained.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": len(pretrained)}))
     closing = pretrained.convert_tokens_to_ids("</think>")
     reply = pretrained.encode('hm</think>{"a": 1}', add_special_tokens=False)
     form = {"type": "json_object"}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from baton.wire.core_driver import PAUSE_S, TICK_MIN_S, CoreDriver, Timer, performer, performers
-from baton.wire.crash import Crash
+from baton.wire.crash import Crash, NativePanic
 from tests.unit.wire.virtual_loop import run_virtual
 
 
@@ -257,6 +257,42 @@ async def test_a_defect_goes_to_the_crash_and_nothing_is_handled_afterwards(plac
     driver.post(Paused(1.0))
     assert await crash.wait() is defect
     assert core.events == [Asked()]
+
+
+class PanicException(BaseException):
+    """What a library in Rust raises, as pyo3 makes it."""
+
+
+async def test_a_panic_of_a_library_is_a_defect_too_and_leaves_no_half_event_behind():
+    panic, crash, done = PanicException("index out of bounds"), Crash(), []
+
+    def fail(action):
+        done.append(action)
+        raise panic
+
+    core = ScriptedCore({Asked: [Say("a"), Say("b")]})
+    driver = driver_of(core, fail, crash=crash)
+    driver.post(Asked())
+    driver.post(Asked("later"))
+    assert core.events == [Asked()]
+    assert done == [Say("a")]
+    error = await crash.wait()
+    assert isinstance(error, NativePanic)
+    assert error.__cause__ is panic
+    with pytest.raises(NativePanic, match="PanicException: index out of bounds"):
+        await crash.race(asyncio.Event())
+
+
+async def test_what_ends_the_process_is_not_swallowed():
+    crash = Crash()
+
+    def fail(_):
+        raise KeyboardInterrupt
+
+    driver = driver_of(ScriptedCore({Asked: [Say("a")]}), fail, crash=crash)
+    with pytest.raises(KeyboardInterrupt):
+        driver.post(Asked())
+    assert crash.error is not None
 
 
 async def test_a_defect_elsewhere_in_the_process_stops_every_core_that_shares_its_crash():

@@ -268,9 +268,14 @@ async def test_one_tenant_cannot_take_all_places():
     await bench.settle()
 
 
-async def test_an_error_nobody_thought_of_fails_the_one_sequence(bench, slow):
+class PanicException(BaseException):
+    """What a library in Rust raises, as pyo3 makes it."""
+
+
+@pytest.mark.parametrize("error", [OSError("the disk is on fire"), PanicException("index out of bounds")])
+async def test_an_error_nobody_thought_of_fails_the_one_sequence(bench, slow, error):
     bench.tell(start(grammar=GRAMMAR))
-    slow.done[await slow.begun.get()].set_exception(OSError("the disk is on fire"))
+    slow.done[await slow.begun.get()].set_exception(error)
     await bench.settle()
     assert bench.answers.get_nowait().reason is FailureReason.INTERNAL
 

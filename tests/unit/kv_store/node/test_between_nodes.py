@@ -12,6 +12,7 @@ from baton.core.store import (
     BlocksRequest,
     FindBlocks,
     FoundBlocks,
+    LoadFailed,
     NodeRef,
     TakeOver,
     Tier,
@@ -138,6 +139,24 @@ def test_blocks_of_a_peer_are_pinned_read_released_and_kept():
     assert pair.here.found(chain_of(3)) == [("host", 3)]
     assert pair.here.core.status().replicated_bytes == 3 * BLOCK_BYTES
     assert pair.there.core.status().served_bytes == 3 * BLOCK_BYTES
+
+
+def test_whoever_waits_for_a_fetch_later_may_have_more_patience():
+    """The peer takes its time: longer than the first worker waits, shorter than the second."""
+    pair = Pair(load_timeout_s=10.0)
+    other = WorkerId("w1")
+    pair.here.join(other)
+    first, actions = pair.here.load(chain_of(1), time_left_s=1.0)
+    actions = pair.look_up(actions)
+    second, _ = pair.here.load(chain_of(1), time_left_s=6.0, worker=other)
+    assert len(said(actions, BlocksRequest)) == 1
+    waited = pair.here.wait(5.0)
+    assert [m.load_id for m in messages(waited, LoadFailed)] == [first]
+    [*_, renewed] = said(waited, BlocksRequest)
+    assert renewed.time_left_s > 2
+    done = pair.deliver([a for a in waited if isinstance(a, ToPeer)][-1:])
+    assert len(messages(done, BlocksReady)) == 1
+    pair.here.end(second, worker=other)
 
 
 def test_beyond_the_budget_of_copies_blocks_go_after_use_and_are_not_told_to_the_directory():

@@ -1,13 +1,16 @@
 """Blocks go down to SSD, survive there, and come up again."""
 
-from baton.core.store import BlocksWritten, DropReason, Tier
+from baton.core.ids import NodeId
+from baton.core.store import BlocksGrant, BlocksRequest, BlocksWritten, DropReason, NodeRef, Tier
 from kv_store.node.events import (
     ForgetSsd,
+    FromPeer,
     IoDone,
     ReadSsd,
     Recovered,
     SizeClassOpened,
     StoreClientLost,
+    ToPeer,
     WriteSsd,
 )
 from tests.unit.kv_store.node.driver import (
@@ -127,6 +130,23 @@ def test_a_read_too_slow_for_everybody_fails_the_load_and_drops_the_block():
     assert node.store(facts(1)) == [0]  # computed anew, and stored beside the read that still runs
     node.handle(IoDone(second.op_id))
     assert node.found(chain_of(2)) == [("host", 2)]
+
+
+def test_a_peers_fetch_is_served_as_long_as_its_latest_request_says():
+    node = recovered(0, load_timeout_s=10.0)
+    peer = NodeRef(NodeId("node-1"), "host1:1")
+
+    def ask(number, time_left_s):
+        message = BlocksRequest(7, chain_of(1), time_left_s, number)
+        return node.handle(FromPeer(BLOCK_BYTES, peer, message))
+
+    (read,) = reads(ask(0, 1.0))
+    node.wait(0.9)
+    ask(1, 5.0)
+    waited = node.wait(2.0)
+    assert [a for a in waited if isinstance(a, ToPeer)] == []
+    granted = [a.message for a in node.io([read]) if isinstance(a, ToPeer)]
+    assert [type(message) for message in granted] == [BlocksGrant]
 
 
 def test_a_cancelled_load_does_not_begin_reads_that_nobody_wants():
