@@ -139,11 +139,9 @@ class WorkerCore:
     def next_tick_s(self) -> float | None:
         """The time by which `handle` wants to be called. None means only when something happens."""
         heartbeat = [self._heartbeat_at_s] if self._out.router_count else []
-        parts = (self._handovers, self._receiver, self._store)
-        due = (self._attempts.next_deadline_s, *(part.next_tick_s for part in parts))
-        return min(
-            (*heartbeat, *self._grace_end_s.values(), *(s for s in due if s is not None)), default=None
-        )
+        parts = (self._attempts, self._handovers, self._receiver, self._store)
+        due = (*heartbeat, *self._grace_end_s.values(), *(part.next_tick_s for part in parts))
+        return min((at_s for at_s in due if at_s is not None), default=None)
 
     @property
     def is_idle(self) -> bool:

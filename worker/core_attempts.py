@@ -64,7 +64,7 @@ class Attempts:
         return [attempt for attempt in self._by_key.values() if attempt.router_id == router_id]
 
     @property
-    def next_deadline_s(self) -> float | None:
+    def next_tick_s(self) -> float | None:
         while self._deadlines and self._deadlines[0][1] not in self._by_key:
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None

@@ -32,7 +32,7 @@ class _Attempt:
     def __init__(self, worker: ObservedWorker, router_id: RouterId, start: StartSequence) -> None:
         self.worker, self.router_id, self.start = worker, router_id, start
         self.deadline_s = worker.local_clock.now_s() + start.time_left_s
-        """On the worker's clock."""
+        """The deadline on the worker's clock."""
 
 
 class WorkerChecks:
