@@ -95,6 +95,7 @@ SLEEPERS = {
     "control_plane/ray_cluster.py",  # a Ray that is starting can only be dialled until it answers
     "control_plane/workers.py",  # a pause before telling a worker again
     "control_plane/router_child.py",  # another process can only be asked until it says so
+    "simulator/faults/budget_place.py",  # a message takes virtual time
     "simulator/faults/router_links.py",  # a connection takes virtual time to open
     "tests/faulty_backend.py",  # delay is what it is for
     "kv_transfer/backends/tcp_server.py",  # backoff when out of descriptors
