@@ -338,6 +338,8 @@ class WorkerCore:
             case StartSequence():
                 self._on_start(router_id, message, now_s)
             case CancelSequence(seq_id, epoch):
+                if epoch >= self._epochs.highest(seq_id):  # a start that comes after it starts nothing
+                    self._see(SeqKey(seq_id, epoch), is_start=True, now_s=now_s)
                 self._cancel(SeqKey(seq_id, epoch), "cancelled", now_s)
             case ResyncBlocks():
                 self._out.send_snapshot(router_id)
@@ -360,9 +362,8 @@ class WorkerCore:
             self._out.tell(router_id, refusal)
             self._phases.tell_readers(self._handovers.close(key, refusal.message, now_s=now_s))
             return
-        attempt = Attempt(
-            key, router_id, start, deadline_s=now_s + start.time_left_s, clock=PhaseClock(now_s)
-        )
+        deadline_s = now_s + start.time_left_s
+        attempt = Attempt(key, router_id, start, deadline_s=deadline_s, clock=PhaseClock(now_s))
         self._attempts.add(attempt)
         if start.phase is Phase.DECODE:
             assert start.source is not None
@@ -395,8 +396,7 @@ class WorkerCore:
     # --- ways out -------------------------------------------------------------------------------
 
     def _cancel(self, key: SeqKey, reason: str, now_s: float) -> None:
-        """Free everything of an attempt, as far as no reader, no read and no running step needs it. An
-        attempt that is unknown or has ended is ignored."""
+        """Free what no reader, no read and no running step needs of an attempt, if it is known."""
         attempt = self._attempts.get(key)
         if attempt is not None:
             self._attempts.pop(key)

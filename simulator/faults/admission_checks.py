@@ -1,4 +1,4 @@
-"""Who is placed when many wait at a router: bounded queues, nobody starves, tenants have their shares.
+"""The order in which a router places those that wait: bounded queues, no starvation, shares of tenants.
 
 The queue is rebuilt here from what clients sent and what the router said it placed, and not from its own.
 """
