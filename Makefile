@@ -96,6 +96,9 @@ pictures: $(VENV)/.installed ## Take the dashboard's pictures in docs/images ane
 explore: $(VENV)/.installed ## Run unit and contract tests with cases that are new in each run
 	BATON_EXPLORE=1 $(BIN)/pytest -n auto --dist loadfile tests/unit tests/contract
 
+sanitize: $(VENV)/.installed ## Run the C++ kernels' tests under the address and undefined-behaviour sanitizers
+	$(BIN)/python -m tests.sanitize
+
 fmt: $(VENV)/.installed ## Format the code and apply automatic fixes
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .

@@ -97,18 +97,21 @@ class ClusterWatch:
         self._address = address
         self._changed = asyncio.Event()
         self.state: ClusterState | None = None
+        self.is_connected = False
+        """The control plane answers, and `state` is of now."""
 
     async def run(self) -> None:
         while True:
             client = OperateClient(self._address)
             try:
                 async for state in client.changes():
-                    self.state = state
+                    self.state, self.is_connected = state, True
                     self._changed.set()
                     self._changed = asyncio.Event()
             except LinkBroken:
                 pass
             finally:
+                self.is_connected = False
                 await client.close()
             await asyncio.sleep(ASK_AGAIN_S)
 

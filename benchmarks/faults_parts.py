@@ -194,7 +194,7 @@ class Serve:
         ready.cancel()
         if not self._ready.is_set():
             await self.stop()
-            raise SetupError(f"{self.name} does not start:\n" + "\n".join(self.log[-20:]))
+            raise SetupError(f"{self.name} does not start:", log="\n".join(self.log[-20:]))
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None

@@ -74,7 +74,7 @@ async def running(
                 await _warm_up(client, server, variant.model_name)
         except TimeoutError:
             late = f"{variant.name} is not ready after {START_S:.0f} s"
-            raise SetupError(f"{late}:\n{_tails(started)}") from None
+            raise SetupError(f"{late}:", log=_tails(started)) from None
         yield server
     finally:
         await asyncio.gather(*(_stop(running) for _, running, _ in reversed(started)))
@@ -123,7 +123,7 @@ async def _until(ask: Callable[[], Awaitable[bool]], started: Sequence[_Started]
     while not await ask():
         for process, child, log in started:
             if child.returncode is not None:
-                raise SetupError(f"{process.name} ended at its start:\n{_tail(log)}")
+                raise SetupError(f"{process.name} ended at its start:", log=_tail(log))
         await asyncio.sleep(0.5)
 
 

@@ -135,10 +135,10 @@ async def _wait_ready(peer: Peer, process: asyncio.subprocess.Process, port: int
         async with asyncio.timeout(START_S), httpx.AsyncClient() as client:
             while not await _answers(client, peer, port):
                 if process.returncode is not None:
-                    raise SetupError(f"{peer.name} ended while it started:\n{_tail(log)}")
+                    raise SetupError(f"{peer.name} ended while it started:", log=_tail(log))
                 await asyncio.sleep(0.5)
     except TimeoutError:
-        raise SetupError(f"{peer.name} is not ready after {START_S:.0f} s:\n{_tail(log)}") from None
+        raise SetupError(f"{peer.name} is not ready after {START_S:.0f} s:", log=_tail(log)) from None
 
 
 async def _answers(client: httpx.AsyncClient, peer: Peer, port: int) -> bool:

@@ -258,7 +258,7 @@ async def _until_it_answers(
                     if sum(map(len, pools.values())) >= workers:
                         return
             await asyncio.sleep(0.2)
-    raise SetupError(f"{target.name} does not answer; its log ends with:\n{_end_of(log)}")
+    raise SetupError(f"{target.name} does not answer; its log ends with:", log=_end_of(log))
 
 
 def _end_of(log: Path) -> str:

@@ -333,6 +333,13 @@ _mount(
     "baton bench handover",
 )
 _mount(
+    "chaos",
+    "benchmarks.chaos.cli",
+    "worker",
+    "Drill: a real cluster of three hosts on this machine, under seeded faults; every answer is checked.",
+    "baton chaos --minutes 30 --seed 7",
+)
+_mount(
     "demo-model",
     "benchmarks.demo_model.make",
     "worker",

@@ -18,6 +18,7 @@ from baton.core.ids import WorkerId
 from baton.core.messages import Member, Role
 from baton.telemetry.logs import configure_logs
 from baton.wire.transport import secure
+from control_plane.child import PARENT_VARIABLE
 from control_plane.ray_ops import worker_environment
 
 log = logging.getLogger(__name__)
@@ -242,5 +243,5 @@ def die_with_parent() -> None:
     """Ask Linux to send SIGTERM when the process that started this one is gone, however it ended."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() == 1:
+    if os.environ.get(PARENT_VARIABLE, "") not in ("", str(os.getppid())):
         raise SystemExit(0)  # the parent ended before the call

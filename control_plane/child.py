@@ -36,6 +36,10 @@ KILL_S = 2.0
 """Longest time from SIGKILL to the end of the process."""
 
 
+PARENT_VARIABLE = "PARENT_OF_BATON"
+"""Environment variable with the process id of a child's parent. A parent may well be process 1, as in a
+container, so a child cannot tell from that number alone that its parent is gone."""
+
 NOT_PASSED_ON = ("BATON_", "RAY_AUTH_")
 """Prefixes of environment variables that children do not inherit: a router has no business with Ray."""
 
@@ -117,7 +121,7 @@ class Child:
         """Run the process once and return its exit status."""
         self._process = await asyncio.create_subprocess_exec(
             *self._argv,
-            env=self._environment,
+            env={**self._environment, PARENT_VARIABLE: str(os.getpid())},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             # Ctrl-C in the terminal reaches this process only, which ends the child in order.

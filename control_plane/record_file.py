@@ -27,7 +27,7 @@ class RecordFile:
             return _decoder.decode(self._path.read_bytes())
         except FileNotFoundError:
             return None
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             log.warning("record %s cannot be read, so earlier orders are lost: %s", self._path, error)
             return None
 

@@ -4,6 +4,7 @@ It has one thread and forks for each grammar. The fork's timers have the kernel'
 it in the middle of anything, and also when the worker is gone.
 """
 
+import contextlib
 import os
 import resource
 import signal
@@ -131,4 +132,5 @@ def _write(fd: int, answer: CompilerAnswer) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with contextlib.suppress(BrokenPipeError):  # the worker has ended, and nobody waits for an answer
+        main()

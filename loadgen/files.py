@@ -6,6 +6,7 @@ the first planned one and are rounded to microseconds. Files whose names end in 
 """
 
 import gzip
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
@@ -20,6 +21,8 @@ from loadgen.report import Report, RunSettings, judged
 from loadgen.report.model import SCHEMA
 
 RECORDS_SCHEMA = "baton-records/1"
+_UNPACKED_BYTES_MAX = 4 * 2**30
+_PIECE_BYTES = 2**20
 _INSTANTS = ("planned_s", "sent_s", "ended_s", "trace_instant_s")
 
 
@@ -107,9 +110,18 @@ def read_settings_and_records(path: Path) -> tuple[RunSettings, list[RequestReco
 
 def _read(path: Path) -> bytes:
     try:
-        content = path.read_bytes()
-        return gzip.decompress(content) if path.suffix == ".gz" else content
-    except (OSError, EOFError) as error:
+        if path.suffix != ".gz":
+            return path.read_bytes()
+        content = bytearray()
+        with gzip.open(path, "rb") as file:
+            while piece := file.read(_PIECE_BYTES):
+                content += piece
+                if len(content) > _UNPACKED_BYTES_MAX:
+                    raise SetupError(
+                        f"{path} unpacks to more than {_UNPACKED_BYTES_MAX} bytes: unpack it first"
+                    )
+        return bytes(content)
+    except (OSError, EOFError, zlib.error) as error:
         raise SetupError(f"cannot read {path}: {error}") from None
 
 
@@ -120,7 +132,7 @@ def _parse_report(content: bytes, *, name: str) -> Report:
             found = f"schema {schema}" if schema else "no schema"
             raise SetupError(f"{name} has {found}; known here: {SCHEMA} and {RECORDS_SCHEMA}")
         return msgspec.json.decode(content, type=Report)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise SetupError(f"{name} is no report of `baton replay` or `baton simulate`: {error}") from None
 
 
@@ -131,7 +143,7 @@ def parse_records(content: bytes, *, name: str) -> tuple[RunSettings, list[Reque
         head = msgspec.json.decode(lines[0], type=_Head)
         decoder = msgspec.json.Decoder(RequestRecord)
         records = [decoder.decode(line) for line in lines[1:]]
-    except (msgspec.MsgspecError, IndexError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, IndexError) as error:
         raise SetupError(f"{name} holds no records of a run: {error}") from None
     if any(r.outcome is None for r in records):
         raise SetupError(f"{name}: a request without an outcome")

@@ -226,6 +226,8 @@ class RouterProcess:
             silence_s=config.router.worker_silence_s,
             dial=dial,
         )
+        self._towards = control_address or next(iter(workers), "")
+        """Address of a process that shares a network with all others of the cluster; empty: none is known."""
         self._directory = DirectoryClient(control_address) if control_address else None
         self._demand = DemandClient(control_address) if control_address else None
         self._watch: DirectoryWatch | None = None
@@ -319,14 +321,16 @@ class RouterProcess:
         """Follow the other routers, and serve those that follow this one."""
         config, inside = self._config.router, self._config.cluster.worker_host
         server, port = await start_server(inside, config.peer_port, router=self._publisher)
-        member = RouterMember(
-            self._router_id,
-            address=host_port(reachable_host(inside), port),
-            metrics_address=host_port(reachable_host(config.host), self._sockets.own_port),
-            host=socket.gethostname(),
-            pid=os.getpid(),
-        )
         try:
+            # Private networks may lead to nobody but the cluster.
+            here, public = (reachable_host(h, towards=self._towards) for h in (inside, config.host))
+            member = RouterMember(
+                self._router_id,
+                address=host_port(here, port),
+                metrics_address=host_port(public, self._sockets.own_port),
+                host=socket.gethostname(),
+                pid=os.getpid(),
+            )
             async with self._follower:
                 yield member
         finally:

@@ -5,10 +5,7 @@ import re
 from typing import NamedTuple
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
-
-from router.http.protocol import BoundedProtocol
 
 QUIET_TURNS = 6
 """Turns of the loop without any change after which a server is done with what it got."""
@@ -34,12 +31,6 @@ class Exchange(NamedTuple):
         """Statuses of the answers, in the order of the connection."""
         found = re.findall(rb"HTTP/1\.1 (\d{3}) [A-Z]", self.answer)
         return [int(status) for status in found]
-
-    @property
-    def refusal(self) -> int | None:
-        """Status with which the server refused a request before the application saw it."""
-        final = [status for status in self.statuses if status >= 200]
-        return final[-1] if len(final) > len(self.seen) else None
 
 
 class RecordingApp:
@@ -128,15 +119,6 @@ async def exchange(protocol_class, segments, app=None) -> Exchange:
     transport.close()
     await asyncio.sleep(0)
     return found
-
-
-def ours() -> type[BoundedProtocol]:
-    return BoundedProtocol
-
-
-def theirs() -> type[H11Protocol]:
-    """Return a second implementation of HTTP, which shares no parser with ours."""
-    return H11Protocol
 
 
 def bytewise(data: bytes) -> list[bytes]:

@@ -15,6 +15,10 @@ answer whose every step is so full would miss its objective through whatever els
 its place, or a step that took longer than planned."""
 
 
+COST_MAX_S = 3600.0
+TIMING_MAX_S = 1e9
+
+
 class StepCosts(msgspec.Struct, frozen=True):
     """Coefficients of the cost model in seconds, each zero or more."""
 
@@ -29,6 +33,13 @@ class StepCosts(msgspec.Struct, frozen=True):
     pair_s: float = 0.0
     """Cost per pair of a computed prompt token and a position before it. This is attention's part, which
     makes the end of a long prompt dearer than its beginning."""
+
+    @property
+    def is_usable(self) -> bool:
+        """False for what no step can cost: a NaN, an infinity, less than nothing or more than an hour. A
+        worker that reports such costs must not spoil what others decide by them."""
+        found = (self.base_s, self.prompt_token_s, self.decode_s, self.context_token_s, self.pair_s)
+        return all(0.0 <= cost_s <= COST_MAX_S for cost_s in found)
 
     def step_s(
         self, *, prompt_tokens: int = 0, decodes: float = 0, context_tokens: float = 0, pairs: float = 0
@@ -65,3 +76,8 @@ class PhaseTimings(msgspec.Struct, frozen=True):
     """Time spent waiting for blocks of the store before the last prompt token was computed."""
     compute_s: float
     """Time from that first step to the sampling of the first token, loading excluded."""
+
+    @property
+    def is_usable(self) -> bool:
+        """False for a NaN, an infinity, or less than nothing."""
+        return all(0.0 <= part_s <= TIMING_MAX_S for part_s in (self.wait_s, self.load_s, self.compute_s))

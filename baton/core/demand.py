@@ -69,6 +69,20 @@ def difference(now: ClassLoad, before: ClassLoad) -> ClassLoad:
     return _combined([(now, 1), (before, -1)])
 
 
+def fell(now: ClassLoad, before: ClassLoad) -> bool:
+    """True if any count of a router is below what it was, which no count of one life can be."""
+    if any(getattr(now, name) < getattr(before, name) for name in _COUNTS):
+        return True
+    none = Bin(0, 0)
+    pairs = ((now.arrived.get(at, none), one) for at, one in before.arrived.items())
+    return any(
+        later.requests < one.requests
+        or later.prompt_tokens < one.prompt_tokens
+        or later.further_prompts < one.further_prompts
+        for later, one in pairs
+    )
+
+
 def total(loads: Iterable[ClassLoad]) -> ClassLoad:
     return _combined([(load, 1) for load in loads])
 
@@ -86,7 +100,7 @@ def _combined(parts: list[tuple[ClassLoad, int]]) -> ClassLoad:
     counts: dict[str, Any] = {
         name: sum(sign * getattr(load, name) for load, sign in parts) for name in _COUNTS
     }
-    return ClassLoad({at: Bin(*found) for at, found in bins.items() if any(found)}, **counts)
+    return ClassLoad({at: Bin(*found) for at, found in bins.items() if found[0] or found[2]}, **counts)
 
 
 class Traits(msgspec.Struct, frozen=True):
@@ -98,6 +112,12 @@ class Traits(msgspec.Struct, frozen=True):
     batch_max: int
     pool_tokens: UInt64
     """The positions that its KV pool holds."""
+
+    @property
+    def is_usable(self) -> bool:
+        """True if a pool can be sized by these figures: costs that are numbers, and room for something."""
+        has_room = min(self.chunk_tokens, self.batch_max, self.pool_tokens) > 0
+        return has_room and self.costs.is_usable and self.costs.step_s(decodes=1) > 0
 
 
 class WorkerLoad(msgspec.Struct, frozen=True):

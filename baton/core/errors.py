@@ -146,9 +146,18 @@ class PlatformLost(BatonError):
 
 
 class SetupError(BatonError):
-    """Something the operator must change; the command prints it as one line and exits with `exit_status`."""
+    """Something the operator must change; the command prints it as one line and exits with `exit_status`.
+
+    It may quote files that come from anybody, so it is cut, and control characters, which could begin a new
+    line or steer a terminal, become spaces.
+    """
 
     exit_status: ClassVar[int] = 2
+
+    def __init__(self, message: str = "", *, log: str = "") -> None:
+        """`log` has the last lines of a process that failed. They follow the message as they are."""
+        line = cut("".join(char if char.isprintable() else " " for char in message), MESSAGE_CHARS_MAX)
+        super().__init__(f"{line}\n{log}" if log else line)
 
 
 class CannotWrite(SetupError):

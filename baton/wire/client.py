@@ -1,6 +1,7 @@
 """The calling side of every service."""
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -45,7 +46,8 @@ async def worker_session(
 ) -> AsyncGenerator[tuple[m.WorkerHello, RouterEnd]]:
     """A router's session with a worker.
 
-    Raises LinkBroken if the worker can't be reached, says no hello in time, or speaks another wire version.
+    Raises LinkBroken if the worker can't be reached, says no hello in time, speaks another wire version, or
+    says of itself what cannot be.
     """
     async with channel_to(address, Party.WORKER) as channel:
         call = pb_grpc.WorkerStub(channel).Session()
@@ -58,6 +60,8 @@ async def worker_session(
                 raise LinkBroken(f"{address}: {error}") from None
             if not isinstance(message, m.WorkerHello) or message.wire_version != m.WIRE_VERSION:
                 raise LinkBroken(f"{address}: no hello of wire version {m.WIRE_VERSION}")
+            if trouble := impossible(message):
+                raise LinkBroken(f"{address}: {message.worker_id} says {trouble}, which cannot be")
             link: RouterEnd = Link(
                 peer=message.worker_id,
                 read=call.read,
@@ -98,6 +102,14 @@ async def peer_session(
                 yield theirs, link
             finally:
                 await link.close()
+
+
+def impossible(hello: m.WorkerHello) -> str:
+    """What no worker can be, of what this one says that it is. Empty: nothing."""
+    for name in ("block_tokens", "block_count", "max_model_tokens", "step_tokens_max", "batch_sequences_max"):
+        if (value := getattr(hello, name)) < 1:
+            return f"{name} {value}"
+    return "" if 0.0 <= hello.tpot_slo_s < math.inf else f"tpot_slo_s {hello.tpot_slo_s}"
 
 
 def disagreement(ours: m.PeerHello, theirs: m.PeerHello) -> str | None:

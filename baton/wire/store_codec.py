@@ -45,7 +45,7 @@ class Codec(Generic[T]):
         """Read a message. Raises WireError if it is none of the union, or has no proper block hash."""
         try:
             message = self._decoder.decode(payload)
-        except (msgspec.DecodeError, RecursionError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise WireError(f"malformed message: {error}") from None
         if any(len(block_hash) != HASH_BYTES for block_hash in _hashes_of(message)):
             raise WireError(f"{type(message).__name__} names a block by something that is no block hash")

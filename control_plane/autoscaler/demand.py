@@ -64,6 +64,11 @@ class _Mix:
         self.output_tokens_long = self.output_tokens_long * keep_long + load.output_tokens
 
     @property
+    def is_over(self) -> bool:
+        """True if nothing of the class is remembered that could still count."""
+        return not self.bins and self.ended < 1e-3 and self.ended_long < 1e-3
+
+    @property
     def cached_share(self) -> float:
         return min(0.99, self.cached_tokens / self.started_tokens) if self.started_tokens else 0.0
 
@@ -116,9 +121,11 @@ class DemandEstimator:
         for name in {*self._mixes, *seen.classes}:
             mix = self._mixes.setdefault(name, _Mix({}))
             mix.take(seen.classes.get(name, ClassLoad()), keep, keep_long)
+            if mix.is_over:
+                del self._mixes[name]
         work_s = tokens = 0.0
         for name, load in seen.classes.items():
-            mix = self._mixes[name]
+            mix = self._mixes.get(name, _Mix({}))
             for one in load.arrived.values():
                 each_s = _service_s(one.prompt_tokens / one.prompts, mix.cached_share, traits)
                 work_s += one.prompts * each_s

@@ -11,7 +11,7 @@ from typing import cast
 import msgspec
 
 from baton.core.costs import StepCosts
-from baton.core.demand import ClassLoad, DemandReport, Traits, WorkerLoad, difference, total
+from baton.core.demand import ClassLoad, DemandReport, Traits, WorkerLoad, difference, fell, total
 from baton.core.ids import RouterId, WorkerId
 from baton.core.messages import Role
 from baton.core.operate import (
@@ -70,7 +70,10 @@ class RouterLoads:
         for router_id, report in list(self._latest.items()):
             before = self._before[router_id]
             for name, load in report.classes.items():
-                parts.setdefault(name, []).append(difference(load, before.get(name, ClassLoad())))
+                earlier = before.get(name, ClassLoad())
+                if fell(load, earlier):  # the router counts anew under its old name
+                    earlier = ClassLoad()
+                parts.setdefault(name, []).append(difference(load, earlier))
             self._before[router_id] = report.classes
             if router_id not in routers:
                 del self._latest[router_id], self._reported_s[router_id], self._before[router_id]
@@ -234,7 +237,7 @@ class LiveAutoscaler:
         )
 
     def _learn_traits(self, workers: Iterable[WorkerLoad]) -> None:
-        reported = [(load.role, load.traits) for load in workers if load.traits is not None]
+        reported = [(w.role, w.traits) for w in workers if w.traits is not None and w.traits.is_usable]
         for role in self.settings.bounds:
             mine = typical(traits for at, traits in reported if at is role)
             # Workers of another role have the same weights and the same device, so their figures apply.
@@ -249,7 +252,11 @@ class LiveAutoscaler:
 
     def recall(self, memory: AutoscalerMemory, *, now_s: float, away_s: float) -> None:
         """Restore what an earlier process learnt. `away_s` is the time since it was written."""
-        self._traits = {role: t for role, t in memory.traits.items() if role in self.settings.bounds}
+        self._traits = {
+            role: traits
+            for role, traits in memory.traits.items()
+            if role in self.settings.bounds and traits.is_usable
+        }
         self.scaler.recall(memory, now_s, away_s=away_s)
 
     def state(self) -> AutoscaleState:

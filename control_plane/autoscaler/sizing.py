@@ -74,6 +74,8 @@ def prefill_needed(prompts: Sequence[PromptGroup], *, work: float, missed_max: f
     """Return the fewest replicas that suffice: 0 for no work, at most `REPLICAS_MAX`."""
     if work <= 0:
         return 0
+    if not work < REPLICAS_MAX:
+        return REPLICAS_MAX
     return _fewest(
         lambda n: prompts_missed(prompts, work=work, servers=n) <= missed_max, least=max(1, int(work))
     )

@@ -176,7 +176,13 @@ def _is_same_origin(scope: Scope) -> bool:
     if _header(scope, b"sec-fetch-site") not in (b"", b"same-origin", b"none"):
         return False
     origin = _header(scope, b"origin").decode("latin-1")
-    return not origin or urlsplit(origin).netloc == _header(scope, b"host").decode("latin-1")
+    if not origin:
+        return True
+    try:
+        from_host = urlsplit(origin).netloc
+    except ValueError:
+        return False
+    return from_host != "" and from_host == _header(scope, b"host").decode("latin-1")
 
 
 async def _body(receive: Receive) -> bytes | None:

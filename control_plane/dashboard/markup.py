@@ -1,6 +1,7 @@
 """Parts of the overview as HTML. Pure; all text from elsewhere passes through `h`."""
 
 from collections.abc import Iterable, Sequence
+from math import isfinite
 
 from baton.core.operate import Decision, Outcome
 from control_plane.dashboard.checks import Check
@@ -93,7 +94,7 @@ def _objective(objective_s: float | None) -> str:
 
 
 def _whole(count: float | None) -> str:
-    return number(None if count is None else round(count), digits=6)
+    return number(None if count is None or not isfinite(count) else round(count), digits=6)
 
 
 def troubles(found: Iterable[Trouble]) -> str:

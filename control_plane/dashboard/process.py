@@ -21,6 +21,7 @@ from baton.files.token_places import LiveTokens, new_token, token_at
 from baton.wire.address import host_port
 from control_plane.dashboard.authentication import Authentication
 from control_plane.dashboard.collector import ClusterCollector
+from control_plane.dashboard.connections import HeadersInTime
 from control_plane.dashboard.pages import mount
 from control_plane.dashboard.session_file import SessionFile
 from control_plane.dashboard.sessions import SessionStore
@@ -120,7 +121,7 @@ def _server(app: Any, config: Config) -> DashboardServer:
     try:
         uvicorn_config = uvicorn.Config(
             app,
-            http="h11",  # httptools takes the body of a request that offers another protocol for a request.
+            http=HeadersInTime,
             lifespan="on",
             log_config=None,
             access_log=False,

@@ -1,5 +1,6 @@
 """Parsing of a process's /metrics page, and the changes between two scrapes. Pure."""
 
+import math
 from collections.abc import Iterable, Mapping
 
 import msgspec
@@ -45,9 +46,11 @@ class MetricsReader:
             series = self._series(head)
             if series is not None:
                 try:
-                    table.setdefault(series[0], {})[series[1]] = float(value)
+                    number = float(value)
                 except ValueError:
                     continue
+                if math.isfinite(number):  # NaN or infinity would spoil every sum that it is part of
+                    table.setdefault(series[0], {})[series[1]] = number
         return table
 
     def _series(self, head: str) -> tuple[str, Labels] | None:
@@ -64,7 +67,7 @@ class MetricsReader:
         try:
             (family,) = text_string_to_metric_families(f"{head} 0\n")
             (sample,) = family.samples
-        except ValueError:
+        except (ValueError, KeyError, IndexError, TypeError):  # the parser trusts the text in places
             return None
         stem = sample.name
         for end in ("_bucket", "_sum", "_count"):

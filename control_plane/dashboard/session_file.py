@@ -29,7 +29,7 @@ class SessionFile:
             return _decoder.decode(self._path.read_bytes())
         except FileNotFoundError:
             return {}
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             log.warning(
                 "sessions file %s cannot be read, so everybody has to sign in again: %s", self._path, error
             )

@@ -15,7 +15,7 @@ def h(text: object) -> str:
 
 def number(value: float | None, *, digits: int = 3) -> str:
     """Format with this many significant digits, and no exponent."""
-    if value is None or math.isnan(value):
+    if value is None or not math.isfinite(value):
         return NOTHING
     if value == 0:
         return "0"
@@ -35,7 +35,7 @@ def seconds(value: float | None, *, digits: int = 3) -> str:
 
 
 def share(value: float | None) -> str:
-    if value is None:
+    if value is None or not math.isfinite(value):
         return NOTHING
     percent = value * 100
     if 99 < percent < 100:
@@ -60,7 +60,7 @@ def rate(value: float | None) -> str:
 
 def span(value: float | None) -> str:
     """Format an approximate duration."""
-    if value is None:
+    if value is None or not math.isfinite(value):
         return NOTHING
     for length, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
         if value >= 2 * length:
@@ -69,7 +69,10 @@ def span(value: float | None) -> str:
 
 
 def clock(unix_s: float) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(unix_s))
+    try:
+        return time.strftime("%H:%M:%S", time.localtime(unix_s))
+    except (ValueError, OverflowError, OSError):  # a process sent what is no time
+        return NOTHING
 
 
 def plural(count: int, word: str) -> str:

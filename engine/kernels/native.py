@@ -142,6 +142,11 @@ class NativeKernels(NativeAttention):
     # --- rows ---
 
     def embed(self, tokens: Tensor, table: Tensor) -> Tensor:
+        """Raises IndexError: a token that the table does not have."""
+        if tokens.shape[0]:
+            least, most = (int(one) for one in torch.aminmax(tokens))
+            if least < 0 or most >= table.shape[0]:
+                raise IndexError(f"tokens {least} to {most} of {table.shape[0]}")
         out = torch.empty((tokens.shape[0], table.shape[1]), dtype=table.dtype)
         _functions().baton_embed(
             *(tokens.data_ptr(), table.data_ptr(), out.data_ptr()),

@@ -9,6 +9,7 @@ from functools import cache
 from itertools import chain
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -150,12 +151,16 @@ class NativeAttention:
         numbers: list[int] = []
         row = first_block = 0
         for span in layout.spans:
+            room = len(span.block_ids) * self._memory.geometry.block_tokens
+            if not 0 <= span.first_position <= room - span.token_count:
+                raise IndexError(f"{span.token_count} tokens at {span.first_position} of {room} positions")
             numbers += (span.first_position, span.token_count, row, first_block)
             row += span.token_count
             first_block += len(span.block_ids)
         spans = np.array(numbers, dtype=np.int32)
         ids = chain.from_iterable(span.block_ids for span in layout.spans)
         tables = np.fromiter(ids, dtype=np.int32, count=first_block)
+        self._check_ids(tables)
         batch = _NativeBatch(spans.ctypes.data, tables.ctypes.data, len(layout.spans), row)
         return NativePlan(batch, spans, tables, {name: _rope(*table) for name, table in ropes.items()}, row)
 
@@ -213,12 +218,19 @@ class NativeAttention:
 
     # --- blocks ---
 
+    def _check_ids(self, ids: npt.NDArray[np.int32]) -> None:
+        """The code in C++ reads and writes wherever it is told. Raises IndexError."""
+        if ids.size and (ids.min() < 0 or ids.max() >= self._memory.block_count):
+            raise IndexError(f"blocks {ids.min()} to {ids.max()} of {self._memory.block_count}")
+
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         flat = np.array(pairs, dtype=np.int32)
+        self._check_ids(flat)
         self._native.baton_copy_blocks(self._pool, flat.ctypes.data, len(pairs))
 
     def gather_blocks(self, block_ids: Sequence[int]) -> Tensor:
         ids = np.array(block_ids, dtype=np.int32)
+        self._check_ids(ids)
         data = torch.empty((len(ids), self._memory.block_bytes), dtype=torch.uint8)
         self._native.baton_gather_blocks(self._pool, ids.ctypes.data, len(ids), data.data_ptr())
         return data
@@ -226,6 +238,7 @@ class NativeAttention:
     def scatter_blocks(self, block_ids: Sequence[int], data: Tensor) -> None:
         ids, data = np.array(block_ids, dtype=np.int32), data.contiguous()
         assert data.shape == (len(ids), self._memory.block_bytes)
+        self._check_ids(ids)
         self._native.baton_scatter_blocks(self._pool, ids.ctypes.data, len(ids), data.data_ptr())
 
 

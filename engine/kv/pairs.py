@@ -23,6 +23,8 @@ _c10d: Any = dist
 PART_BYTES = 8 * 2**20
 """Staged and sent at a time."""
 TAG = 0
+KEYS_MAX = 1024
+"""What two sides say while they make a group, at most; usual are a few keys."""
 
 Spans = Sequence[tuple[int, int]]
 """(offset, length) within a block; none: the whole block."""
@@ -77,6 +79,8 @@ class ExchangeStore(_c10d.Store):
         if self._exchange is None:
             return False
         key, _, value = self._exchange.take().partition(b"\0")
+        if len(self._known) >= KEYS_MAX:
+            raise ConnectionError(f"the other side says more than {KEYS_MAX} things")
         if key:
             self._known[key.decode()] = value
         return bool(key)

@@ -147,4 +147,6 @@ def _read(entry: TensorEntry) -> Tensor:
             content = bytearray(stream.read(entry.end - entry.start))
     except OSError as error:
         raise SetupError(f"cannot read {entry.file}: {error}") from error
+    if len(content) < entry.end - entry.start:
+        raise SetupError(f"{entry.file} became shorter while it was read; load the adapter anew")
     return torch.frombuffer(content, dtype=dtype).view(entry.shape)

@@ -52,6 +52,7 @@ class Checkpoint:
         for file in weight_files(folder):
             header, entries = read_header(file)
             self._files[file] = _map(file, header)
+            refuse_if_shorter(file, max((one.end for one in entries.values()), default=0))
             self._entries.update(entries)
 
     @property
@@ -94,7 +95,9 @@ class Checkpoint:
         return self._view(entry, stored).to(device)
 
     def _view(self, entry: TensorEntry, stored: torch.dtype) -> Tensor:
-        raw = self._files[entry.file].content[entry.start : entry.end]
+        mapped = self._files[entry.file]
+        refuse_if_shorter(entry.file, len(mapped.mapping))
+        raw = mapped.content[entry.start : entry.end]
         if raw.data_ptr() % stored.itemsize:
             raw = raw.clone()  # the format does not promise alignment, torch demands it
         return raw.view(stored).view(entry.shape)
@@ -119,6 +122,7 @@ class Checkpoint:
             digest.update(mapped.header)
         for name in sorted(self._entries):
             entry = self._entries[name]
+            refuse_if_shorter(entry.file, len(self._files[entry.file].mapping))
             raw = self._files[entry.file].content
             for start, end in sample_ranges(entry.start, entry.end):
                 digest.update(raw[start:end].numpy().tobytes())
@@ -136,8 +140,25 @@ def sample_ranges(start: int, end: int) -> list[tuple[int, int]]:
     return [(begin, begin + _SAMPLE_BYTES) for begin in begins]
 
 
+def refuse_if_shorter(file: Path, size: int) -> None:
+    """Raises SetupError if a mapped file is not as long any more as it was. The system would end a process
+    that reads the missing part, without a word; this finds it unless it happens at that very moment."""
+    try:
+        now = file.stat().st_size
+    except OSError as error:
+        raise SetupError(f"cannot read {file}: {error}") from error
+    if now < size:
+        raise SetupError(
+            f"{file} became shorter while it was read, from {size} to {now} bytes; "
+            "put the whole file back under a new name and start again"
+        )
+
+
 def _map(file: Path, header: bytes) -> _Mapped:
-    with file.open("rb") as stream:
-        # Copy-on-write: torch warns about read-only memory, and nothing here writes.
-        mapping = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
+    try:
+        with file.open("rb") as stream:
+            # Copy-on-write: torch warns about read-only memory, and nothing here writes.
+            mapping = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
+    except (OSError, ValueError) as error:
+        raise SetupError(f"cannot read {file}: {error}") from error
     return _Mapped(mapping, torch.frombuffer(mapping, dtype=torch.uint8), header)

@@ -1,9 +1,7 @@
 """The weights of a GGUF file under Hugging Face's names, as integer matrices where they are integers."""
 
 import hashlib
-import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,11 +9,13 @@ from torch import Tensor
 
 from baton.core.errors import SetupError
 from engine.kernels.weights import DenseMatrix, IntMatrix, Matrix
-from engine.loading.checkpoint import sample_ranges
+from engine.loading.checkpoint import refuse_if_shorter, sample_ranges
 from engine.loading.gguf_blocks import Bytes, blocks_to_matrix, dequantize, is_exact
+from engine.model_files.fields import Fields
 from engine.model_files.gguf.folder import weight_files_of
 from engine.model_files.gguf.names import GgufPlace, place_of
 from engine.model_files.gguf.reader import GGML_TYPES, GgufTensor, read_gguf
+from engine.model_files.json_files import read_json_object
 
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _BLOCKS = {name: (per_block, block_bytes) for name, per_block, block_bytes in GGML_TYPES.values()}
@@ -27,9 +27,9 @@ class GgufCheckpoint:
         files = weight_files_of(folder)
         assert files, folder
         self._header = read_gguf(files[0])
-        self._content = {file: np.memmap(file, dtype=np.uint8, mode="r") for file in self._header.files}
-        config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        self._heads = (int(config["num_attention_heads"]), int(config["num_key_value_heads"]))
+        self._content = {file: _mapped(file) for file in self._header.files}
+        config = Fields(read_json_object(folder / "config.json") or {}, str(folder / "config.json"))
+        self._heads = (config.integer("num_attention_heads"), config.integer("num_key_value_heads"))
         self._architecture = str(self._header.metadata["general.architecture"])
 
     def find(self, name: str) -> tuple[GgufPlace, GgufTensor] | None:
@@ -84,8 +84,9 @@ class GgufCheckpoint:
         for name in sorted(self._header.tensors):
             tensor = self._header.tensors[name]
             digest.update(f"{name} {tensor.type} {tensor.shape}".encode())
-            for start, end in sample_ranges(tensor.start, tensor.end):
-                digest.update(self._content[tensor.file][start:end].tobytes())
+            content = self._bytes(tensor)
+            for start, end in sample_ranges(0, len(content)):
+                digest.update(content[start:end].tobytes())
         return digest.hexdigest()
 
     def _found(self, name: str) -> tuple[GgufPlace, GgufTensor]:
@@ -98,11 +99,18 @@ class GgufCheckpoint:
         """uint8 [rows, bytes of a row]; expert: -1 for all of the tensor."""
         per_block, block_bytes = _BLOCKS[tensor.type]
         row_bytes = tensor.shape[-1] // per_block * block_bytes
-        rows = self._content[tensor.file][tensor.start : tensor.end].reshape(-1, row_bytes)
+        rows = self._bytes(tensor).reshape(-1, row_bytes)
         if expert < 0:
             return rows
         count = tensor.shape[-2]
         return rows[expert * count : (expert + 1) * count]
+
+    def _bytes(self, tensor: GgufTensor) -> Bytes:
+        content = self._content[tensor.file]
+        refuse_if_shorter(tensor.file, len(content))
+        if tensor.end > len(content):
+            raise SetupError(f"{tensor.file} is truncated: it has {len(content)} of {tensor.end} bytes")
+        return content[tensor.start : tensor.end]
 
     def _row_order(self, name: str, place: GgufPlace, row_count: int) -> Tensor | None:
         """Rows of the file in the order in which they are needed. llama.cpp pairs neighbours where Hugging
@@ -110,6 +118,10 @@ class GgufCheckpoint:
         if place.change != "rope_rows":
             return None
         heads = self._heads[0] if "q_proj" in name else self._heads[1]
+        if row_count % (2 * heads):
+            raise SetupError(
+                f"{self._header.files[0]}: {place.name} has {row_count} rows, no multiple of {heads} heads"
+            )
         return torch.arange(row_count).view(heads, -1, 2).transpose(1, 2).reshape(-1)
 
 
@@ -140,6 +152,13 @@ class GgufSource:
         out_size, in_size = matrix.weight.shape
         found = self._checkpoint.matrix("model.embed_tokens.weight", out_size, in_size, self.dtype)
         return matrix if isinstance(found, DenseMatrix) else _placed(found, None, self.device)
+
+
+def _mapped(file: Path) -> Bytes:
+    try:
+        return np.memmap(file, dtype=np.uint8, mode="r")
+    except (OSError, ValueError) as error:
+        raise SetupError(f"cannot read {file}: {error}") from error
 
 
 def _float_rows(rows: Bytes, kind: str) -> Tensor:

@@ -5,9 +5,9 @@ What would make the result differ from what the adapter's author meant is refuse
 """
 
 import hashlib
-import json
 import math
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from baton.core.errors import SetupError
+from engine.model_files.json_files import read_json_object
 from engine.model_files.resolve import resolve_model
 from engine.model_files.safetensors_files import TensorEntry, read_header
 
@@ -135,31 +136,28 @@ def digest_adapter(folder: Path) -> str:
 
 
 def _config(path: Path) -> Mapping[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise SetupError(f"{path.parent} has no {CONFIG_FILE}: not a PEFT adapter") from error
-    except (OSError, ValueError) as error:
-        raise SetupError(f"cannot read {path}: {error}") from error
-    if not isinstance(value, dict):
-        raise SetupError(f"{path} must hold a JSON object")
-    return cast(dict[str, Any], value)
+    value = read_json_object(path)
+    if value is None:
+        raise SetupError(f"{path.parent} has no {CONFIG_FILE}: not a PEFT adapter")
+    return value
 
 
 def _refuse_unsupported(config: Mapping[str, Any], folder: Path) -> None:
     kind: object = config.get("peft_type")
     if kind != "LORA":
-        raise SetupError(f"adapter {folder}: peft_type {kind} is not supported; supported is LORA")
+        raise SetupError(f"adapter {folder}: peft_type {kind!s:.100} is not supported; supported is LORA")
     if config.get("bias", "none") != "none":
-        raise SetupError(f"adapter {folder}: bias={config['bias']} is not supported; supported is none")
+        raise SetupError(
+            f"adapter {folder}: bias={config['bias']!s:.100} is not supported; supported is none"
+        )
     for field in _REFUSED_WHEN_SET:
         if config.get(field):
             raise SetupError(f"adapter {folder}: {field} is not supported")
     start = config.get("init_lora_weights")
     if isinstance(start, str) and start.lower().startswith(_CHANGES_THE_BASE):
         raise SetupError(
-            f"adapter {folder}: init_lora_weights={start} changes the base model; convert the adapter to a "
-            "plain LoRA with PEFT's path_initial_model_for_weight_conversion"
+            f"adapter {folder}: init_lora_weights={start:.100} changes the base model; convert the adapter "
+            "to a plain LoRA with PEFT's path_initial_model_for_weight_conversion"
         )
 
 
@@ -207,8 +205,10 @@ def _by_pattern(config: Mapping[str, Any], field: str, module: str, default: obj
             if _matches(pattern, module, folder):
                 value = candidate
                 break
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        raise SetupError(f"adapter {folder}: {field or 'rank'} of {module} is {value!r}, which is no number")
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= sys.float_info.max:
+        raise SetupError(
+            f"adapter {folder}: {field or 'rank'} of {module} is {value!r:.100}, which is no number"
+        )
     return float(value)
 
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from baton.config import ModelConfig
 from baton.core.errors import SetupError
-from engine.model_files.fields import Fields, read_dtype
+from engine.model_files.fields import INTEGER_MAX, LAYERS_MAX, Fields, read_dtype
 from engine.model_files.spec import ModelSpec
 
 _ROPE_KINDS = frozenset({None, "default", "linear", "llama3", "yarn", "proportional"})
@@ -35,6 +35,10 @@ def read_fallback_spec(architecture: str, fields: Fields) -> ModelSpec:
     context_tokens = _size(config, "max_position_embeddings", architecture, fields)
     head_dim = getattr(config, "qk_head_dim", None) or getattr(config, "head_dim", None)
     head_dim = head_dim or hidden_size // head_count
+    if not isinstance(head_dim, int) or not 0 < head_dim <= hidden_size * 64:
+        raise SetupError(
+            f"{fields.where}: {architecture} is not supported: its head_dim is {head_dim!r:.100}"
+        )
     return ModelSpec(
         architecture=architecture,
         vocab_size=_size(config, "vocab_size", architecture, fields),
@@ -42,7 +46,7 @@ def read_fallback_spec(architecture: str, fields: Fields) -> ModelSpec:
         intermediate_size=0,
         layer_count=layer_count,
         head_count=head_count,
-        kv_head_count=_kv_heads(config, head_count),
+        kv_head_count=_kv_heads(config, head_count, fields),
         head_dim=head_dim,
         norm_eps=0.0,
         context_tokens=context_tokens,
@@ -83,6 +87,10 @@ def _known_config(architecture: str, fields: Fields) -> Any:
             f"{fields.where}: architecture {architecture} is not supported: it is no decoder that "
             f"transformers {transformers.__version__} knows by model_type {kind}"
         )
+    for name, value in fields.data.items():
+        # The library makes lists of so many items.
+        if "layer" in name and isinstance(value, int) and value > LAYERS_MAX:
+            raise SetupError(f"{fields.where}: {name} must be at most {LAYERS_MAX}, is {value!r:.100}")
     try:
         return CONFIG_MAPPING[kind].from_dict(dict(fields.data))
     except Exception as error:  # transformers' validators raise several kinds, by several libraries
@@ -111,10 +119,13 @@ def _refuse_other_state(architecture: str, config: Any, fields: Fields) -> None:
         )
 
 
-def _kv_heads(config: Any, head_count: int) -> int:
+def _kv_heads(config: Any, head_count: int, fields: Fields) -> int:
     if getattr(config, "multi_query", False):
         return 1
-    return getattr(config, "num_key_value_heads", None) or head_count
+    found: object = getattr(config, "num_key_value_heads", None) or head_count
+    if not isinstance(found, int) or not 0 < found <= head_count:
+        raise SetupError(f"{fields.where}: num_key_value_heads is {found!r:.100} of {head_count} heads")
+    return found
 
 
 def _rope_kinds(parameters: object) -> Iterator[object]:
@@ -127,10 +138,10 @@ def _rope_kinds(parameters: object) -> Iterator[object]:
 
 def _size(config: Any, name: str, architecture: str, fields: Fields) -> int:
     value: object = getattr(config, name, None)
-    if not isinstance(value, int) or value < 1:
+    if not isinstance(value, int) or not 0 < value <= INTEGER_MAX:
         raise SetupError(
-            f"{fields.where}: {architecture} is not supported: its {name} is {value!r}, not one whole number "
-            "for all layers"
+            f"{fields.where}: {architecture} is not supported: its {name} is {value!r:.100}, not one whole "
+            "number for all layers"
         )
     return value
 

@@ -13,7 +13,8 @@ from msgspec.structs import replace
 from baton.core.errors import SetupError
 from engine.model_files.fallback_spec import read_fallback_spec
 from engine.model_files.families import FAMILIES
-from engine.model_files.fields import Fields, read_eos_token_ids, read_json
+from engine.model_files.fields import Fields, read_eos_token_ids
+from engine.model_files.json_files import read_json_object
 from engine.model_files.quant_scheme import parse_scheme
 from engine.model_files.spec import ModelSpec
 
@@ -24,10 +25,10 @@ def load_spec(folder: Path) -> ModelSpec:
     """Raises SetupError: no such folder, no config.json, broken JSON, or see `parse_spec`."""
     if not folder.is_dir():
         raise SetupError(f"model folder {folder} does not exist")
-    config = read_json(folder / "config.json")
+    config = read_json_object(folder / "config.json")
     if config is None:
         raise SetupError(f"{folder} has no config.json: not a Hugging Face model folder")
-    generation = read_json(folder / "generation_config.json")
+    generation = read_json_object(folder / "generation_config.json")
     return parse_spec(config, generation=generation, where=str(folder / "config.json"))
 
 
@@ -64,7 +65,9 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _architecture(fields: Fields) -> str:
     names: object = fields.data.get("architectures")
-    listed = [str(name) for name in cast(list[object], names)] if isinstance(names, list) else []
+    listed = [f"{name!s:.100}" for name in cast(list[object], names)] if isinstance(names, list) else []
     if not listed:
-        raise SetupError(f"{fields.where}: architecture none is not supported: `architectures` is {names!r}")
+        raise SetupError(
+            f"{fields.where}: architecture none is not supported: `architectures` is {names!r:.100}"
+        )
     return next((name for name in listed if name in FAMILIES), listed[0])

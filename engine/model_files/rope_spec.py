@@ -63,24 +63,30 @@ def rope_from(
         raise SetupError(
             f"{params.where}: partial_rotary_factor {partial} of {head_dim} must give an even number"
         )
-    theta = params.number("rope_theta", fields.number("rope_theta", 10_000.0))
+    theta = params.positive("rope_theta", fields.positive("rope_theta", 10_000.0))
     if kind == "default":
         return RopeSpec(kind=kind, theta=theta, rotary_dim=rotary_dim)
+    if kind == "dynamic" and rotary_dim == 2:
+        raise SetupError(f"{params.where}: dynamic needs more than 2 rotated dimensions")
     original = context_tokens
     if kind in ("llama3", "yarn", "longrope"):
         inner = params.integer("original_max_position_embeddings", context_tokens)
         original = fields.integer("original_max_position_embeddings", inner)
     stretch = context_tokens / original if kind in ("yarn", "longrope") else None
+    low = params.positive("low_freq_factor", None if kind == "llama3" else 1.0)
+    high = params.positive("high_freq_factor", None if kind == "llama3" else 4.0)
+    if kind == "llama3" and low >= high:
+        raise SetupError(f"{params.where}: low_freq_factor {low:g} must be below high_freq_factor {high:g}")
     return RopeSpec(
         kind=kind,
         theta=theta,
         rotary_dim=rotary_dim,
-        factor=params.number("factor", stretch),
+        factor=params.positive("factor", stretch),
         original_context_tokens=original,
-        low_freq_factor=params.number("low_freq_factor", None if kind == "llama3" else 1.0),
-        high_freq_factor=params.number("high_freq_factor", None if kind == "llama3" else 4.0),
-        beta_fast=params.number("beta_fast", 32.0),
-        beta_slow=params.number("beta_slow", 1.0),
+        low_freq_factor=low,
+        high_freq_factor=high,
+        beta_fast=params.positive("beta_fast", 32.0),
+        beta_slow=params.positive("beta_slow", 1.0),
         attention_factor=params.number("attention_factor") if params.has("attention_factor") else None,
         mscale=params.number("mscale", 0.0),
         mscale_all_dim=params.number("mscale_all_dim", 0.0),
@@ -96,7 +102,7 @@ def _kind(params: Fields, renamed: dict[str, RopeKind]) -> RopeKind:
     for kind in ROPE_KINDS:
         if renamed.get(str(name), name) == kind or (name is None and kind == "default" and not nested):
             return kind
-    what = f"per layer type ({', '.join(nested)})" if nested else f"type {name}"
+    what = f"per layer type ({', '.join(nested):.100})" if nested else f"type {name!s:.100}"
     raise SetupError(f"{params.where}: {what} is not supported; supported are {', '.join(ROPE_KINDS)}")
 
 
@@ -104,6 +110,8 @@ def _factors(params: Fields, name: str, kind: RopeKind, rotary_dim: int) -> tupl
     if kind != "longrope":
         return ()
     factors = params.numbers(name)
+    if any(factor <= 0 for factor in factors):
+        raise SetupError(f"{params.where}: {name} must be above 0")
     if len(factors) != rotary_dim // 2:
         raise SetupError(f"{params.where}: {name} must have {rotary_dim // 2} numbers, has {len(factors)}")
     return factors

@@ -1,17 +1,29 @@
 """The safetensors files of a model folder, without their tensors' values. No torch here: a damaged
 checkpoint is found before any process that computes is started."""
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from baton.core.errors import SetupError
+from engine.model_files.json_files import parse_json_object, read_json_object
 
-_HEADER_BYTES_MAX = 100 * 2**20
-"""The safetensors format's own limit."""
-_DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I8": 1, "U8": 1, "F8_E4M3": 1}
+_HEADER_BYTES_MAX = 32 * 2**20
+"""Enough for 250,000 tensors. The format allows three times as much, which would take gigabytes to parse."""
+_INDEX_BYTES_MAX = 64 * 2**20
+_FILES_MAX = 4096
+_DIMENSIONS_MAX = 8
+_DTYPE_BYTES: dict[str, int] = {
+    dtype: size
+    for size, dtypes in (
+        (8, ("F64", "I64", "U64")),
+        (4, ("F32", "I32", "U32")),
+        (2, ("F16", "BF16", "I16", "U16")),
+        (1, ("F8_E4M3", "F8_E5M2", "F8_E8M0", "I8", "U8", "BOOL")),
+    )
+    for dtype in dtypes
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +48,29 @@ def weight_files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     if single.is_file():
         return [single]
-    if not index.is_file():
+    content = read_json_object(index, bytes_max=_INDEX_BYTES_MAX, what="a safetensors index")
+    if content is None:
         raise SetupError(f"{folder} has no model.safetensors and no model.safetensors.index.json")
-    try:
-        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise SetupError(f"{index} is not a safetensors index: {error!r}") from error
-    files = [folder / str(name) for name in sorted(names)]
+    places: object = content.get("weight_map")
+    names = (
+        set(map(str, cast(dict[str, object], places).values())) if isinstance(places, dict) else set[str]()
+    )
+    if not 0 < len(names) <= _FILES_MAX:
+        raise SetupError(f"{index} is not a safetensors index: its weight_map names {len(names)} files")
+    files = [folder / name for name in sorted(names)]
     for file in files:
-        # Names come from a downloaded file: they must not lead out of the folder.
-        if file.parent != folder or not file.is_file():
-            raise SetupError(f"{index} names {file.name}, which is not in {folder}")
+        # Names come from a downloaded file: they must not lead out of the folder. Links of the folder itself
+        # may, since that is how the cache of the Hugging Face hub keeps files.
+        if file.parent != folder or not _is_file(file):
+            raise SetupError(f"{index} names {file.name:.200}, which is not in {folder}")
     return files
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # longer than a name may be, or with a null character
+        return False
 
 
 def read_header(file: Path) -> tuple[bytes, dict[str, TensorEntry]]:
@@ -62,28 +85,49 @@ def read_header(file: Path) -> tuple[bytes, dict[str, TensorEntry]]:
             if size < 8 or header_bytes > min(size - 8, _HEADER_BYTES_MAX):
                 raise SetupError(f"{file} is truncated or is not a safetensors file")
             header = stream.read(header_bytes)
-        content = cast(dict[str, Any], json.loads(header))
+        content = parse_json_object(header, str(file), what="a safetensors file")
         content.pop("__metadata__", None)
         entries = {name: _entry(file, value, 8 + header_bytes) for name, value in content.items()}
     except OSError as error:
         raise SetupError(f"cannot read {file}: {error}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise SetupError(f"{file} is not a safetensors file: {error!r}") from error
-    end = max((entry.end for entry in entries.values()), default=8 + header_bytes)
-    if end > size:
-        raise SetupError(f"{file} is truncated: its header tells of {end} bytes, the file has {size}")
-    if end < size:
-        raise SetupError(f"{file} is damaged: its header tells of {end} bytes, the file has {size}")
+        raise SetupError(f"{file} is not a safetensors file: {error!r:.300}") from error
+    _check_places(file, entries, 8 + header_bytes, size)
     return header, entries
 
 
+def _check_places(file: Path, entries: dict[str, TensorEntry], data_start: int, size: int) -> None:
+    """The format has the tensors one behind the other, without holes, up to the end of the file."""
+    at = data_start
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].start, item[1].end)):
+        if entry.start != at:
+            raise SetupError(
+                f"{file} is damaged: {name:.200} begins at byte {entry.start}, where {at} was expected; "
+                "download it anew"
+            )
+        at = entry.end
+    if at > size:
+        raise SetupError(f"{file} is truncated: its header tells of {at} bytes, the file has {size}")
+    if at < size:
+        raise SetupError(f"{file} is damaged: its header tells of {at} bytes, the file has {size}")
+
+
 def _entry(file: Path, value: dict[str, Any], data_start: int) -> TensorEntry:
-    start, end = (int(offset) for offset in value["data_offsets"])
-    shape = tuple(int(length) for length in value["shape"])
-    dtype = str(value["dtype"])
+    start, end = _whole(value["data_offsets"], "data_offsets")
+    shape = _whole(value["shape"], "shape")
+    dtype = value["dtype"]
+    if not isinstance(dtype, str) or len(shape) > _DIMENSIONS_MAX:
+        raise ValueError(f"dtype {dtype!r:.100} of {len(shape)} dimensions")
     item_bytes = _DTYPE_BYTES.get(dtype)
-    if start < 0 or end < start or any(length < 0 for length in shape):
+    if end < start:
         raise ValueError(f"offsets {start}, {end}, shape {shape}")
     if item_bytes is not None and math.prod(shape) * item_bytes != end - start:
         raise ValueError(f"shape {shape} of {dtype} is not {end - start} bytes")
     return TensorEntry(file, dtype, shape, data_start + start, data_start + end)
+
+
+def _whole(values: object, name: str) -> tuple[int, ...]:
+    found = cast(list[object], values) if isinstance(values, list) else [None]
+    if not all(isinstance(one, int) and not isinstance(one, bool) and 0 <= one < 2**63 for one in found):
+        raise ValueError(f"{name} {values!r:.100}")
+    return tuple(cast(list[int], found))

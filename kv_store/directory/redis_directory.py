@@ -145,7 +145,7 @@ class RedisDirectory:
 def _member(raw: bytes) -> StoreMember | None:
     try:
         return msgspec.msgpack.decode(raw, type=StoreMember)
-    except msgspec.MsgspecError as error:  # an entry of another version
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:  # an entry of another version
         log.debug("a member that cannot be read: %s", error)
         return None
 

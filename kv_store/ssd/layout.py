@@ -102,7 +102,7 @@ def decode_label(page: bytes | bytearray | memoryview, *, file_id: bytes, slot: 
         return None
     try:
         facts = _decoder.decode(page[_LABEL.size : _LABEL.size + facts_bytes])
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return None
     sequence, payload_bytes, payload_checksum = numbers
     return Label(slot, sequence, payload_bytes, payload_checksum, facts)

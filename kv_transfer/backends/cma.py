@@ -265,7 +265,7 @@ def parse_offer(offer: bytes, *, block_bytes: int) -> CmaOffer:
     """Raises IncompatiblePeer: malformed, another version, other blocks than expected."""
     try:
         parsed = msgspec.msgpack.decode(offer, type=CmaOffer)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise IncompatiblePeer(f"malformed CMA offer: {error}") from error
     if parsed.version != OFFER_VERSION:
         raise IncompatiblePeer(f"CMA offer version {parsed.version}, not {OFFER_VERSION}")

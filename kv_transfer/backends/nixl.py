@@ -36,7 +36,8 @@ log = logging.getLogger(__name__)
 
 OFFER_VERSION = 1
 OFFER_BYTES_MAX = 64 * 1024
-BLOCK_COUNT_MAX = 2**31 - 1
+BLOCK_COUNT_MAX = 2**24
+"""Blocks of a peer, at most: NIXL keeps a descriptor of each, about 32 bytes."""
 GENERATION_BYTES = 8
 SCRATCH_ENTRIES = 4096
 RANGED_DESCRIPTORS = 65_536
@@ -200,7 +201,7 @@ class NixlBackend:
         def connect() -> None:
             try:
                 peer = self._load(worker_id, offer)
-            except ValueError as error:
+            except Exception as error:  # a library's code on what a peer sent: it may fail in any way
                 self._call_soon(_set_error, connected, IncompatiblePeer(f"{worker_id}: {error}"))
             else:
                 self._call_soon(self._connected, connected, peer)
@@ -429,7 +430,7 @@ def parse_offer(offer: bytes, *, block_bytes: int) -> NixlOffer:
         raise IncompatiblePeer(f"a NIXL offer of {len(offer)} B")
     try:
         parsed = msgspec.msgpack.decode(offer, type=NixlOffer)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise IncompatiblePeer(f"malformed NIXL offer: {error}") from error
     if parsed.version != OFFER_VERSION:
         raise IncompatiblePeer(f"NIXL offer version {parsed.version}, not {OFFER_VERSION}")

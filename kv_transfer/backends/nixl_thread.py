@@ -60,7 +60,7 @@ class TransferThread:
         self._thread.start()
 
     def submit(self, work: Job | Callable[[], None]) -> None:
-        """A job, or a control call that must not raise. Raises Refused."""
+        """A job, or a control call. Raises Refused."""
         if not self._thread.is_alive():  # a bug ended it: say so rather than let reads time out
             raise Refused("the transfer thread has ended")
         try:
@@ -90,12 +90,19 @@ class TransferThread:
                 self._advance(command)
                 wait_s = WATCH_MIN_S
             else:
-                command()
+                self._control(command)
             progressed = self._watch()
             wait_s = WATCH_MIN_S if progressed else min(wait_s * 1.5, self._watch_max_s())
         for job in self._running:
             self._release(job)
             self._end(job, error="transfers are closed")
+
+    def _control(self, call: Callable[[], None]) -> None:
+        """The thread outlives what a call raises: all reads of this process depend on it."""
+        try:
+            call()
+        except Exception:
+            log.exception("a control call of the transfer thread failed")
 
     def _watch_max_s(self) -> float:
         is_waited_for = any(not job.is_abandoned for job in self._running)

@@ -5,6 +5,7 @@ device memory). A read out of time closes its connection, so it settles at once:
 """
 
 import asyncio
+import re
 import secrets
 import socket
 import threading
@@ -46,6 +47,7 @@ from kv_transfer.layout import Ranges, check_ranges
 _T = TypeVar("_T")
 
 OFFER_VERSION = 1
+_HOST = re.compile(r"[A-Za-z0-9:][A-Za-z0-9_.:%-]{0,252}")
 CONNECT_TIMEOUT_S = 3.0
 READ_THREADS = 8
 CALLS_MAX = 1024
@@ -229,7 +231,7 @@ class TcpBackend:
             raise
         except Malformed as error:
             raise IncompatiblePeer(f"{call.peer.worker_id}: {error}") from error
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # the latter: a host's name that cannot be one
             raise TransferFailed(f"{call.peer.worker_id}: {error}") from error
 
     def _end(self, call: _TcpRead, running: "asyncio.Future[_T]") -> None:
@@ -249,8 +251,22 @@ class TcpBackend:
         deadline_s: float,
     ) -> list[int]:
         """Raises OSError (TimeoutError and ConnectionError are)."""
+        kept = self._take_kept(call, deadline_s)
+        if kept is not None:
+            try:
+                return self._over(kept, call, source, local, ranges)
+            except Malformed:
+                raise
+            except ConnectionError:
+                if call.is_abandoned:
+                    raise
+                # The source may have ended a connection that was idle. A new one shows whether it is there.
+        return self._over(connect(call, self._io, deadline_s), call, source, local, ranges)
+
+    def _over(
+        self, line: Line, call: _TcpRead, source: Sequence[int], local: Sequence[int], ranges: Ranges
+    ) -> list[int]:
         generations: list[int] = []
-        line = self._take_line(call, deadline_s)
         try:
             for start in range(0, len(source), REQUEST_BLOCKS_MAX):
                 part = slice(start, start + REQUEST_BLOCKS_MAX)
@@ -282,11 +298,11 @@ class TcpBackend:
             self._io.receive(line, local)
         return np.frombuffer(line.take(len(source) * GENERATION.itemsize), GENERATION).tolist()
 
-    def _take_line(self, call: _TcpRead, deadline_s: float) -> Line:
+    def _take_kept(self, call: _TcpRead, deadline_s: float) -> Line | None:
         with self._idle_lock:
             line = call.peer.idle.pop() if call.peer.idle else None
         if line is None:
-            return connect(call, self._io, deadline_s)
+            return None
         line.deadline_s = deadline_s
         try:
             call.use(line)
@@ -326,13 +342,13 @@ def parse_offer(offer: bytes, *, block_bytes: int) -> TcpOffer:
     """Raises IncompatiblePeer: malformed, another version, other blocks than ours."""
     try:
         parsed = msgspec.msgpack.decode(offer, type=TcpOffer)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise IncompatiblePeer(f"malformed TCP offer: {error}") from error
     if parsed.version != OFFER_VERSION:
         raise IncompatiblePeer(f"TCP offer version {parsed.version}, not {OFFER_VERSION}")
     if parsed.block_bytes != block_bytes:
         raise IncompatiblePeer(f"blocks of {parsed.block_bytes} B, ours have {block_bytes} B")
     is_sane = 0 < parsed.port < 65_536 and 0 < parsed.block_count < 2**32 and len(parsed.token) == TOKEN_BYTES
-    if not is_sane:
+    if not is_sane or not _HOST.fullmatch(parsed.host):
         raise IncompatiblePeer("malformed TCP offer: a field is out of range")
     return parsed

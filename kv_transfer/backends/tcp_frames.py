@@ -41,6 +41,9 @@ BLOCK_ID = np.dtype("<u4")
 GENERATION = np.dtype("<u8")
 RANGE = np.dtype("<u8")
 
+KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4))
+"""A side whose host is gone is noticed after two minutes."""
+
 Spans = Sequence[tuple[int, int]]
 """(offset, length) within a block."""
 
@@ -67,6 +70,8 @@ class Line:
         self.is_aborted = False
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in KEEPALIVE:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
     def left_s(self, at_most_s: float) -> float:
         """Raises TimeoutError when it is none."""

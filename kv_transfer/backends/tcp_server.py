@@ -33,6 +33,8 @@ from kv_transfer.backends.tcp_frames import (
 )
 
 CONNECTIONS_MAX = 256
+"""Connections, at most. For one more the oldest goes that has not greeted, or else the one that has been idle
+for longest, so that neither strangers nor readers that left keep others out."""
 HELLO_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 30.0
 """Time from a request's first byte to its answer's last; readers give up far sooner."""
@@ -46,6 +48,12 @@ class TcpServer:
         self._memory, self._io, self._token = memory, io, token
         self._lock = threading.Lock()
         self._lines: dict[Line, threading.Thread] = {}
+        self._ungreeted: dict[Line, None] = {}
+        """Lines whose reader has not shown the token yet, oldest first."""
+        self._idle: dict[Line, None] = {}
+        """Lines without a request, longest idle first."""
+        self._leaving: set[threading.Thread] = set()
+        """Threads of lines that had to make room."""
         self._is_closed = False
         try:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -60,7 +68,7 @@ class TcpServer:
         """Blocks until every thread has ended. Idempotent."""
         with self._lock:
             self._is_closed = True
-            threads = list(self._lines.values())
+            threads = [*self._lines.values(), *self._leaving]
             for line in self._lines:
                 line.abort()
         with contextlib.suppress(OSError):
@@ -80,32 +88,71 @@ class TcpServer:
                 log.warning("KV transfer could not accept a connection", exc_info=True)
                 time.sleep(0.05)  # out of descriptors: give others time to close theirs
                 continue
-            line = Line(sock, deadline_s=time.monotonic() + HELLO_TIMEOUT_S)
-            thread = threading.Thread(target=self._serve, args=(line,), name="kv tcp line", daemon=True)
-            with self._lock:
-                if self._is_closed or len(self._lines) >= CONNECTIONS_MAX:
-                    line.close()
-                    continue
-                self._lines[line] = thread
-                thread.start()
+            try:
+                self._take_up(sock)
+            except (OSError, RuntimeError):  # it has left already, or there is no room for a thread
+                log.warning("KV transfer could not take up a connection", exc_info=True)
+                sock.close()
+
+    def _take_up(self, sock: socket.socket) -> None:
+        """Raises OSError, or RuntimeError if no thread can be started."""
+        line = Line(sock, deadline_s=time.monotonic() + HELLO_TIMEOUT_S)
+        thread = threading.Thread(target=self._serve, args=(line,), name="kv tcp line", daemon=True)
+        with self._lock:
+            if self._is_closed or not self._make_room():
+                line.close()
+                return
+            thread.start()
+            self._lines[line] = thread
+            self._ungreeted[line] = None
+
+    def _make_room(self) -> bool:
+        """Whether one more line may be taken up. The lock is held."""
+        if len(self._lines) < CONNECTIONS_MAX:
+            return True
+        victim = next(iter(self._ungreeted), None) or next(iter(self._idle), None)
+        if victim is None or len(self._leaving) >= CONNECTIONS_MAX:
+            return False
+        self._leaving.add(self._lines.pop(victim))
+        self._ungreeted.pop(victim, None)
+        self._idle.pop(victim, None)
+        victim.abort()
+        return True
 
     def _serve(self, line: Line) -> None:
         try:
             self._greet(line)
+            with self._lock:
+                self._ungreeted.pop(line, None)
             self._io.greeted(line, is_source=True)
             while True:
-                line.deadline_s = time.monotonic() + IDLE_S
-                head = line.take(REQUEST.size)
-                line.deadline_s = time.monotonic() + ANSWER_TIMEOUT_S
-                self._answer(line, head)
+                self._answer(line, self._next_request(line))
         except Malformed as error:
             log.warning("KV transfer connection closed: %s", error)
         except OSError:
             pass  # the reader left, or gave up: its business
+        except Exception:  # ours: this connection ends, and no other
+            log.exception("a KV transfer connection failed")
         finally:
             with self._lock:
-                del self._lines[line]
+                self._lines.pop(line, None)
+                self._ungreeted.pop(line, None)
+                self._idle.pop(line, None)
+                self._leaving.discard(threading.current_thread())
             line.close()
+
+    def _next_request(self, line: Line) -> bytes:
+        line.deadline_s = time.monotonic() + IDLE_S
+        with self._lock:
+            if line in self._lines:
+                self._idle[line] = None
+        try:
+            first = line.take(1)
+        finally:
+            with self._lock:
+                self._idle.pop(line, None)
+        line.deadline_s = time.monotonic() + ANSWER_TIMEOUT_S
+        return first + line.take(REQUEST.size - 1)
 
     def _greet(self, line: Line) -> None:
         magic, version, token = HELLO.unpack(line.take(HELLO.size))
@@ -139,4 +186,6 @@ class TcpServer:
         size = self._memory.block_bytes
         if not all(0 < length <= size and start <= size - length for start, length in pairs):
             raise Malformed(f"a range outside a block of {size} B")
+        if sum(length for _, length in pairs) > size:  # else a small request would have any amount gathered
+            raise Malformed(f"ranges of more than a block of {size} B together")
         return [(start, length) for start, length in pairs]

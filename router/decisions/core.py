@@ -181,8 +181,8 @@ class RouterCore:
         match event:
             case Submit():
                 return self._submit(event)
-            case ClientGone(seq_id):
-                return self._on_client_gone(seq_id)
+            case ClientGone(seq_id, is_answered):
+                return self._on_client_gone(seq_id, is_answered=is_answered)
             case WorkerJoined(hello, address):
                 actions = self._lose(hello.worker_id, "a new session began")
                 self._placing.join(hello, address)
@@ -232,16 +232,19 @@ class RouterCore:
         self._settle(flow)
         return actions
 
-    def _on_client_gone(self, seq_id: SequenceId) -> list[RouterAction]:
+    def _on_client_gone(self, seq_id: SequenceId, *, is_answered: bool) -> list[RouterAction]:
         name = self._hedging.serving_attempt_of(seq_id)
         other = self._hedging.other_attempt_of(name)
-        return [a for one in (name, other) if one is not None for a in self._cancel(one)]
+        actions = self._cancel(name, is_answered=is_answered)
+        return actions if other is None else [*actions, *self._cancel(other)]
 
-    def _cancel(self, name: SequenceId) -> list[RouterAction]:
+    def _cancel(self, name: SequenceId, *, is_answered: bool = False) -> list[RouterAction]:
         flow = self._flows.get(name)
         if flow is None:
             return []
-        actions = flow.on_client_gone(now_s=self._now_s)
+        if is_answered:
+            self._failures.answered(flow, now_s=self._now_s)
+        actions = flow.on_client_gone(now_s=self._now_s, is_answered=is_answered)
         self._settle(flow)
         return actions
 

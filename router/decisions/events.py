@@ -81,11 +81,14 @@ class Submit(msgspec.Struct, frozen=True):
 
 
 class ClientGone(msgspec.Struct, frozen=True):
-    """The client disconnected, was too slow, or has all it wants because a stop string was found.
+    """The client disconnected, was too slow, or has all it wants.
 
     The sequence is cancelled at its workers and ends without a further action towards the client."""
 
     seq_id: SequenceId
+    is_answered: bool = False
+    """The router ended the answer, at a stop string or after the tool calls that are wanted. Such a sequence
+    ended well, as one that its worker finished."""
 
 
 class WorkerJoined(msgspec.Struct, frozen=True):

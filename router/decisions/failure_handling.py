@@ -95,6 +95,13 @@ class FailureHandling:
         if flow.state is RequestState.DONE:
             self.retries.earn(now_s)
 
+    def answered(self, flow: Flow, *, now_s: float) -> None:
+        """Note that the router is about to end the sequence, because its client has all that it wants."""
+        if flow.state is RequestState.DECODING:
+            for worker_id in flow.phases:
+                self.breakers.worked(worker_id, flow.name, now_s=now_s)
+        self.retries.earn(now_s)
+
     def is_planned(self, message: SequenceFailed, sources: Collection[WorkerId]) -> bool:
         """Whether the attempt failed because the worker that it read KV from is draining."""
         of_source = (FailureReason.SOURCE_LOST, FailureReason.SOURCE_REFUSED, FailureReason.TRANSFER)

@@ -228,9 +228,10 @@ class Flow:
             return self.refuse(FailureKind.NO_CAPACITY, message, now_s=now_s, retry_after_s=retry_after_s)
         return []
 
-    def on_client_gone(self, *, now_s: float) -> list[RouterAction]:
+    def on_client_gone(self, *, now_s: float, is_answered: bool = False) -> list[RouterAction]:
         actions = self._cancel_attempt()
-        self._life.to(RequestState.CANCELLED, now_s=now_s, cause="client gone")
+        end = RequestState.DONE if is_answered else RequestState.CANCELLED
+        self._life.to(end, now_s=now_s, cause="answered" if is_answered else "client gone")
         return actions
 
     def on_output(self, worker_id: WorkerId, output: SequenceOutput, *, now_s: float) -> list[RouterAction]:
@@ -333,9 +334,8 @@ class Flow:
         """Handle the end of a worker's session. `is_planned`: the worker was draining."""
         if worker_id not in self.phases:
             return []
-        detail = f"{worker_id} lost: {reason}"
         cause = RetryCause.DRAINED if is_planned else RetryCause.WORKER_LOST
-        return self._lost(worker_id, {worker_id}, cause, detail, now_s=now_s)
+        return self._lost(worker_id, {worker_id}, cause, f"{worker_id} lost: {reason}", now_s=now_s)
 
     # --- backup attempts and migration --------------------------------------------------------------
 

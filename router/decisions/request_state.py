@@ -18,7 +18,8 @@ class RequestState(StrEnum):
 
 _ENDS = frozenset({RequestState.DONE, RequestState.FAILED, RequestState.CANCELLED})
 LEGAL: dict[RequestState, frozenset[RequestState]] = {
-    RequestState.QUEUED: frozenset({RequestState.PREFILLING, RequestState.FAILED, RequestState.CANCELLED}),
+    # DONE follows if the router found the end of the answer in the last tokens of a lost attempt.
+    RequestState.QUEUED: frozenset({RequestState.PREFILLING}) | _ENDS,
     # A sequence goes back to QUEUED, here and below, when its attempt was lost or refused.
     # DECODING follows at once if the decode worker's message overtakes the prefill worker's, or if one worker
     # runs both phases.

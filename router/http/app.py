@@ -23,6 +23,7 @@ from router.http.request import EndpointApp, ModelDispatch, RequestHandler, erro
 from router.http.served_models import Models
 from router.http.service import Service
 from router.openai.bodies import decode_object, field_error
+from router.openai.openapi import document
 from router.openai.responses import error_body, error_of
 
 READ = ["GET", "HEAD"]
@@ -192,6 +193,10 @@ def _add_health(app: FastAPI, models: Models, directory_state: Callable[[], str]
     @app.api_route("/health", methods=READ)
     async def overview() -> Response:
         return _json(health([of(service) for service in models], facts()))
+
+    @app.api_route("/openapi.json", methods=READ)
+    async def openapi() -> Response:
+        return _json(document(body_bytes_max=models.first.config.body_bytes_max))
 
     @app.api_route("/metrics", methods=READ)
     async def metrics() -> Response:

@@ -21,6 +21,9 @@ log = logging.getLogger(__name__)
 HEADER_BYTES_MAX = 64 * 2**10
 HANG_UP_GRACE_S = 5.0
 """Time that a client has to read the reason after the server hung up on it."""
+PIPELINED_MAX = 128
+"""Most requests of one connection that wait for the answer to another. Thousands fit into one segment, and
+taking them in would hold up the event loop."""
 HEADERS_MAX = 256
 """Most headers of one request, trailers included."""
 
@@ -29,6 +32,7 @@ _TOO_LARGE = (
     f"the request's headers are too large: at most {HEADER_BYTES_MAX} bytes and {HEADERS_MAX} headers "
     "are allowed"
 )
+_TOO_MANY = f"too many requests wait on one connection: at most {PIPELINED_MAX} are allowed"
 
 
 def _write_now(of: "ref[RequestResponseCycle]", body: bytes) -> bool:
@@ -158,15 +162,14 @@ class BoundedProtocol(HttpToolsProtocol):
             assert self.parser is not None
             try:
                 self.parser.feed_data(rest)
-            except httptools.HttpParserUpgrade as upgrade:
-                method, version = self.parser.get_method(), self.parser.get_http_version()
-                head = head_bytes(method, self.url, version, without_upgrade(self.headers))
-                self.parser = httptools.HttpRequestParser(self)
-                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # As uvicorn does.
-                self.parser.feed_data(head)
-                rest = rest[upgrade.args[0] :]
-            else:
                 return
+            except httptools.HttpParserUpgrade as upgrade:
+                rest = rest[upgrade.args[0] :]
+            method, version = self.parser.get_method(), self.parser.get_http_version()
+            head = head_bytes(method, self.url, version, without_upgrade(self.headers))
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # As uvicorn does.
+            self.parser.feed_data(head)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -194,6 +197,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._offers_upgrade:
             return
         self.url, self.expect_100_continue = check_head(method, self.url, version, self.headers)
+        if len(self.pipeline) >= PIPELINED_MAX:
+            raise RefusedHead(HTTPStatus.TOO_MANY_REQUESTS, _TOO_MANY)
         self._is_head_complete = True
         self._stop_head_timer()
         super().on_headers_complete()

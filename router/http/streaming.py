@@ -99,8 +99,8 @@ class ResponseStream:
             if self.error is None:  # The first refusal ends the request.
                 self._driver.submit(choice.submit, choice)
 
-    def cancel(self, choice: ChoiceStream) -> None:
-        self._driver.client_gone(choice.seq_id)
+    def answered(self, choice: ChoiceStream) -> None:
+        self._driver.answered(choice.seq_id)
 
     def progress_of(self, choice: ChoiceStream) -> tuple[LatencyBreakdown | None, Served | None]:
         return self._driver.progress_of(choice.seq_id)

@@ -199,6 +199,11 @@ class Driver:
         self.feed(ClientGone(seq_id))
         return was_computing
 
+    def answered(self, seq_id: SequenceId) -> None:
+        """End a sequence whose client has all that it wants. It counts as one that ended well."""
+        if self._forget(seq_id) is not None:
+            self.feed(ClientGone(seq_id, is_answered=True))
+
     def progress_of(self, seq_id: SequenceId) -> tuple[LatencyBreakdown | None, Served | None]:
         """Return where the sequence's time went so far, and the workers that serve it."""
         return self._core.progress_of(seq_id)

@@ -163,10 +163,10 @@ def _check_call(call: Any, where: str, counts: _Counts) -> dict[str, Any]:
 
 
 def _decoded(text: str, where: str, budget: JsonBudget) -> Any:
-    budget.take(text.encode(), where)
     try:
+        budget.take(text.encode(), where)
         return msgspec.json.decode(with_replaced_escapes(text))
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise _bad(where, f"must be a JSON object, as a string: {error}") from error
 
 

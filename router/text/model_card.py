@@ -1,12 +1,12 @@
 """Facts that the router needs of a model: how long a sequence may be, which ids exist, which ones end it."""
 
-import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
-from baton.core.errors import PromptTooLong
+from baton.core.errors import PromptTooLong, SetupError
+from engine.model_files.json_files import read_json_object
 from engine.model_files.read_spec import load_spec
 
 
@@ -32,12 +32,15 @@ def prompt_too_long(prompt_tokens: int, context_tokens: int, field: str) -> Prom
     )
 
 
-def _matryoshka(config: dict[str, Any]) -> tuple[int, ...] | None:
+def _matryoshka(config: dict[str, Any], folder: Path) -> tuple[int, ...] | None:
     """Return the allowed lengths as sentence-transformers and vLLM read them: `matryoshka_dimensions`, or
     `is_matryoshka` for any."""
     dimensions = config.get("matryoshka_dimensions")
     if isinstance(dimensions, list):
-        return tuple(int(one) for one in dimensions)
+        listed = cast(list[object], dimensions)
+        if not all(isinstance(one, int) and not isinstance(one, bool) and one > 0 for one in listed):
+            raise SetupError(f"{folder}/config.json: matryoshka_dimensions must be whole numbers above 0")
+        return tuple(cast(list[int], listed))
     return () if config.get("is_matryoshka") else None
 
 
@@ -45,8 +48,7 @@ def read_model_card(folder: Path) -> ModelCard:
     """Read the facts from a model folder. Raises SetupError if there is none, or the model cannot be served;
     see `load_spec`."""
     spec = load_spec(folder)
-    path = folder / "config.json"
-    config: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    config = read_json_object(folder / "config.json") or {}
     return ModelCard(
         spec.context_tokens,
         spec.vocab_size,
@@ -54,5 +56,5 @@ def read_model_card(folder: Path) -> ModelCard:
         model_type=str(config.get("model_type", "")),
         hidden_size=spec.hidden_size,
         layer_count=spec.layer_count,
-        matryoshka_dimensions=_matryoshka(config),
+        matryoshka_dimensions=_matryoshka(config, folder),
     )

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -16,10 +17,14 @@ from engine.model_files.resolve import FILES_WITHOUT_WEIGHTS, resolve_model
 from router.text.conversation import Template
 from router.text.model_card import ModelCard, prompt_too_long, read_model_card
 from router.text.quick_encoder import QuickEncoder, quick_encoder
+from router.text.template_bounds import THREAD_S, TookTooLong, bound_operations, run_bounded
 from router.text.text_bound import characters_per_token_max
 from router.text.token_bytes import TokenBytes, token_bytes_of
+from router.text.tokenizer_files import check_tokenizer_files, largest_id
 
 log = logging.getLogger(__name__)
+
+bound_operations()
 
 R = TypeVar("R")
 ChatMessage = dict[str, Any]
@@ -48,12 +53,18 @@ WAITING_MAX = 512
 """Most texts that wait for a thread; one more is refused."""
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _quick(rust: Any) -> tuple[QuickEncoder | None, str]:
     return (None, "it is written in Python") if rust is None else quick_encoder(rust)
+
+
+def _greet(pretrained: Any, template: str) -> None:
+    pretrained.apply_chat_template(
+        [{"role": "user", "content": "hi"}], chat_template=template, tokenize=False
+    )
 
 
 def _check_templates(pretrained: Any, folder: Path) -> None:
@@ -62,9 +73,12 @@ def _check_templates(pretrained: Any, folder: Path) -> None:
     templates = pretrained.chat_template or {}
     for source in templates.values() if isinstance(templates, dict) else [templates]:
         try:
-            pretrained.apply_chat_template(
-                [{"role": "user", "content": "hi"}], chat_template=source, tokenize=False
-            )
+            run_bounded(partial(_greet, pretrained, source), seconds=THREAD_S)
+        except TookTooLong:
+            raise SetupError(
+                f"the chat template of {folder} needs more than {THREAD_S:.0f} s for a greeting; mend it in "
+                "chat_template.jinja or tokenizer_config.json, or take it out"
+            ) from None
         except jinja2.TemplateSyntaxError as error:
             raise SetupError(
                 f"the chat template of {folder} does not parse: line {error.lineno}: {first_line(error)}; "
@@ -88,6 +102,8 @@ class Tokenizer:
             rust.no_truncation()
             rust.no_padding()
         self._rust = rust
+        self._has_strange_ids = largest_id(pretrained) >= card.vocab_size
+        """True if the tokenizer knows ids that the model has no embedding for. Its texts are checked."""
         self._quick, self.why_not_quick = _quick(rust) if may_be_quick else (None, "it was switched off")
         """Reason why there is no quick encoder; empty: there is one."""
         self._characters_per_token = None if rust is None else characters_per_token_max(rust.to_str())
@@ -112,12 +128,15 @@ class Tokenizer:
         tokenizer."""
         folder = resolve_model(path, revision, files=FILES_WITHOUT_WEIGHTS)
         card = read_model_card(folder)
+        check_tokenizer_files(folder)
         try:
             pretrained = transformers.AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
-        except (OSError, ValueError, KeyError, ImportError, TypeError) as error:
+            _check_templates(pretrained, folder)
+            return cls(pretrained, card, may_be_quick=may_be_quick)
+        except (SetupError, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # libraries' code on the folder's files, Rust's panics included
             raise SetupError(f"no usable tokenizer in {folder}: {first_line(error)}") from error
-        _check_templates(pretrained, folder)
-        return cls(pretrained, card, may_be_quick=may_be_quick)
 
     def limit_context(self, tokens_max: int) -> None:
         """Limit the context to what the operator allows; 0: the model's own limit."""
@@ -237,8 +256,17 @@ class Tokenizer:
                 param=field,
             )
         if self._rust is None:
-            return tuple(self._pretrained.encode(text, add_special_tokens=with_special))
-        ids = self._ids_of(text, with_special)
+            ids = tuple(self._pretrained.encode(text, add_special_tokens=with_special))
+        else:
+            ids = self._ids_of(text, with_special)
+        if self._has_strange_ids and ids and max(ids) >= self.card.vocab_size:
+            raise ClientError(
+                f"the {field} has text whose token {max(ids)} the model does not know, which has "
+                f"{self.card.vocab_size}; leave out its special tokens",
+                param=field,
+            )
+        if self._rust is None:
+            return ids
         if len(ids) >= context and not may_be_cut:
             raise prompt_too_long(len(ids), context, field)
         return ids
@@ -256,14 +284,16 @@ class Tokenizer:
         self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]], template: Template
     ) -> str:
         try:
-            text: str = self._pretrained.apply_chat_template(
-                self._known_roles(messages),
-                tools=list(tools) or None,
-                documents=list(template.documents) or None,
-                tokenize=False,
-                add_generation_prompt=template.add_generation_prompt,
-                continue_final_message=template.continue_final_message,
-                **template.kwargs,
+            text: str = run_bounded(
+                lambda: self._pretrained.apply_chat_template(
+                    self._known_roles(messages),
+                    tools=list(tools) or None,
+                    documents=list(template.documents) or None,
+                    tokenize=False,
+                    add_generation_prompt=template.add_generation_prompt,
+                    continue_final_message=template.continue_final_message,
+                    **template.kwargs,
+                )
             )
         except Exception as error:  # The template is a program of the model, and may fail in any way.
             raise ClientError(

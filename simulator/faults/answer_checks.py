@@ -107,7 +107,8 @@ class AnswerChecks:
         if got != want:
             raise self._wrong(client, 2, f"the answer is {got}, undisturbed {want}")
         self._count_features(client, want)
-        self._is_usage_true(client, answer, sum(choice.token_count for choice in counted))
+        client.completion_tokens = sum(choice.token_count for choice in counted)
+        self._is_usage_true(client, answer, client.completion_tokens)
 
     def _count_features(self, client: SimClient, want: list[Choice]) -> None:
         counts = self._run.counts

@@ -4,7 +4,7 @@ The checks look from outside: at what clients received, at what lies in the bloc
 wire. They ask the decision objects for nothing but their own accounts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from baton.core.ids import WorkerId
 from baton.core.messages import (
@@ -34,10 +34,12 @@ from router.decisions.events import (
     ToWorker,
 )
 from router.decisions.hedging import submitted_name
+from router.http.streaming import DEADLINE_GRACE_S
 from simulator.faults.answer_checks import AnswerChecks
 from simulator.faults.client import Ending, SimClient
 from simulator.faults.model import Model
 from simulator.faults.observed_processes import ObservedRouter, ObservedStoreNode, ObservedWorker
+from simulator.faults.quota_checks import QuotaChecks
 from simulator.faults.router_checks import RouterChecks
 from simulator.faults.run_context import RunContext, Violation
 from simulator.faults.scenario import DELAYING, Scenario
@@ -45,6 +47,13 @@ from simulator.faults.sequence_checks import SequenceChecks
 from simulator.faults.starvation import StarvationChecker
 from worker.events import CopyFromStore, CopyToStore
 
+DEADLINE_SLACK_S = 0.5
+"""Longest time after a deadline until its client has an answer."""
+CLOCK_SLACK = 1.02
+"""Factor by which a router's clock may be fast or slow."""
+COMES_BACK_WITHIN_S = 4
+PROMISED = (FailureKind.UNMET.value, FailureKind.QUEUE_FULL.value, FailureKind.NO_CAPACITY.value)
+"""Failures after which a router keeps a place for the client until it comes back."""
 AUDIT_EVERY = 8
 """Events of one worker between two audits of its accounts."""
 
@@ -63,7 +72,9 @@ class Checkers:
         "_scenario",
         "_starvation",
         "clients",
+        "comes_back",
         "is_without_faults",
+        "quotas",
         "run",
         "sequences",
     )
@@ -72,7 +83,10 @@ class Checkers:
         self.run, self._scenario = run, scenario
         self.clients: dict[str, SimClient] = {client.request_id: client for client in clients}
         self.sequences = SequenceChecks(run, self.clients, scenario, model)
+        self.quotas = QuotaChecks(run, scenario)
         self._answers = AnswerChecks(run, scenario)
+        self.comes_back: Callable[[SimClient], None] = lambda client: None
+        """Schedules a client that comes again; set by the run."""
         self.is_without_faults = not scenario.faults
         """The run has no faults, so nothing may fail for want of a worker."""
         self._audits: dict[str, int] = {}
@@ -107,12 +121,20 @@ class Checkers:
         ending = self._answers.judge(client)
         if client.ending is None:
             self.ended(client, ending)
-        self._of(router.name).answered(client)
+        checks = self._of(router.name)
+        checks.answered(client)
+        exchange = client.exchange
+        assert exchange is not None
+        if ending is Ending.FAILED and (after := exchange.headers.get("retry-after")) is not None:
+            checks.refused_count += 1
+            self._may_come_back(client, int(after), checks.refused_count)
 
     def before_router_event(self, router: ObservedRouter, event: RouterEvent) -> None:
         match event:
             case Submit():
-                self._of(router.name).submitted(self.sequences.submitted(event))
+                sequence = self.sequences.submitted(event)
+                self.quotas.submitted(sequence.client)
+                self._of(router.name).submitted(sequence)
             case ClientGone(seq_id):
                 if self.sequences.cancelled(seq_id):
                     self._of(router.name).failures.finished()
@@ -131,15 +153,17 @@ class Checkers:
                     self.sequences.finished(action)
                     checks.failures.finished()
                 case Failed():
-                    checks.failures.failed(action)
                     self._failed(action)
+                    checks.failed(action, self.sequences.by_id[action.seq_id])
                 case Note():
                     sequence = self.sequences.noted(action)
-                    checks.noted(action, sequence)
+                    checks.noted(router, action, sequence)
                     if action.what == "retried" and self.is_without_faults:
                         raise Violation(
                             6, f"no fault in this run, but retried: {action.reason}", seq_id=action.seq_id
                         )
+                case ToWorker(_, StartSequence() as start):
+                    self.sequences.started(start)
                 case ToWorker():
                     pass
         checks.after_event(router)
@@ -167,7 +191,43 @@ class Checkers:
         self._of(router.name).rested(router)
 
     def router_died(self, router: ObservedRouter) -> None:
-        del self._routers[router.name]
+        self._routers.pop(router.name, None)
+
+    def arrived(self, router: ObservedRouter, client: SimClient) -> None:
+        """Watch the deadline of a request that a router begins to handle."""
+        config = self._scenario.router
+        limit_s = self._scenario.hasty_s if client.is_hasty else config.request_timeout_s
+        slack_s = DEADLINE_SLACK_S + (DEADLINE_GRACE_S if client.is_slow else 0.0)
+        due_s = self.run.clock.now_s + limit_s * CLOCK_SLACK + slack_s
+        self.run.clock.at(due_s, self._is_answered, router, client)
+
+    def _is_answered(self, router: ObservedRouter, client: SimClient) -> None:
+        """Check invariant 6: nobody waits for longer than its deadline."""
+        now_s = self.run.clock.now_s
+        if client.ending is not None or not router.is_alive:
+            return
+        if router.is_frozen or now_s < router.thawed_s + DEADLINE_SLACK_S:
+            self.run.clock.after(DEADLINE_SLACK_S, self._is_answered, router, client)
+            return
+        seq_id = client.sequences[-1].seq_id if client.sequences else ""
+        raise Violation(6, f"{client.name} waits at {router.name} after its deadline", seq_id=seq_id)
+
+    def _may_come_back(self, client: SimClient, after_s: int, refused_count: int) -> None:
+        """Let a client that was refused come again at the time that it was told."""
+        if not client.comes_back or after_s > COMES_BACK_WITHIN_S:
+            return
+        again = client.again(f"{client.name}.again")
+        config = self._scenario.router
+        bounds = [one.queue_max for one in self._scenario.slo.classes.values() if one.queue_max]
+        places = min([config.queue_requests_max, *filter(None, (config.queue_tenant_max,)), *bounds])
+        again.is_promised = any(s.failure.startswith(PROMISED) for s in client.sequences) and (
+            refused_count <= max(1, places // 4)
+        )
+        again.arrives_s = self.run.clock.now_s + after_s + 0.1
+        self.run.counts["clients that came back"] += 1
+        self.run.counts["clients that came back to a promise"] += again.is_promised
+        self.clients[again.request_id] = again
+        self.comes_back(again)
 
     def _of(self, router: str) -> RouterChecks:
         if router not in self._routers:
@@ -300,16 +360,24 @@ class Checkers:
             counts["embeddings"] += item.wants_embedding
 
     def _is_still_wanted(self, worker: ObservedWorker, item: StepItem) -> None:
-        """Check invariant 6: a worker hears within a bounded time that a client or a router is gone."""
+        """Check invariant 6: a worker hears within a bounded time that a sequence is over, or goes on in
+        another attempt."""
         sequence = self.sequences.by_id[submitted_name(item.key.seq_id)]
-        if sequence.ending not in (Ending.GONE, Ending.BROKEN) or self._scenario.faults & DELAYING:
+        if self._scenario.faults & DELAYING:
             return
-        late_s = self.run.clock.now_s - sequence.ended_s - self._scenario.network_latency_s * 50
-        if late_s > (self._scenario.router_grace_s * 1.01 if sequence.ending is Ending.BROKEN else 0.0) + 0.1:
+        patience_s = 0.1 + self._scenario.network_latency_s * 50
+        if sequence.ending is not None:
+            over_s, why = sequence.ended_s, f"its client was {sequence.ending}"
+            if sequence.ending is Ending.BROKEN:
+                patience_s += self._scenario.router_grace_s * 1.01
+        elif item.key.seq_id == sequence.seq_id and item.key.epoch < sequence.epoch:
+            over_s, why = sequence.epoch_s, f"attempt {sequence.epoch} began"
+        else:
+            return
+        late_s = self.run.clock.now_s - over_s
+        if late_s > patience_s:
             raise Violation(
-                6,
-                f"{worker.name} computes {item.key} {late_s:.2f} s after its client was {sequence.ending}",
-                seq_id=sequence.seq_id,
+                6, f"{worker.name} computes {item.key} {late_s:.2f} s after {why}", seq_id=sequence.seq_id
             )
 
     def _is_new_content(self, worker: ObservedWorker, item: StepItem) -> None:
@@ -373,6 +441,8 @@ class Checkers:
                 raise Violation(3, f"{worker.name} still holds something: {worker.core.status()}")
         for router in routers:
             self.audit_router(router)
+            if router.is_alive:
+                self._of(router.name).counts.at_rest(router)
             if not router.core.is_idle:
                 raise Violation(8, f"{router.name} is not idle: {router.core.status()}")
 

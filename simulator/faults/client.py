@@ -43,6 +43,8 @@ class SimSequence:
         "client",
         "ended_s",
         "ending",
+        "epoch",
+        "epoch_s",
         "expected",
         "failure",
         "placements",
@@ -62,6 +64,8 @@ class SimSequence:
         self.ending: Ending | None = None
         self.ended_s = 0.0
         self.failure = ""
+        self.epoch, self.epoch_s = 0, now_s
+        """The newest attempt, and when it began."""
         self.state = "queued"
         self.placements = 0
 
@@ -84,17 +88,19 @@ class SimClient:
         "arrives_s",
         "body",
         "comes_back",
+        "completion_tokens",
         "ended_s",
         "ending",
         "exchange",
         "is_hasty",
+        "is_promised",
+        "is_returning",
         "is_slow",
         "kind",
         "leaves_after_s",
         "loops",
         "name",
         "owner",
-        "promised_s",
         "prompts",
         "router_index",
         "router_name",
@@ -126,8 +132,12 @@ class SimClient:
         """The client reads nothing of a stream for a while."""
         self.comes_back = False
         """The client comes again when a refusal names the time."""
-        self.promised_s: float | None = None
-        """The instant from which on the router promised to admit the request; None: there is no promise."""
+        self.is_promised = False
+        """The client comes again at a time for which the router reserved a place."""
+        self.is_returning = False
+        """The client comes again after a refusal."""
+        self.completion_tokens = 0
+        """Tokens of the complete answer."""
         self.router_index = 0
         self.router_name = ""
         self.sequences: list[SimSequence] = []
@@ -157,5 +167,5 @@ class SimClient:
             name, kind=self.kind, prompts=self.prompts, body=self.body, tenant=self.tenant, owner=self.owner
         )
         other.adapter, other.loops, other.is_hasty = self.adapter, self.loops, self.is_hasty
-        other.router_index = self.router_index
+        other.router_index, other.is_returning = self.router_index, True
         return other

@@ -24,8 +24,37 @@ def draw_clients(scenario: Scenario, rng: random.Random) -> list[SimClient]:
             client.leaves_after_s = rng.choice((0.01, 0.1, 0.5, 1.5)) * rng.expovariate(1.0)
         client.is_hasty = rng.random() < 0.08
         client.is_slow = client.is_stream and rng.random() < 0.05
+        if scenario.shape:
+            _shape(client, number, rng, scenario)
         clients.append(client)
-    return clients
+    return sorted(clients, key=lambda client: client.arrives_s)
+
+
+def _shape(client: SimClient, number: int, rng: random.Random, scenario: Scenario) -> None:
+    """Make a client of a scenario that presses on the admission queue of a router."""
+    client.kind, client.is_hasty, client.comes_back = RequestKind.COMPLETION, False, False
+    is_victim = scenario.shape == "flood" and number < 4
+    length = rng.randint(14, 20) if scenario.shape == "burst" or is_victim else rng.randint(4, 6)
+    client.prompts = (_draw_tokens(rng, length),)
+    client.body = {
+        "model": MODEL_NAME,
+        "prompt": list(client.prompts[0]),
+        "max_tokens": rng.randint(5, 8) if scenario.shape == "burst" else 1,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+        "priority": rng.choice((1, 2, 3)) if scenario.shape == "burst" else 1,
+        "stream": rng.random() < 0.5,
+    }
+    client.is_slow = False
+    client.arrives_s = 0.5
+    if scenario.shape == "flood":
+        client.arrives_s = rng.uniform(0.5, 0.8)
+        client.body |= (
+            {"priority": 6} if is_victim else {"n": rng.randint(8, 10), "temperature": 0.8, "seed": number}
+        )
+        if is_victim:
+            client.arrives_s = 0.52
 
 
 def _draw_client(

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import assert_never
 
+from baton.core.budgets import Ask
 from baton.core.ids import RouterId, WorkerId, replica_name
 from baton.core.messages import Member, Role
 from baton.core.operate import FIRST_VERSION, Pool
@@ -25,6 +26,7 @@ from control_plane.reconcile_events import (
     StartReplica,
     SwitchReplicaRole,
 )
+from simulator.faults.budget_place import BudgetPlace, RemoteBudgetPlace
 from simulator.faults.checkers import Checkers
 from simulator.faults.client import Ending, SimClient
 from simulator.faults.model import Model
@@ -82,6 +84,8 @@ class Cluster:
         "_reconciler",
         "_reported",
         "_rng",
+        "_shares_budgets",
+        "budgets",
         "checkers",
         "directory",
         "hosts",
@@ -124,6 +128,8 @@ class Cluster:
         self._reported: dict[WorkerId, tuple[Role, bool, bool]] = {}
         """The last report to the reconciler about each worker: its role, whether it drains, whether it is
         silent."""
+        self.budgets = BudgetPlace(lambda: run.clock.now_s, lambda: self.is_down)
+        self._shares_budgets = scenario.router_count > 1 or self._rng.random() < 0.3
         self._desired = Counter(scenario.roles)
         self._reconciler = self._new_reconciler()
         for host in self.hosts:
@@ -404,8 +410,16 @@ class Cluster:
             reads=self.reads,
             checkers=self.checkers,
             directory=self,
-            budgets=None,
+            budgets=RemoteBudgetPlace(self.budgets, self.network) if self._shares_budgets else None,
         )
+
+    def owed_s(self, tenant: str) -> float | None:
+        """Return how long until the tenant's budget of tokens is whole. None: several places count."""
+        limit = self.scenario.tenants[tenant].tokens_per_minute
+        if self.budgets.was_away or self._incarnations > len(self.routers) or not self._shares_budgets:
+            return None
+        ask = Ask(tenant, "audit", 0.0, 0, tokens_per_minute=limit)
+        return self.budgets.ledger.take(ask, now_s=self.run.clock.now_s).tokens_left_s
 
     def router_named(self, name: str) -> SimRouter | None:
         return next((router for router in self.routers if router.name == name), None)

@@ -43,6 +43,7 @@ class Faults:
             "router_crash": self._router_crash,
             "router_freeze": self._router_freeze,
             "drain": self._drain,
+            "reports_lost": self._lose_reports,
             "role_switch": self._switch_role,
             "control_outage": self._control_outage,
             **self._store.strikes(),
@@ -89,6 +90,7 @@ class Faults:
                 self._thaw(slot.worker)
         for router in cluster.routers:
             router.thaw()
+            router.reports_lost_until_s.clear()
 
     # --- victims ------------------------------------------------------------------------------------
 
@@ -202,6 +204,14 @@ class Faults:
         index = self._rng.randrange(len(self._cluster.routers))
         if self._cluster.routers[index].is_alive:
             self._cluster.restart_router(index, after_s=self._rng.uniform(0.05, 1.0))
+
+    def _lose_reports(self) -> None:
+        """Let the load reports of a worker not arrive, while all else does."""
+        worker = self._worker()
+        if worker is not None:
+            until_s = self._cluster.run.clock.now_s + 1.0 + self._span_s()
+            for router in self._cluster.routers:
+                router.reports_lost_until_s[worker.name] = until_s
 
     def _router_freeze(self) -> None:
         router = self._rng.choice(self._cluster.routers)

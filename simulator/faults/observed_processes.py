@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from baton.core.ids import WorkerId
+from baton.core.ids import RouterId, WorkerId
 from baton.telemetry.metrics import Meter
 from kv_store.node.core import NodeCore
 from router.decisions.core import RouterCore
@@ -32,7 +32,11 @@ class ObservedRouter(Protocol):
     driver: Driver
     meter: Meter
     name: str
+    router_id: RouterId
     live: dict[str, SimClient]
+    is_alive: bool
+    is_frozen: bool
+    thawed_s: float
 
     @property
     def core(self) -> RouterCore: ...

@@ -7,7 +7,7 @@ from typing import Protocol, cast
 
 from baton.core.errors import IncompatiblePeer
 from baton.core.ids import RouterId, WorkerId
-from baton.core.messages import RouterMessage, WorkerHello, WorkerMessage
+from baton.core.messages import LoadReport, RouterMessage, StepOutput, WorkerHello, WorkerMessage
 from baton.core.sharing import RouterUpdate
 from baton.wire.link import LinkBroken
 from router.live.peers.publisher import PeerPublisher
@@ -23,6 +23,8 @@ class LoopProcess(Protocol):
     """A process with an event loop of its own."""
 
     loop: VirtualLoop
+    reports_lost_until_s: dict[str, float]
+    """Workers whose load reports do not arrive, and until when."""
 
     @property
     def process(self) -> SimProcess: ...
@@ -33,8 +35,8 @@ class LoopProcess(Protocol):
 class Inbox:
     """The messages of one session that a coroutine has not read."""
 
-    def __init__(self, owner: LoopProcess) -> None:
-        self._owner = owner
+    def __init__(self, owner: LoopProcess, peer: str) -> None:
+        self._owner, self._peer = owner, peer
         self._messages: asyncio.Queue[object | None] = asyncio.Queue()
         self._broken = ""
 
@@ -50,7 +52,12 @@ class Inbox:
         return message
 
     def on_message(self, session: SimSession, message: object) -> None:
+        if isinstance(message, LoadReport) and self.process.run.clock.now_s < self._unreported_until_s():
+            message = StepOutput(())  # the worker is heard, and says nothing of its load
         self._put(message)
+
+    def _unreported_until_s(self) -> float:
+        return self._owner.reports_lost_until_s.get(self._peer, 0.0)
 
     def on_break(self, session: SimSession, reason: str) -> None:
         self._broken = reason
@@ -97,7 +104,7 @@ class WorkerDialer:
         worker = self._workers.get(WorkerId(address.removeprefix(ADDRESS)))
         if not isinstance(worker, SimWorker) or not _can_connect(network, me, worker):
             raise LinkBroken("nobody answers")
-        inbox = Inbox(self._owner)
+        inbox = Inbox(self._owner, worker.name)
         session = network.open(inbox, worker)
         accept = lambda: worker.post(lambda: worker.accept_router(router_id, session))  # noqa: E731
         me.run.clock.after(network.delay_s(), accept)
@@ -172,7 +179,7 @@ class PeerDialer:
         other = self._directory.router_named(address.removeprefix(ADDRESS))
         if other is None or not _can_connect(network, me, other.process):
             raise LinkBroken("nobody answers")
-        inbox, end = Inbox(self._owner), FollowerEnd(other)
+        inbox, end = Inbox(self._owner, other.process.name), FollowerEnd(other)
         session = network.open(inbox, end)
         serve = lambda: other.process.post(lambda: end.serve(session, router_id))  # noqa: E731
         me.run.clock.after(network.delay_s(), serve)

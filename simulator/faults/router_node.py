@@ -135,8 +135,10 @@ class SimRouter(SimProcess):
         "loop",
         "meter",
         "publisher",
+        "reports_lost_until_s",
         "router_id",
         "sessions",
+        "thawed_s",
     )
 
     def __init__(
@@ -158,12 +160,15 @@ class SimRouter(SimProcess):
         self._rng: random.Random = run.stream(f"router/{router_id}")
         self._timer = CoreTimer(self)
         self._views = 0
+        self.reports_lost_until_s: dict[str, float] = {}
+        self.thawed_s = 0.0
         self._done: list[SimClient] = []
         self.live: dict[str, SimClient] = {}
         self.loop = VirtualLoop(self.local_clock.now_s)
         self._parts = AsyncExitStack()
         with self.loop.entered():
             self._build(network, reads, directory, budgets)
+        checkers.quotas.router_started(is_shared=budgets is not None)
         self._background = self.loop.spawn(self._start(), "start")
         self.run_loop()
 
@@ -271,6 +276,7 @@ class SimRouter(SimProcess):
         exchange = client.exchange
         assert exchange is not None
         client.arrived_s = self.run.clock.now_s
+        self._checkers.arrived(self, client)
         if client.is_slow:
             with self.loop.entered():
                 exchange.stop_reading()
@@ -310,6 +316,10 @@ class SimRouter(SimProcess):
     def _answered(self, client: SimClient) -> None:
         del self.live[client.name]
         self._checkers.answered(self, client)
+
+    def thaw(self, *, mistrust_s: float = 0.0) -> None:
+        self.thawed_s = self.run.clock.now_s
+        super().thaw(mistrust_s=mistrust_s)
 
     # --- membership ---------------------------------------------------------------------------------
 

@@ -8,16 +8,19 @@ command that repeats it. The counts over all seeds prove that the faults and fea
 happened: a run in which a class never occurred is a failure of the run, not a success.
 """
 
+import logging
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from multiprocessing import get_context
 from typing import Protocol
 
 import msgspec
 
 from simulator.faults.checkers import Checkers
+from simulator.faults.client import SimClient
 from simulator.faults.client_drawing import draw_clients
 from simulator.faults.control import Cluster
 from simulator.faults.control_plane.runner import ControlRun
@@ -218,13 +221,20 @@ class SeedRun:
     def _play(self) -> None:
         self.faults.schedule()
         for client in self.clients:
-            self.context.clock.at(client.arrives_s, lambda c=client: self.cluster.submit(c))
+            self._schedule(client)
+        self.checkers.comes_back = self._schedule
         checkers, clock, scenario = self.checkers, self.context.clock, self.scenario
         self._run_until(self.faults.ends_s, self._is_astray)
         self._run_until(self.faults.ends_s + scenario.ends_within_s, checkers.all_ended)
         checkers.liveness(scenario.ends_within_s)
         self._run_until(clock.now_s + scenario.settles_within_s, self.cluster.is_at_rest)
+        for tenant, record in scenario.tenants.items():
+            if record.tokens_per_minute and (owed_s := self.cluster.owed_s(tenant)) is not None:
+                checkers.quotas.at_rest(tenant, owed_s)
         checkers.rest(self.cluster.workers, self.cluster.routers, self.cluster.store_nodes)
+
+    def _schedule(self, client: SimClient) -> None:
+        self.context.clock.at(client.arrives_s, lambda: self.cluster.submit(client))
 
     def _run_until(self, end_s: float, is_over: Callable[[], bool]) -> None:
         self.context.clock.run(until_s=end_s, is_over=is_over, check_every=EVENTS_BETWEEN_CHECKS)
@@ -270,7 +280,8 @@ def _play(seed: int, part: _Part, *, keeps_history: bool) -> SeedReport:
     invariant: int | None = None
     message, seq_id, checker = "", "", ""
     try:
-        part.play()
+        with _quiet():
+            part.play()
     except Violation as violation:
         checker = _raiser(violation)
         invariant, message, seq_id = violation.invariant, violation.message, violation.seq_id
@@ -298,6 +309,17 @@ def _raiser(error: BaseException) -> str:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     return "" if trace is None else trace.tb_frame.f_code.co_qualname
+
+
+@contextmanager
+def _quiet() -> Generator[None]:
+    """Log nothing: what production would log of thousands of faults helps nobody."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def _history(run: RunContext, seq_id: str) -> Iterator[str]:

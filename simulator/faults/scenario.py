@@ -43,6 +43,7 @@ FAULTS = (
     "small_pool",
     "router_crash",
     "router_freeze",
+    "reports_lost",
     "drain",
     "role_switch",
     "control_outage",
@@ -112,6 +113,8 @@ class Scenario:
     network_latency_s: float
     read_latency_s: float
     read_block_s: float
+    shape: str = ""
+    """What the seed presses on, where checkers need to know it."""
     swap_block_s: float = 0.0001
     copy_block_s: float = 0.0002
     """Time of one copy between a pool and the store's arena."""
@@ -250,6 +253,59 @@ def _rush(scenario: Scenario) -> Scenario:
     )
 
 
+def _burst(scenario: Scenario) -> Scenario:
+    """Let many requests of two tenants come in one moment, all alike but for their priorities."""
+    weights = (1.0, len(scenario.tenants) + 0.0)
+    return replace(
+        scenario,
+        shape="burst",
+        roles=(Role.AGGREGATED,),
+        faults=frozenset({"repeats"}),
+        tenants={f"t{i}": Tenant(weight=weight) for i, weight in enumerate(weights)},
+        adapter_count=0,
+        router_count=1,
+        request_count=80,
+        block_count=60,
+        prefix_chance=0.0,
+        choices_chance=0.0,
+        beam_chance=0.0,
+        class_chance=0.0,
+        leave_chance=0.0,
+        arrivals_s=0.6,
+        step_base_s=0.02,
+        engine=scenario.engine.model_copy(update={"waiting_sequences_max": 64}),
+        router=scenario.router.model_copy(
+            update={"queue_requests_max": 256, "queue_tenant_max": 0, "queue_wait_s": 30.0}
+        ),
+    )
+
+
+def _flood(scenario: Scenario) -> Scenario:
+    """Let short prompts without end pass long ones that are less urgent."""
+    return replace(
+        scenario,
+        shape="flood",
+        roles=(Role.AGGREGATED,),
+        faults=frozenset({"repeats"}),
+        tenants={"t0": Tenant()},
+        adapter_count=0,
+        router_count=1,
+        request_count=40,
+        block_count=40,
+        prefix_chance=0.0,
+        choices_chance=0.0,
+        beam_chance=0.0,
+        class_chance=0.0,
+        leave_chance=0.0,
+        arrivals_s=1.2,
+        step_base_s=0.02,
+        engine=scenario.engine.model_copy(update={"batch_sequences_max": 4, "waiting_sequences_max": 64}),
+        router=scenario.router.model_copy(
+            update={"queue_requests_max": 512, "queue_tenant_max": 0, "queue_wait_s": 30.0}
+        ),
+    )
+
+
 def _forgetful(scenario: Scenario) -> Scenario:
     """Make pools too small for prompts that come again and again, and computing dear, and add the store's own
     faults."""
@@ -353,6 +409,7 @@ def _draw_engine(rng: random.Random, block_tokens: int) -> EngineConfig:
         tpot_slo_s=rng.choice((0.0, 0.02)),
         chunk_tokens_min=rng.choice((1, 8)),
         swap_bytes=rng.choice((0, 8, 64)) * GEOMETRY.block_bytes,
+        prepare_s=2.0,
         speculation=rng.choice(("off", "ngram", "ngram")),
         speculation_tokens_max=rng.choice((2, 6)),
     )
@@ -417,5 +474,5 @@ def _draw_router(rng: random.Random) -> RouterConfig:
     )
 
 
-STRESS_SHAPES = (_lease_storm, _lease_storm, _crowd, _orphans, _rush, _sick, _sick)
+STRESS_SHAPES = (_lease_storm, _lease_storm, _crowd, _orphans, _rush, _sick, _sick, _burst, _flood)
 """Shapes that press on one thing; those of the store are beside them."""

@@ -1,6 +1,6 @@
 """What each sequence gets from its router, token by token, compared with the run that nothing disturbs."""
 
-from baton.core.messages import Task
+from baton.core.messages import StartSequence, Task
 from router.decisions.events import Deliver, Failed, FailureKind, Finished, Note, Submit
 from simulator.faults.client import Ending, RequestKind, SimClient, SimSequence
 from simulator.faults.model import Expected, Model, fake_logprob
@@ -56,6 +56,12 @@ class SequenceChecks:
         self._run.counts[f"left while {sequence.state}"] += 1
         self._ended(sequence, Ending.GONE)
         return sequence.client.ending is None and bool(sequence.received)
+
+    def started(self, start: StartSequence) -> None:
+        """Take note of an attempt. A higher epoch replaces the one before it."""
+        sequence = self.by_id.get(start.seq_id)
+        if sequence is not None and start.epoch > sequence.epoch:
+            sequence.epoch, sequence.epoch_s = start.epoch, self._run.clock.now_s
 
     def router_died(self, client: SimClient) -> None:
         for sequence in client.sequences:

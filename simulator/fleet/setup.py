@@ -91,7 +91,7 @@ def read_costs(path: Path) -> StepCosts:
         return msgspec.json.decode(text, type=StepCosts)
     except msgspec.ValidationError:
         pass
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise SetupError(f"{path} is no JSON: {error}") from None
     try:
         return _from_bench(msgspec.json.decode(text, type=_EngineBench))

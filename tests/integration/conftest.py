@@ -6,6 +6,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 LONG = (
     "test_loss",
+    "test_chaos",
     "test_faults",
     "test_dashboard",
     "test_autoscale",

@@ -1,16 +1,25 @@
 """The router's decisions, broken on purpose."""
 
+import msgspec
+
+from baton.core.budgets import Ask, Grant, Ledger
 from baton.core.ids import BlockHash
 from baton.core.messages import Role, WorkerHello
 from router.decisions import breaker
 from router.decisions import core as router_core
+from router.decisions.admission import queue
+from router.decisions.admission.fair_shares import FairShares
+from router.decisions.admission.queue import AdmissionQueue, Waiter
+from router.decisions.arrival_counters import ArrivalCounters
 from router.decisions.breaker import BreakerState, Circuit
 from router.decisions.cluster.snapshot import WorkerFacts
 from router.decisions.core import RouterCore
+from router.decisions.events import Submit
 from router.decisions.flow import Flow
 from router.decisions.placing import Placing
 from router.decisions.retry_budgets import CreditBudget, WindowBudget
 from router.decisions.token_order import TokenOrder
+from router.http.service import Service
 from tests.simulator.mutant import Mutant, Patch
 
 
@@ -103,16 +112,131 @@ def _hedges_have_no_budget(patch: Patch) -> None:
     patch.setattr(CreditBudget, "take", lambda self: None)
 
 
+def _no_deadline(patch: Patch) -> None:
+    """Requests may take as long as they like."""
+    submit = RouterCore._submit
+
+    def for_ever(self: RouterCore, event: Submit) -> list[object]:
+        return submit(self, msgspec.structs.replace(event, deadline_s=event.deadline_s + 1000.0))
+
+    patch.setattr(RouterCore, "_submit", for_ever)
+
+
+def _other_phase_runs_on(patch: Patch) -> None:
+    """What is left of a lost attempt is not cancelled."""
+    requeue = Flow._requeue
+
+    def quietly(self: Flow, *args: object, **kwargs: object) -> list[object]:
+        requeue(self, *args, **kwargs)
+        return []
+
+    patch.setattr(Flow, "_requeue", quietly)
+
+
+def _queue_without(patch: Patch, **bounds: object) -> None:
+    init = AdmissionQueue.__init__
+    patch.setattr(AdmissionQueue, "__init__", lambda self, **given: init(self, **{**given, **bounds}))
+
+
+def _queue_has_no_bound(patch: Patch) -> None:
+    _queue_without(patch, new_max=10**9)
+
+
+def _queue_of_a_tenant_has_no_bound(patch: Patch) -> None:
+    _queue_without(patch, tenant_max=0)
+
+
+def _queue_of_a_class_has_no_bound(patch: Patch) -> None:
+    _queue_without(patch, class_max={})
+
+
+def _oldest_has_no_turn(patch: Patch) -> None:
+    """Whoever is more urgent goes first, for ever."""
+    patch.setattr(queue, "OLDEST_EVERY", 10**9)
+    patch.setattr(queue, "OVERTAKEN_MAX", 10**9)
+
+
+def _shares_are_ignored(patch: Patch) -> None:
+    """All tenants have had the same service."""
+    patch.setattr(FairShares, "level", lambda self, tenant: 0.0)
+
+
+def _weights_of_tenants_are_ignored(patch: Patch) -> None:
+    charge = FairShares.charge
+    patch.setattr(
+        FairShares, "charge", lambda self, tenant, tokens, weight: charge(self, tenant, tokens, 1.0)
+    )
+
+
+def _priorities_are_reversed(patch: Patch) -> None:
+    patch.setattr(
+        Waiter, "key", property(lambda self: (-self.priority, self.due_s, self.arrival, self.seq_id))
+    )
+
+
+def _limits_of_tenants_are_ignored(patch: Patch) -> None:
+    take = Ledger.take
+
+    def all_of_it(self: Ledger, ask: Ask, *, now_s: float) -> Grant:
+        bare = msgspec.structs.replace(ask, requests_per_minute=0, tokens_per_minute=0, concurrent_max=0)
+        return take(self, bare, now_s=now_s)
+
+    patch.setattr(Ledger, "take", all_of_it)
+
+
+def _any_number_at_once(patch: Patch) -> None:
+    take = Ledger.take
+    patch.setattr(
+        Ledger,
+        "take",
+        lambda self, ask, *, now_s: take(self, msgspec.structs.replace(ask, concurrent_max=0), now_s=now_s),
+    )
+
+
+def _hash_without_the_adapter(patch: Patch) -> None:
+    salt = Service.salt
+    patch.setattr(Service, "salt", lambda self, adapter, tenant_salt=b"": salt(self, None, tenant_salt))
+
+
+def _hash_without_the_tenant(patch: Patch) -> None:
+    salt = Service.salt
+    patch.setattr(Service, "salt", lambda self, adapter, tenant_salt=b"": salt(self, adapter))
+
+
+def _requests_are_counted_twice(patch: Patch) -> None:
+    arrived = ArrivalCounters.arrived
+
+    def twice(self: ArrivalCounters, slo_class: str, prompt_tokens: int) -> None:
+        arrived(self, slo_class, prompt_tokens)
+        arrived(self, slo_class, prompt_tokens)
+
+    patch.setattr(ArrivalCounters, "arrived", twice)
+
+
 MUTANTS = (
-    Mutant("cache ignores the salt", _cache_ignores_the_salt, {7}, known_seed=3),
+    Mutant("cache ignores the salt", _cache_ignores_the_salt, {7}),
     Mutant("the epoch does not rise", _epoch_does_not_rise, {6}),
     Mutant("the router ignores indices", _router_ignores_indices, {2}),
-    Mutant("a lost worker is not noticed", _lost_worker_is_not_noticed, {0, 6, 8}, known_seed=12),
-    Mutant("weights are not compared", _weights_are_not_compared, {7}, known_seed=111),
-    Mutant("the loser of a hedge is heard", _losers_of_hedges_are_heard, {0, 1, 2}, known_seed=2),
+    Mutant("a lost worker is not noticed", _lost_worker_is_not_noticed, {0, 6, 8}, known_seed=4),
+    Mutant("weights are not compared", _weights_are_not_compared, {7}, known_seed=16),
+    Mutant("the loser of a hedge is heard", _losers_of_hedges_are_heard, {0, 1, 2}, known_seed=1),
     Mutant("load of a hedge is not taken back", _load_of_hedges_is_kept, {0, 8}),
-    Mutant("a breaker never closes", _breakers_never_close, {11}, known_seed=2),
-    Mutant("breakers take whole pools", _breakers_take_whole_pools, {11}, known_seed=33),
-    Mutant("retries have no budget", _retries_have_no_budget, {12}, known_seed=36),
-    Mutant("hedges have no budget", _hedges_have_no_budget, {12}, known_seed=3),
+    Mutant("a breaker never closes", _breakers_never_close, {11}, known_seed=3),
+    Mutant("breakers take whole pools", _breakers_take_whole_pools, {11}, known_seed=2),
+    Mutant("retries have no budget", _retries_have_no_budget, {12}, known_seed=33),
+    Mutant("hedges have no budget", _hedges_have_no_budget, {12}, known_seed=12),
+    Mutant("no deadline at the router", _no_deadline, {6}, known_seed=2),
+    Mutant("the other phase is not cancelled", _other_phase_runs_on, {3, 6}, known_seed=30),
+    Mutant("the admission queue has no bound", _queue_has_no_bound, {6}, known_seed=4),
+    Mutant("a tenant's queue has no bound", _queue_of_a_tenant_has_no_bound, {6}, known_seed=18),
+    Mutant("a class's queue has no bound", _queue_of_a_class_has_no_bound, {6}, known_seed=16),
+    Mutant("the oldest at the router has no turn", _oldest_has_no_turn, {6}, known_seed=10),
+    Mutant("shares of tenants are ignored", _shares_are_ignored, {6}, known_seed=59),
+    Mutant("weights of tenants are ignored", _weights_of_tenants_are_ignored, {6}, known_seed=59),
+    Mutant("priorities are reversed", _priorities_are_reversed, {6}, known_seed=59),
+    Mutant("limits of tenants are ignored", _limits_of_tenants_are_ignored, {6, 8}, known_seed=4),
+    Mutant("any number of requests at once", _any_number_at_once, {6}, known_seed=6),
+    Mutant("the hash leaves out the adapter", _hash_without_the_adapter, {2, 7}),
+    Mutant("the hash leaves out the tenant", _hash_without_the_tenant, {2, 7}, known_seed=1),
+    Mutant("requests are counted twice", _requests_are_counted_twice, {9}),
 )

@@ -68,6 +68,12 @@ def test_no_large_file_is_tracked():
 
 
 SLEEPERS = {
+    "benchmarks/chaos/client.py",  # a client waits before it asks again
+    "benchmarks/chaos/cluster.py",  # a lost host is away for a while
+    "benchmarks/chaos/drill.py",  # requests have their instants; processes are asked until idle
+    "benchmarks/chaos/inject.py",  # faults have their instants and last for a while
+    "benchmarks/chaos/processes.py",  # backoff before a restart; a log is read until a process is ready
+    "benchmarks/chaos/watch.py",  # a cluster of processes is looked at at intervals
     "benchmarks/faults.py",  # faults come when they are due
     "benchmarks/goodput_servers.py",  # another program's server can only be asked until it answers
     "benchmarks/peers.py",  # another program's server can only be asked until it answers
@@ -89,6 +95,7 @@ SLEEPERS = {
     "control_plane/ray_cluster.py",  # a Ray that is starting can only be dialled until it answers
     "control_plane/workers.py",  # a pause before telling a worker again
     "control_plane/router_child.py",  # another process can only be asked until it says so
+    "simulator/faults/budget_place.py",  # a message takes virtual time
     "simulator/faults/router_links.py",  # a connection takes virtual time to open
     "tests/faulty_backend.py",  # delay is what it is for
     "kv_transfer/backends/tcp_server.py",  # backoff when out of descriptors

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from baton.core.errors import SetupError
-from engine.model_files.fields import Fields, read_dtype
+from engine.model_files.fields import INTEGER_MAX, LAYERS_MAX, Fields, read_dtype
 from engine.model_files.rope_spec import RopeKind, RopeSpec, read_rope
 from engine.model_files.spec import ActivationName, ModelSpec
 
@@ -36,7 +36,7 @@ def base_spec(
     """head_dim: 0 for the `head_dim` field, or hidden_size / heads. rope_kinds: other names of them."""
     head_count = fields.integer("num_attention_heads")
     kv_head_count = fields.integer("num_key_value_heads", head_count)
-    layer_count = fields.integer("num_hidden_layers")
+    layer_count = fields.integer("num_hidden_layers", most=LAYERS_MAX)
     if head_count % kv_head_count:
         raise SetupError(f"{fields.where}: {head_count} heads cannot share {kv_head_count} key-value heads")
     head_dim = head_dim or _head_dim(fields, head_count)
@@ -51,7 +51,7 @@ def base_spec(
         head_count=head_count,
         kv_head_count=kv_head_count,
         head_dim=head_dim,
-        norm_eps=fields.number("rms_norm_eps", 1e-6),
+        norm_eps=fields.positive("rms_norm_eps", 1e-6),
         context_tokens=context_tokens,
         context_tokens_limit=context_limit(rope, context_tokens),
         tie_embeddings=fields.flag("tie_word_embeddings"),
@@ -69,7 +69,9 @@ def read_activation(fields: Fields, name: str) -> ActivationName:
     wanted = fields.text(name, "silu")
     if wanted not in _ACTIVATIONS:
         supported = ", ".join(_ACTIVATIONS)
-        raise SetupError(f"{fields.where}: activation {wanted} is not supported; supported are {supported}")
+        raise SetupError(
+            f"{fields.where}: activation {wanted:.100} is not supported; supported are {supported}"
+        )
     return _ACTIVATIONS[wanted]
 
 
@@ -94,7 +96,7 @@ def refuse_unless(fields: Fields, name: str, *expected: object) -> None:
 def context_limit(rope: RopeSpec, context_tokens: int) -> int:
     if rope.kind not in ("linear", "dynamic", "yarn"):
         return context_tokens
-    return max(context_tokens, int(rope.original_context_tokens * rope.factor))
+    return max(context_tokens, int(min(INTEGER_MAX, rope.original_context_tokens * rope.factor)))
 
 
 def _head_dim(fields: Fields, head_count: int) -> int:

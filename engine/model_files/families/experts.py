@@ -54,7 +54,7 @@ def _qwen3_moe(architecture: str, fields: Fields) -> ModelSpec:
 
 
 def _qwen_experts(fields: Fields, spec: ModelSpec) -> MoeSpec:
-    dense = fields.integers("mlp_only_layers") if fields.has("mlp_only_layers") else ()
+    dense = frozenset(fields.integers("mlp_only_layers") if fields.has("mlp_only_layers") else ())
     step = fields.integer("decoder_sparse_step", 1)
     moe = MoeSpec(
         layers=tuple(n for n in range(spec.layer_count) if n not in dense and (n + 1) % step == 0),

@@ -12,7 +12,7 @@ from engine.model_files.families.common import (
     read_layer_types,
     refuse_unless,
 )
-from engine.model_files.fields import Fields
+from engine.model_files.fields import LAYERS_MAX, Fields
 from engine.model_files.rope_spec import RopeSpec, rope_from
 from engine.model_files.spec import ModelSpec
 
@@ -54,7 +54,7 @@ def _gemma2(architecture: str, fields: Fields) -> ModelSpec:
     return replace(
         spec,
         post_norms=True,
-        attention_scale=fields.number("query_pre_attn_scalar") ** -0.5,
+        attention_scale=fields.positive("query_pre_attn_scalar") ** -0.5,
         attention_softcap=fields.number("attn_logit_softcapping", 0.0),
         logit_softcap=fields.number("final_logit_softcapping", 0.0),
         windows=tuple(window if is_windowed else 0 for is_windowed in windowed),
@@ -66,7 +66,7 @@ def _gemma3(architecture: str, fields: Fields) -> ModelSpec:
     refuse_unless(fields, "attn_logit_softcapping", 0.0)
     full, sliding = _gemma3_ropes(fields)
     flat = Fields({**fields.data, "rope_parameters": None, "rope_scaling": None}, fields.where)
-    layer_count = fields.integer("num_hidden_layers")
+    layer_count = fields.integer("num_hidden_layers", most=LAYERS_MAX)
     if not fields.has("layer_types"):
         every = fields.integer("sliding_window_pattern", 6)
         kinds = [FULL if (layer + 1) % every == 0 else SLIDING for layer in range(layer_count)]

@@ -4,12 +4,13 @@ Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. llama.cpp leave
 of an architecture (activations, soft caps' defaults, window patterns): that is added here.
 """
 
-import mmap
 import struct
 from collections.abc import Mapping
-from typing import Any
+from math import inf
+from typing import Any, cast
 
 from baton.core.errors import SetupError
+from engine.model_files.fields import INTEGER_MAX, LAYERS_MAX
 from engine.model_files.gguf.reader import GgufHeader
 
 _HF_NAMES = {
@@ -22,6 +23,7 @@ _HF_NAMES = {
     "gemma3": ("Gemma3ForCausalLM", "gemma3_text"),
     "phi3": ("Phi3ForCausalLM", "phi3"),
 }
+_FACTORS_BYTES_MAX = 1 << 20
 _LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
@@ -35,9 +37,19 @@ class _Fields:
         kind."""
         value = self._metadata.get(f"{self._prefix}.{name}", default)
         if isinstance(value, list):
-            value = value[0] if len(set(value)) == 1 else value  # per layer, all the same
+            items = cast(list[Any], value)
+            value = items[0] if len(set(items)) == 1 else items  # per layer, all the same
         if not isinstance(value, kind) or isinstance(value, bool):
-            raise SetupError(f"{self._where}: {self._prefix}.{name} is {value!r}, which is not supported")
+            raise SetupError(
+                f"{self._where}: {self._prefix}.{name} is {value!r:.100}, which is not supported"
+            )
+        return value
+
+    def size(self, name: str, default: int | None = None, *, most: int = INTEGER_MAX) -> int:
+        """A whole number above 0."""
+        value: int = self.get(name, int, default)
+        if not 0 < value <= most:
+            raise SetupError(f"{self._where}: {self._prefix}.{name} is {value}, not one of 1 to {most}")
         return value
 
     def optional(self, name: str) -> Any:
@@ -48,9 +60,10 @@ def hugging_face_config(header: GgufHeader) -> dict[str, Any]:
     """Raises SetupError: an architecture that is not supported, or metadata missing."""
     where = header.files[0]
     architecture = header.metadata.get("general.architecture")
-    if architecture not in _HF_NAMES:
+    if not isinstance(architecture, str) or architecture not in _HF_NAMES:
         raise SetupError(
-            f"{where}: GGUF files of {architecture} are not supported; supported are {', '.join(_HF_NAMES)}"
+            f"{where}: GGUF files of {architecture!s:.100} are not supported; supported are "
+            f"{', '.join(_HF_NAMES)}"
         )
     fields = _Fields(header, architecture)
     name, model_type = _HF_NAMES[architecture]
@@ -59,15 +72,15 @@ def hugging_face_config(header: GgufHeader) -> dict[str, Any]:
     embedding = header.tensors.get("token_embd.weight")
     if embedding is None:
         raise SetupError(f"{where} has no token_embd.weight: not a language model")
-    heads: int = fields.get("attention.head_count", int)
-    hidden: int = fields.get("embedding_length", int)
-    rope_size: int = fields.get("rope.dimension_count", int, hidden // heads)
+    heads = fields.size("attention.head_count")
+    hidden = fields.size("embedding_length")
+    rope_size = fields.size("rope.dimension_count", max(1, hidden // heads))
     config: dict[str, Any] = {
         "architectures": [name],
         "model_type": model_type,
         "vocab_size": embedding.shape[0],
         "hidden_size": hidden,
-        "num_hidden_layers": fields.get("block_count", int),
+        "num_hidden_layers": fields.size("block_count", most=LAYERS_MAX),
         "num_attention_heads": heads,
         "num_key_value_heads": fields.get("attention.head_count_kv", int, heads),
         "head_dim": fields.get("attention.key_length", int, rope_size),
@@ -101,10 +114,10 @@ def _own_fields(architecture: str, fields: _Fields, header: GgufHeader) -> dict[
         own |= _gemma(architecture, fields)
     if architecture == "phi3":
         own["sliding_window"] = fields.optional("attention.sliding_window")
-        size, rotated = fields.get("attention.key_length", int, 0), fields.optional("rope.dimension_count")
-        head_dim = size or fields.get("embedding_length", int) // fields.get("attention.head_count", int)
+        hidden, heads = fields.size("embedding_length"), fields.size("attention.head_count")
+        head_dim = fields.size("attention.key_length", max(1, hidden // heads))
         own["head_dim"] = head_dim
-        own["partial_rotary_factor"] = (rotated or head_dim) / head_dim
+        own["partial_rotary_factor"] = fields.size("rope.dimension_count", head_dim) / head_dim
     return own
 
 
@@ -128,7 +141,7 @@ def _experts(architecture: str, fields: _Fields) -> dict[str, Any]:
 
 
 def _gemma(architecture: str, fields: _Fields) -> dict[str, Any]:
-    layers = fields.get("block_count", int)
+    layers = fields.size("block_count", most=LAYERS_MAX)
     # llama.cpp's code: every second layer of Gemma 2 attends to all positions, every sixth of Gemma 3.
     period = 2 if architecture == "gemma2" else 6
     own: dict[str, Any] = {
@@ -151,7 +164,7 @@ def _gemma(architecture: str, fields: _Fields) -> dict[str, Any]:
 def _gemma_scale(layers: int, head_dim: int, fields: _Fields) -> int:
     """Gemma 2 and 3 of 27B, known by their layers as in llama.cpp, scale by hidden / heads."""
     if layers in (46, 62):
-        return fields.get("embedding_length", int) // fields.get("attention.head_count", int)
+        return fields.size("embedding_length") // fields.size("attention.head_count")
     return head_dim
 
 
@@ -167,7 +180,7 @@ def _rope_scaling(fields: _Fields, header: GgufHeader) -> dict[str, Any]:
     if kind in (None, "none"):
         return {}
     if kind not in ("linear", "yarn"):
-        raise SetupError(f"{header.files[0]}: rope scaling {kind} is not supported")
+        raise SetupError(f"{header.files[0]}: rope scaling {kind!s:.100} is not supported")
     scaling = {"rope_type": kind, "factor": fields.get("rope.scaling.factor", (float, int))}
     original = fields.optional("rope.scaling.original_context_length")
     if kind == "yarn" and original:
@@ -183,7 +196,9 @@ def _llama3_rope(fields: _Fields, header: GgufHeader) -> dict[str, Any]:
     divisors again. Raises SetupError: they are something else."""
     divisors = _floats(header, "rope_freqs.weight")
     theta = float(fields.get("rope.freq_base", (float, int), 10_000.0))
-    factor = max(divisors)
+    factor = max(divisors, default=0.0)
+    if not theta > 0 or not all(divisor > 0 and divisor < inf for divisor in divisors) or not factor:
+        raise SetupError(f"{header.files[0]}: rope_freqs.weight or rope.freq_base is damaged")
     expected = [llama3_divisor(theta ** (-2 * i / (2 * len(divisors))), factor) for i in range(len(divisors))]
     if any(abs(a - b) > 1e-3 * b for a, b in zip(divisors, expected, strict=True)):
         raise SetupError(f"{header.files[0]}: rope_freqs.weight is not Llama 3's scaling, which is supported")
@@ -208,10 +223,15 @@ def _floats(header: GgufHeader, name: str) -> list[float]:
     tensor = header.tensors[name]
     if tensor.type != "F32":
         raise SetupError(f"{tensor.file}: {name} is {tensor.type}, wanted is F32")
-    with tensor.file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return list(
-            struct.unpack(f"<{(tensor.end - tensor.start) // 4}f", content[tensor.start : tensor.end])
-        )
+    size = tensor.end - tensor.start
+    if size > _FACTORS_BYTES_MAX:
+        raise SetupError(f"{tensor.file}: {name} has {size} bytes, which no rotation needs")
+    try:
+        with tensor.file.open("rb") as stream:
+            stream.seek(tensor.start)
+            return list(struct.unpack(f"<{size // 4}f", stream.read(size)))
+    except (OSError, struct.error) as error:
+        raise SetupError(f"cannot read {name} of {tensor.file}: {error}") from error
 
 
 def _special_tokens(metadata: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,11 +11,12 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from baton.core.errors import SetupError
 from engine.model_files.gguf.config import hugging_face_config
 from engine.model_files.gguf.reader import GgufHeader, read_gguf
+from engine.model_files.json_files import read_json_object
 
 POINTER = "gguf.json"
 """File in such a folder that says where the weights are."""
@@ -71,13 +72,17 @@ def unpack_gguf(path: Path) -> Path:
 
 def weight_files_of(folder: Path) -> list[Path] | None:
     """Weight files behind a folder that was made here; None for any other folder."""
-    try:
-        files: list[str] = json.loads((folder / POINTER).read_text(encoding="utf-8"))["files"]
-    except FileNotFoundError:
+    pointer = read_json_object(folder / POINTER)
+    if pointer is None:
         return None
-    except (OSError, ValueError, KeyError) as error:
-        raise SetupError(f"{folder / POINTER} is damaged: delete {folder}") from error
-    return [Path(file) for file in files]
+    files: object = pointer.get("files")
+    if (
+        not isinstance(files, list)
+        or not files
+        or not all(isinstance(f, str) for f in cast(list[Any], files))
+    ):
+        raise SetupError(f"{folder / POINTER} is damaged: delete {folder}")
+    return [Path(file) for file in cast(list[str], files)]
 
 
 def _cache() -> Path:

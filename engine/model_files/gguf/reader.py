@@ -4,10 +4,11 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 an
 """
 
 import math
-import mmap
+import os
 import re
 import struct
 from collections.abc import Mapping
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,12 @@ from baton.core.errors import SetupError
 
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
-_ALIGNMENT = 32
-_COUNT_MAX = 1 << 24
-"""Most tensors, metadata entries or array items that are believed. A larger count means damage."""
+_ALIGNMENT, _ALIGNMENT_MAX = 32, 1 << 20
+_TENSORS_MAX, _ENTRIES_MAX = 1 << 17, 1 << 16
+_ITEMS_MAX = 1 << 23
+"""Most items of all arrays together: a tokenizer has three or four for each of its tokens and merges."""
+_HEADER_BYTES_MAX = 256 * 2**20
+_NAME_BYTES_MAX = 1 << 16
 _DIMENSIONS_MAX = 4
 _SCALARS = {
     0: "<B",
@@ -106,59 +110,80 @@ def read_gguf(path: Path) -> GgufHeader:
 
 def _read_file(path: Path) -> GgufHeader:
     try:
-        with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            return _Cursor(path, content).header()
-    except (OSError, ValueError) as error:  # mmap refuses an empty file with a ValueError
+        if path.exists() and not path.is_file():  # opening a pipe would wait for its writer
+            raise SetupError(f"{path} is no regular file")
+        with path.open("rb") as file:
+            return _Cursor(path, file).header()
+    except (OSError, ValueError) as error:
         raise SetupError(f"cannot read {path}: {error}") from error
-    except (struct.error, IndexError, UnicodeDecodeError, OverflowError) as error:
-        raise SetupError(f"{path} is truncated or damaged: {error}") from error
 
 
 class _Cursor:
-    def __init__(self, path: Path, content: mmap.mmap) -> None:
-        self._path, self._content, self._at = path, content, 0
+    """Reads on from the file's beginning. It does not map the file, since whoever reads a map of a file that
+    becomes shorter dies."""
+
+    def __init__(self, path: Path, file: BufferedReader) -> None:
+        self._path, self._file, self._at = path, file, 0
+        self._size = os.fstat(file.fileno()).st_size
+        self._item_count = 0
 
     def header(self) -> GgufHeader:
-        if self._content[:4] != MAGIC:
+        if self._size < len(MAGIC) or self._take(4) != MAGIC:
             raise SetupError(f"{self._path} is not a GGUF file")
-        self._at = 4
         version = self._scalar("<I")
         if version not in _VERSIONS:
             raise SetupError(f"{self._path} is GGUF version {version}; supported are 2 and 3, little endian")
-        tensor_count, entry_count = self._count(), self._count()
+        tensor_count, entry_count = self._count(_TENSORS_MAX), self._count(_ENTRIES_MAX)
         metadata: dict[str, Any] = {}
         for _ in range(entry_count):
-            key = self._string()
+            key = self._string(bytes_max=_NAME_BYTES_MAX)
+            if key in metadata:
+                raise SetupError(f"{self._path} is damaged: {key:.200} is there twice")
             metadata[key] = self._value(self._scalar("<I"))
         infos = [self._tensor_info() for _ in range(tensor_count)]
         alignment = metadata.get("general.alignment", _ALIGNMENT)
-        if not isinstance(alignment, int) or alignment < 1:
-            raise SetupError(f"{self._path}: general.alignment is {alignment!r}")
+        if not isinstance(alignment, int) or not 1 <= alignment <= _ALIGNMENT_MAX:
+            raise SetupError(f"{self._path}: general.alignment is {alignment!r:.100}")
         data_start = -(-self._at // alignment) * alignment
         tensors = {
             name: self._tensor(name, shape, kind, data_start + offset) for name, shape, kind, offset in infos
         }
+        if len(tensors) < len(infos):
+            raise SetupError(f"{self._path} is damaged: it has two tensors of one name")
+        self._check_apart(tensors)
         return GgufHeader((self._path,), metadata, tensors)
 
+    def _check_apart(self, tensors: Mapping[str, GgufTensor]) -> None:
+        end = 0
+        for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end)):
+            if tensor.start < end:
+                raise SetupError(f"{self._path} is damaged: {name:.200} overlaps another tensor")
+            end = tensor.end
+
+    def _take(self, size: int) -> bytes:
+        self._at += size
+        if self._at > _HEADER_BYTES_MAX:
+            raise SetupError(f"{self._path} is damaged: its header has more than {_HEADER_BYTES_MAX} bytes")
+        content = self._file.read(size) if self._at <= self._size else b""
+        if len(content) < size:
+            raise SetupError(f"{self._path} is truncated or damaged: its header ends too early")
+        return content
+
     def _scalar(self, layout: str) -> Any:
-        (value,) = struct.unpack_from(layout, self._content, self._at)
-        self._at += struct.calcsize(layout)
+        (value,) = struct.unpack(layout, self._take(struct.calcsize(layout)))
         return value
 
-    def _count(self) -> int:
+    def _count(self, most: int) -> int:
         value: int = self._scalar("<Q")
-        if value > _COUNT_MAX:
+        if value > most:
             raise SetupError(f"{self._path} is damaged: it counts {value} entries")
         return value
 
-    def _string(self) -> str:
+    def _string(self, *, bytes_max: int = _HEADER_BYTES_MAX) -> str:
         length: int = self._scalar("<Q")
-        end = self._at + length
-        if end > len(self._content):
-            raise SetupError(f"{self._path} is truncated or damaged")
-        text = self._content[self._at : end].decode("utf-8", errors="replace")
-        self._at = end
-        return text
+        if length > bytes_max:
+            raise SetupError(f"{self._path} is truncated or damaged: a text of {length} bytes")
+        return self._take(length).decode("utf-8", errors="replace")
 
     def _value(self, kind: int) -> Any:
         if kind == _STRING:
@@ -168,21 +193,20 @@ class _Cursor:
                 raise SetupError(f"{self._path} is damaged: metadata of type {kind}")
             return self._scalar(_SCALARS[kind])
         item_kind: int = self._scalar("<I")
-        count = self._count()
+        count = self._count(_ITEMS_MAX - self._item_count)
+        self._item_count += count
         if item_kind in _SCALARS:
             layout = f"<{count}{_SCALARS[item_kind][1:]}"
-            values = struct.unpack_from(layout, self._content, self._at)
-            self._at += struct.calcsize(layout)
-            return list(values)
+            return list(struct.unpack(layout, self._take(struct.calcsize(layout))))
         if item_kind != _STRING:
             raise SetupError(f"{self._path}: arrays of type {item_kind} are not supported")
         return [self._string() for _ in range(count)]
 
     def _tensor_info(self) -> tuple[str, tuple[int, ...], int, int]:
-        name = self._string()
+        name = self._string(bytes_max=_NAME_BYTES_MAX)
         dimension_count: int = self._scalar("<I")
         if not 1 <= dimension_count <= _DIMENSIONS_MAX:
-            raise SetupError(f"{self._path}: tensor {name} has {dimension_count} dimensions")
+            raise SetupError(f"{self._path}: tensor {name:.200} has {dimension_count} dimensions")
         shape = tuple(int(self._scalar("<Q")) for _ in range(dimension_count))
         return name, shape[::-1], self._scalar("<I"), self._scalar("<Q")
 
@@ -190,11 +214,13 @@ class _Cursor:
         known = GGML_TYPES.get(kind)
         if known is None:
             names = ", ".join(label for label, *_ in GGML_TYPES.values())
-            raise SetupError(f"{self._path}: {name} has ggml type {kind}; supported are {names}")
+            raise SetupError(f"{self._path}: {name:.200} has ggml type {kind}; supported are {names}")
         label, per_block, block_bytes = known
         if shape[-1] % per_block:
-            raise SetupError(f"{self._path}: {name} has rows of {shape[-1]}, no multiple of {per_block}")
+            raise SetupError(f"{self._path}: {name:.200} has rows of {shape[-1]}, no multiple of {per_block}")
         end = start + math.prod(shape) // per_block * block_bytes
-        if end > len(self._content):
-            raise SetupError(f"{self._path} is truncated: {name} ends at {end} of {len(self._content)} bytes")
+        if end > self._size:
+            raise SetupError(
+                f"{self._path} is truncated: {name:.200} ends at byte {end} of {self._size}; download it anew"
+            )
         return GgufTensor(self._path, label, shape, start, end)

@@ -28,16 +28,21 @@ def write_tokenizer(folder: Path, header: GgufHeader) -> None:
     metadata = header.metadata
     found = {theirs: metadata.get(f"tokenizer.ggml.{name}") for name, theirs in _FIELDS.items()}
     facts = {name: value for name, value in found.items() if value is not None}
+    where = header.files[0]
+    tokens: list[Any] = facts["tokens"] if isinstance(facts["tokens"], list) else []
+    if not tokens or not all(isinstance(token, str) for token in tokens):
+        raise SetupError(f"{where}: its tokenizer cannot be used: tokenizer.ggml.tokens are no texts")
     try:
         tokenizer, _ = convert_gguf_tokenizer(metadata["general.architecture"], facts)
-    except Exception as error:  # a library's converter on the file's content: it may fail in any way
-        raise SetupError(f"{header.files[0]}: its tokenizer cannot be used: {error}") from error
-    tokens: list[str] = facts["tokens"]
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a library's converter may fail in any way, Rust's panics included
+        raise SetupError(f"{where}: its tokenizer cannot be used: {error}") from error
     special = {
         ours: tokens[number]
         for ours, theirs in _SPECIAL.items()
         if isinstance(number := metadata.get(f"tokenizer.ggml.{theirs}_token_id"), int)
-        and number < len(tokens)
+        and 0 <= number < len(tokens)
     }
     # llama.cpp begins a SentencePiece text with bos unless told otherwise.
     adds_bos = metadata.get("tokenizer.ggml.add_bos_token", facts.get("tokenizer_type") == "llama")

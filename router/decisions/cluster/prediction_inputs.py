@@ -17,6 +17,7 @@ COLD = StepCosts(base_s=0.005, prompt_token_s=2e-4, decode_s=1e-3, context_token
 BUSY_S = 10.0
 """The share of time that goes to prompts is averaged over this long."""
 BUSY_MAX = 0.95
+TOKENS_PER_STEP_MAX = 64.0
 USUAL_S = 20.0
 """The number of sequences that decode is averaged over this long."""
 
@@ -55,7 +56,7 @@ class PredictionInputs(NamedTuple):
 
     def busy_share(self, now_s: float) -> float:
         """Share of its time that prompts sent lately take; what was sent long ago counts less."""
-        return min(BUSY_MAX, self.busy * exp((self.busy_at_s - now_s) / BUSY_S))
+        return min(BUSY_MAX, self.busy * exp(min(0.0, self.busy_at_s - now_s) / BUSY_S))
 
 
 class PredictionAccount:
@@ -64,9 +65,10 @@ class PredictionAccount:
     def __init__(self, hello: WorkerHello, fleet_costs: Iterable[StepCosts]) -> None:
         """`fleet_costs`: what other workers of the fingerprint measured."""
         self._default_tpot_slo_s = hello.tpot_slo_s
-        self.are_costs_measured = hello.costs is not None
+        own = hello.costs if hello.costs is not None and hello.costs.is_usable else None
+        self.are_costs_measured = own is not None
         """False: `costs` are those of others, or the cold ones."""
-        self.costs = hello.costs or median_costs(fleet_costs) or COLD
+        self.costs = own or median_costs(fleet_costs) or COLD
         self.tokens_per_step = 1.0
         self.backlog = Backlog()
         self._head_since_s = 0.0
@@ -125,11 +127,11 @@ class PredictionAccount:
         if self._usual_decodes is None:
             self._usual_decodes = float(report.decoding_count)
         else:
-            weight = 1.0 - exp(-since_s / USUAL_S)
+            weight = 1.0 - exp(-max(0.0, since_s) / USUAL_S)
             self._usual_decodes += weight * (report.decoding_count - self._usual_decodes)
-        if report.costs is not None:
+        if report.costs is not None and report.costs.is_usable:
             self.costs, self.are_costs_measured = report.costs, True
-        self.tokens_per_step = max(1.0, report.tokens_per_step)
+        self.tokens_per_step = min(TOKENS_PER_STEP_MAX, max(1.0, report.tokens_per_step))
         self._count_others(report)
 
     def _count_others(self, report: LoadReport) -> None:
@@ -172,7 +174,7 @@ class PredictionAccount:
     def prompt_sent(self, seconds: float, now_s: float) -> None:
         """A prompt was placed here that takes so long to compute."""
         self._frozen = None
-        self._busy = self._busy * exp((self._busy_at_s - now_s) / BUSY_S) + seconds / BUSY_S
+        self._busy = self._busy * exp(min(0.0, self._busy_at_s - now_s) / BUSY_S) + seconds / BUSY_S
         self._busy_at_s = now_s
 
     def _change_backlog(self, reservation: Reservation, *, is_new: bool) -> None:

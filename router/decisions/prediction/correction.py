@@ -1,7 +1,7 @@
 """How wrong a prediction is, learnt from what happened: a factor, its spread, and whether it has changed."""
 
 from collections import deque
-from math import exp, log
+from math import exp, inf, log
 from statistics import median
 
 FLOOR_S = 1e-4
@@ -40,7 +40,10 @@ class Correction:
         self._recent: deque[float] = deque(maxlen=RECENT)
 
     def observe(self, predicted_s: float, actual_s: float) -> None:
-        """`predicted_s` as the model says it, uncorrected."""
+        """`predicted_s` as the model says it, uncorrected. What is no time (a NaN, less than nothing) says
+        nothing."""
+        if not (0.0 <= predicted_s < inf and 0.0 <= actual_s < inf):
+            return
         ratio = log((actual_s + FLOOR_S) / (predicted_s + FLOOR_S))
         ratio = max(-RATIO_MAX, min(RATIO_MAX, ratio))
         self._recent.append(ratio)
@@ -94,6 +97,8 @@ class ErrorWindow:
 
     def observe(self, predicted_s: float, actual_s: float, *, tolerance_s: float) -> None:
         """`tolerance_s`: a difference that nobody minds; it does not count in `excess`."""
+        if not (0.0 <= predicted_s < inf and 0.0 <= actual_s < inf):
+            return
         actual_s = max(actual_s, FLOOR_S)
         difference_s = predicted_s - actual_s
         entry = (

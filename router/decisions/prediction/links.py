@@ -1,9 +1,12 @@
 """How fast KV moves between hosts, and how many tokens answers have: what is learnt over the whole fleet."""
 
 from collections.abc import Hashable
+from math import inf
 
 RATE_FIRST = 2e9
 """Bytes per second, before any transfer was seen."""
+RATE_MIN, RATE_MAX = 1.0, 1e13
+TRANSFER_MIN_S = 1e-9
 HANDOVER_FIRST_S = 0.005
 WEIGHT = 0.1
 LINKS_MAX = 4096
@@ -38,7 +41,11 @@ class Links:
             found = self._links[link] = _Link(self._all.rate, self._all.handover_s)
         for one in (found, self._all):
             if transferred_bytes >= WEIGH_BYTES_MIN and transfer_s > 0:
-                one.rate += WEIGHT * (transferred_bytes / transfer_s - one.rate)
+                rate = transferred_bytes / max(transfer_s, TRANSFER_MIN_S)
+                rate = max(RATE_MIN, min(RATE_MAX, rate))
+                one.rate += WEIGHT * (rate - one.rate)
+            if not 0.0 <= handover_s < inf:
+                continue
             # A hand-over that waited for room says nothing of the link.
             one.handover_s += WEIGHT * (min(handover_s, 10 * one.handover_s + 1e-3) - one.handover_s)
 

@@ -93,4 +93,5 @@ def attainment_probability(limit_s: float, predicted_s: float, sigma: float) -> 
         return 0.0
     if predicted_s <= 0.0:
         return 1.0
-    return 0.5 * (1.0 + erf(log(limit_s / predicted_s) / (sigma * SQRT2)))
+    ratio = limit_s / predicted_s
+    return 0.5 * (1.0 + erf(log(ratio) / (sigma * SQRT2))) if ratio > 0.0 else 0.0

@@ -286,7 +286,9 @@ class Predictor:
         prediction says."""
         self._outlooks.pop(worker.worker_id, None)
         learnt, fleet = self.corrections_of(worker.worker_id), self._fleet(worker.facts)
-        expected = predicted.prefill
+        expected, elapsed_s = predicted.prefill, max(0.0, elapsed_s)
+        if timings is not None and not timings.is_usable:
+            timings = None
         if expected.load_s:
             # An adapter is loaded before the worker's own clock starts, so this says nothing about its speed.
             took_s = max(0.0, elapsed_s - (expected.ttft_s - expected.load_s))

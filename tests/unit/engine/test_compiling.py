@@ -3,7 +3,10 @@ is compiled."""
 
 import os
 import signal
+import subprocess
+import sys
 
+import msgspec
 import numpy as np
 import pytest
 from xgrammar import GrammarCompiler, TokenizerInfo
@@ -18,6 +21,7 @@ from engine.compiling import (
     GrammarCompiled,
     GrammarExceeded,
     GrammarRefused,
+    frame,
 )
 from engine.grammar import REFUSAL_S, CompilerBusy, GrammarError, GrammarStore, compile_grammar
 from tests.models import EOS_ID, save_tokenizer
@@ -177,3 +181,19 @@ def test_a_text_that_has_begun_elsewhere_has_more_time(folder):
 
 def test_what_is_read_from_the_process_is_what_took_long():
     assert 0 < AGAIN_S <= 1
+
+
+def test_a_compiler_whose_worker_is_gone_ends_without_a_word(setup):
+    with subprocess.Popen(
+        [sys.executable, "-m", "engine.compile_process"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        process.stdin.write(frame(msgspec.msgpack.encode(setup)))
+        process.stdin.close()
+        assert process.stderr.read() == b""

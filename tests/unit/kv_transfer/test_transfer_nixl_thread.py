@@ -62,6 +62,14 @@ def test_a_job_that_raises_fails_alone(thread):
     assert (second.job.error, second.job.result) == ("", [7])
 
 
+def test_a_control_call_that_raises_does_not_end_the_thread(thread):
+    ended = Ended()
+    thread.submit(lambda: 1 // 0)
+    thread.submit(good(ended))
+    assert ended.event.wait(5)
+    assert (ended.job.error, ended.job.result) == ("", [7])
+
+
 def test_closing_does_not_wait_for_a_call_that_hangs():
     hangs = threading.Event()
     thread = TransferThread(Agent(), name="under test")

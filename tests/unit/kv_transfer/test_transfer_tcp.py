@@ -12,8 +12,8 @@ import pytest
 
 from baton.core.errors import IncompatiblePeer, SetupError, TransferFailed
 from kv_transfer.backend import KVMemory
-from kv_transfer.backends import tcp_frames
-from kv_transfer.backends.tcp import TcpBackend, TcpOffer
+from kv_transfer.backends import tcp_frames, tcp_server
+from kv_transfer.backends.tcp import TcpBackend, TcpOffer, parse_offer
 from kv_transfer.backends.tcp_frames import HELLO, MAGIC, REPLY, REQUEST, VERSION, WELCOME
 
 BLOCK_BYTES, BLOCK_COUNT = 64, 8
@@ -76,6 +76,12 @@ async def test_a_stranger_gets_no_byte_of_the_pool():
         REQUEST.pack(tcp_frames.READ, 2**32 - 1),
         REQUEST.pack(tcp_frames.READ, 1) + struct.pack("<I", BLOCK_COUNT),
         REQUEST.pack(tcp_frames.READ, 1) + struct.pack("<I", 2**32 - 1),
+        REQUEST.pack(tcp_frames.READ_RANGES, 1) + struct.pack("<II", 0, 0),
+        REQUEST.pack(tcp_frames.READ_RANGES, 1) + struct.pack("<II", 0, 2**32 - 1),
+        REQUEST.pack(tcp_frames.READ_RANGES, 1) + struct.pack("<IIQQ", 0, 1, 2**64 - 1, 2),
+        REQUEST.pack(tcp_frames.READ_RANGES, 1) + struct.pack("<IIQQ", 0, 1, 0, 2**64 - 1),
+        # Each range is inside a block, and together they are many blocks.
+        REQUEST.pack(tcp_frames.READ_RANGES, 1) + struct.pack("<II", 0, 99) + struct.pack("<QQ", 0, 64) * 99,
     ],
 )
 async def test_a_malformed_request_ends_its_connection_and_no_other(request_bytes):
@@ -211,3 +217,59 @@ async def test_an_answer_of_another_size_is_refused_before_a_byte_of_it_is_taken
             with pytest.raises(IncompatiblePeer):
                 await reader.backend.read("source.1", [0], [0], timeout_s=TIMEOUT_S)
             assert (reader.blocks == 5).all()
+
+
+async def test_strangers_that_wait_keep_no_reader_out(monkeypatch):
+    monkeypatch.setattr(tcp_server, "CONNECTIONS_MAX", 4)
+    async with Source() as source, Source(fill=0) as reader:
+        with contextlib.ExitStack() as stack:
+            for _ in range(12):
+                address = (source.offer.host, source.offer.port)
+                stack.enter_context(socket.create_connection(address, timeout=TIMEOUT_S))
+            await reader.backend.add_peer("source.1", source.backend.offer())
+            assert await reader.backend.read("source.1", [1], [1], timeout_s=TIMEOUT_S) == [0]
+
+
+async def test_readers_that_are_idle_keep_no_other_out_and_go_on_when_they_read_again(monkeypatch):
+    monkeypatch.setattr(tcp_server, "CONNECTIONS_MAX", 2)
+    async with Source() as source, Source(fill=0) as first, Source(fill=0) as second, Source(fill=0) as third:
+        readers = (first, second, third)
+        for reader in readers:
+            await reader.backend.add_peer("source.1", source.backend.offer())
+        for _ in range(2):
+            for reader in readers:
+                assert await reader.backend.read("source.1", [1], [1], timeout_s=TIMEOUT_S) == [0]
+                assert (reader.blocks[1] == 5).all()
+
+
+@pytest.mark.parametrize("error", [OSError("it left"), RuntimeError("can't start new thread")])
+async def test_a_connection_that_cannot_be_taken_up_does_not_end_the_server(monkeypatch, error):
+    async with Source() as source, Source(fill=0) as reader:
+        failures = [error, error]
+
+        class Line(tcp_frames.Line):
+            def __init__(self, sock, *, deadline_s):
+                super().__init__(sock, deadline_s=deadline_s)
+                if failures:
+                    raise failures.pop()
+
+        monkeypatch.setattr(tcp_server, "Line", Line)
+        for _ in range(2):
+            assert await asyncio.to_thread(say, source.offer, b"") == b""
+        await reader.backend.add_peer("source.1", source.backend.offer())
+        assert await reader.backend.read("source.1", [1], [1], timeout_s=TIMEOUT_S) == [0]
+        assert not failures
+
+
+@pytest.mark.parametrize("host", ["", "a\0b", "x" * 300, "-h", "a b", "\n", "é", "a..b"])
+async def test_an_offer_of_an_address_that_cannot_be_one_is_refused(host):
+    async with Source() as source, Source() as reader:
+        offer = msgspec.structs.replace(source.offer, host=host)
+        with pytest.raises((IncompatiblePeer, TransferFailed)):
+            await reader.backend.add_peer("source.1", msgspec.msgpack.encode(offer))
+
+
+def test_an_offer_with_text_that_is_no_text_is_refused():
+    whole = msgspec.msgpack.encode(TcpOffer(1, "host", 1, b"0" * 16, BLOCK_BYTES, BLOCK_COUNT))
+    with pytest.raises(IncompatiblePeer):
+        parse_offer(whole.replace(b"host\xa4host", b"host\xa4\xff\xff\xff\xff"), block_bytes=BLOCK_BYTES)

@@ -57,6 +57,10 @@ class FakeDriver:
 
     def client_gone(self, seq_id):
         self.sinks.pop(seq_id, None)
+        return False
+
+    def answered(self, seq_id):
+        self.sinks.pop(seq_id, None)
 
     def progress_of(self, seq_id):
         return None, None

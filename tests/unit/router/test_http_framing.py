@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from router.http.protocol import BoundedProtocol
+from router.http.protocol import PIPELINED_MAX, BoundedProtocol
 from tests.http_in_memory import exchange, splits
 
 POST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
@@ -149,6 +149,11 @@ REFUSED_HEADS = {
     "2.0": (b"GET / HTTP/2.0\r\nHost: x\r\n\r\n", 505),
     "1.2": (b"GET / HTTP/1.2\r\nHost: x\r\n\r\n", 400),
     "preface of 2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
+    "expectation, upgrade": (POST + UPGRADES["h2c"] + b"Expect: miracles\r\n" + SIZED, 417),
+    "gzip, chunked, upgrade": (
+        POST + UPGRADES["h2c"] + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+        501,
+    ),
     "expectation": (POST + b"Expect: miracles\r\n" + SIZED, 417),
     "fragment": (b"GET /a#b HTTP/1.1\r\nHost: x\r\n\r\n", 400),
     "no target": (b"GET foo HTTP/1.1\r\nHost: x\r\n\r\n", 400),
@@ -292,6 +297,13 @@ async def test_nobody_is_warned_of_an_upgrade(caplog):
     assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []
 
 
-async def test_many_upgrades_in_one_segment_are_one_request_each():
-    data = (b"GET /a HTTP/1.1\r\nHost: x\r\n" + UPGRADES["h2c"] + b"\r\n") * 500
-    assert len((await exchange(BoundedProtocol, [data])).seen) == 500
+@pytest.mark.parametrize("upgrade", [b"", UPGRADES["h2c"]], ids=["plain", "h2c"])
+async def test_what_one_segment_makes_the_server_do_is_bounded(upgrade):
+    request = b"GET /a HTTP/1.1\r\nHost: x\r\n" + upgrade + b"\r\n"
+    allowed = 1 + PIPELINED_MAX
+    found = await exchange(BoundedProtocol, [request * allowed])
+    assert found.statuses == [200] * allowed
+    found = await exchange(BoundedProtocol, [request * 2000])
+    assert len(found.seen) == allowed
+    assert found.statuses == [200] * allowed + [429]
+    assert found.is_ended

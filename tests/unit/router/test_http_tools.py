@@ -284,6 +284,8 @@ async def test_a_grammar_begins_after_the_reasoning_and_after_what_the_template_
     pretrained.add_tokens(["<think>", "</think>"])
     pretrained.chat_template = TEMPLATE
     pretrained.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": len(pretrained)}))
     closing = pretrained.convert_tokens_to_ids("</think>")
     reply = pretrained.encode('hm</think>{"a": 1}', add_special_tokens=False)
     form = {"type": "json_object"}

@@ -1,12 +1,18 @@
 """Authentication: signed-in browsers get the pages, and everybody else gets the login page."""
 
+import asyncio
+import contextlib
+
 import httpx
 import pytest
+import uvicorn
+from uvicorn.server import ServerState
 
 from baton.config import Config
 from baton.core.tokens import Scope, TokenBook, TokenRecord, digest_of
 from baton.files.token_places import new_token
 from control_plane.dashboard.authentication import SESSION_KEY, Authentication
+from control_plane.dashboard.connections import HeadersInTime
 from control_plane.dashboard.process import tokens_of
 from control_plane.dashboard.session_file import SessionFile
 from control_plane.dashboard.sessions import (
@@ -276,3 +282,44 @@ def test_tokens_of_the_configuration_come_first(tmp_path, setup):
     nobody, hint = tokens_of(Config())
     assert nobody().records == ()
     assert "access.tokens" in hint
+
+
+@pytest.mark.parametrize(
+    "origin", ["http://[", "http://[::1", "null", "//", "http://", "\xff", "http://baton@evil"]
+)
+async def test_an_origin_that_is_none_is_another_site(browser, setup, origin):
+    headers = {"origin": origin.encode("latin-1")}
+    answer = await browser.post("/login", data={"token": setup.token("ada")}, headers=headers)
+    assert answer.status_code == 403
+    assert "set-cookie" not in answer.headers
+
+
+async def test_a_session_begins_with_a_new_secret_whatever_cookie_came(browser, setup, sessions):
+    """A secret that somebody else has put into the browser never becomes a session."""
+    browser.cookies.set("baton_session", "planted")
+    answer = await signed_in(browser, setup.token("ada"))
+    assert answer.status_code == 303
+    assert "planted" not in answer.headers["set-cookie"]
+    assert sessions.of("planted") is None
+
+
+async def test_a_connection_without_headers_in_time_is_closed(monkeypatch, sessions):
+    monkeypatch.setattr(HeadersInTime, "headers_s", 0.05)
+    app = Authentication(everything, sessions, is_tls=False)
+    config = uvicorn.Config(app, http=HeadersInTime, lifespan="off", log_config=None)
+    config.load()
+    state = ServerState()
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(
+        lambda: HeadersInTime(config=config, server_state=state, app_state={}), "127.0.0.1", 0
+    )
+    port = server.sockets[0].getsockname()[1]
+    first = b"GET /health/live HTTP/1.1\r\nHost: baton\r\n\r\n"
+    async with server:
+        for sent in (b"", b"GET / HTTP/1.1\r\nHost:", first + b"GET / HTTP/1.1\r\n"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(sent)
+            with contextlib.suppress(ConnectionResetError):
+                heard = await asyncio.wait_for(reader.read(), 10)
+                assert heard.startswith(b"HTTP/1.1 200") == sent.startswith(first)
+            writer.close()

@@ -154,3 +154,11 @@ def test_parts_are_means_over_requests_and_add_up():
     assert means["prefill"] == pytest.approx(0.06)
     assert sum(means.values()) == pytest.approx(0.28)
     assert by_label(None, "x") == {}
+
+
+@pytest.mark.parametrize("value", ["NaN", "nan", "+Inf", "-Inf", "1e999", "x", ""])
+def test_a_value_that_is_no_number_spoils_no_sum(value):
+    name = c.RUNNING.name
+    page = f'{name}{{worker="a"}} {value}\n{name}{{worker="b"}} 2\n'
+    table = MetricsReader(NAMES).read(page)
+    assert total(frame_of(1.0, 1.0, [(table, table)]).levels[name]) == 2

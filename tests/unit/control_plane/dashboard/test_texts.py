@@ -3,6 +3,8 @@
 import re
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from baton.config import Config
 from baton.core.ids import RouterId, WorkerId
@@ -382,3 +384,16 @@ def test_marks_out_of_order_are_drawn_in_order_and_those_beyond_the_chart_are_no
         ("", False),
         ("#90", True),
     ]
+
+
+@pytest.mark.parametrize(
+    "show",
+    [text.number, text.seconds, text.share, text.size, text.rate, text.span, text.clock, markup._whole],
+)
+@given(value=st.floats())
+@settings(max_examples=200, deadline=None)
+def test_any_number_can_be_shown(show, value):
+    """Processes send these numbers; a page with one that makes no sense must still be there."""
+    shown = show(value)
+    assert 0 < len(shown) < 500
+    assert text.h(shown) == shown

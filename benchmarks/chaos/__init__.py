@@ -1,0 +1,1 @@
+"""`baton chaos`: a drill on a real cluster of several hosts on this machine, under seeded faults."""

@@ -1,0 +1,58 @@
+"""The limits of tenants, counted from what clients got, whatever place counts for the routers."""
+
+from collections import defaultdict
+
+from baton.core.budgets import WINDOW_S
+from simulator.faults.client import Ending, RequestKind, SimClient
+from simulator.faults.run_context import RunContext, Violation
+from simulator.faults.scenario import Scenario
+
+CLOCK_SLACK = 1.02
+
+
+class QuotaChecks:
+    """The limits of all tenants of a run."""
+
+    def __init__(self, run: RunContext, scenario: Scenario) -> None:
+        self._run, self._scenario = run, scenario
+        self._granted: defaultdict[str, dict[str, SimClient]] = defaultdict(dict)
+        self._places = 0
+        """Places that counted: a router that cannot reach the shared place counts its own part."""
+
+    def router_started(self, *, is_shared: bool) -> None:
+        """A router that shares a place counts a part by itself while that is away."""
+        self._places += 1
+        if is_shared:
+            self._places = max(2, self._places)
+
+    def submitted(self, client: SimClient) -> None:
+        """A request passed its tenant's limits."""
+        tenant = self._scenario.tenants[client.tenant]
+        granted = self._granted[client.tenant]
+        if client.name in granted:
+            return
+        granted[client.name] = client
+        whole = 1.0 + CLOCK_SLACK * self._run.clock.now_s / WINDOW_S
+        most = tenant.requests_per_minute * whole * self._places
+        if tenant.requests_per_minute and len(granted) > most + 1:
+            raise Violation(6, f"{client.tenant}: {len(granted)} requests, {most:.1f} allowed")
+        at_once = sum(one.exchange is not None and not one.exchange.is_done for one in granted.values())
+        if tenant.concurrent_max and at_once > tenant.concurrent_max * self._places:
+            raise Violation(6, f"{client.tenant}: {at_once} at once, {tenant.concurrent_max} allowed")
+
+    def at_rest(self, tenant: str, owed_s: float) -> None:
+        """Check that the one place which counts charged no more than was used. `owed_s` is the time until the
+        tenant's budget of tokens is whole again."""
+        limit = self._scenario.tenants[tenant].tokens_per_minute
+        used = sum(_used_by(client) for client in self._granted[tenant].values())
+        owed = owed_s * limit / WINDOW_S
+        if owed > used + 1:
+            raise Violation(8, f"{tenant} used at most {used} tokens, and is charged {owed:.0f}")
+
+
+def _used_by(client: SimClient) -> int:
+    """Return the most tokens that a request used."""
+    if client.ending is Ending.FINISHED and client.kind is not RequestKind.EMBEDDING:
+        return sum(map(len, client.prompts)) + client.completion_tokens
+    placed = [sequence for sequence in client.sequences if sequence.placements]
+    return sum(len(s.submit.prompt) + len(s.received) for s in placed)
