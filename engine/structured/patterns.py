@@ -152,7 +152,7 @@ class _Regex:
 
     def _check_half(self, char: str | None) -> None:
         if char is not None and is_half_of_pair(ord(char)):
-            self._refuse(f"\\u{ord(char):04x}, half of a surrogate pair, which no text has (write the character itself),")
+            self._refuse(f"half of a surrogate pair (\\u{ord(char):04x}; write the whole character)")
 
     def _group(self, depth: int, *, is_at_start: bool) -> _RegexPart:
         self.at += 1

@@ -179,7 +179,9 @@ def test_regular_expressions_are_bounded_alike(pattern):
         check_regex(pattern, "guided_regex")
 
 
-@pytest.mark.parametrize("text", [r"[\ud800-\udfff]", r"[a\udc00]", r"[\u0000-\ud9ff]", r"\ud83d\ude00", r"\ud83d"])
+@pytest.mark.parametrize(
+    "text", [r"[\ud800-\udfff]", r"[a\udc00]", r"[\u0000-\ud9ff]", r"\ud83d\ude00", r"\ud83d"]
+)
 def test_halves_of_surrogate_pairs_are_refused(text):
     """xgrammar makes the model write them as three bytes each, which are no UTF-8."""
     with pytest.raises(ClientError, match="surrogate"):
@@ -190,7 +192,9 @@ def test_halves_of_surrogate_pairs_are_refused(text):
         check_ebnf("root ::= " + (text if text.startswith("[") else f'"{text}"'), "guided_grammar")
 
 
-@pytest.mark.parametrize("text", [r"[^\ud800-\udfff]", r"[\u0000-\uffff]", r"[\ue000-\uffff]", "[\U0001f600]"])
+@pytest.mark.parametrize(
+    "text", [r"[^\ud800-\udfff]", r"[\u0000-\uffff]", r"[\ue000-\uffff]", "[\U0001f600]"]
+)
 def test_classes_around_surrogates_are_taken(text):
     check_regex(text, "guided_regex")
     check_ebnf(f"root ::= {text}", "guided_grammar")
