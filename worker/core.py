@@ -9,7 +9,7 @@ from collections.abc import Iterable, MutableSequence, Set
 from typing import assert_never
 
 from baton.config import EngineConfig, StoreConfig, TransferConfig
-from baton.core.ids import BlockId, RouterId, SeqKey, WorkerId
+from baton.core.ids import RouterId, SeqKey, WorkerId
 from baton.core.messages import (
     CancelSequence,
     FailureReason,
@@ -147,7 +147,7 @@ class WorkerCore:
     def is_idle(self) -> bool:
         """No block is held by a sequence, a lease, a read or a copy, and nobody waits for an answer."""
         nothing_runs = self._scheduler.is_empty and self._receiver.is_idle and self._store.is_idle
-        return nothing_runs and self._handovers.count == 0 and not len(self._attempts)
+        return nothing_runs and self._handovers.count == 0 and self._attempts.is_empty
 
     def adapters_in_use(self) -> set[str]:
         """Adapters of live attempts, and of cancelled ones that a step under way still computes."""
@@ -188,10 +188,8 @@ class WorkerCore:
         """Assert that every account balances: each reference to a pool's block has exactly one holder."""
         for part in (self._pool, self._cache, self._scheduler, self._handovers, self._receiver, self._store):
             part.check()
-        shares: Counter[BlockId] = Counter(self._handovers.held_blocks())
-        shares.update(self._receiver.held_blocks())
-        shares.update(self._scheduler.held_blocks())
-        shares.update(self._store.held_blocks())
+        holders = (self._handovers, self._receiver, self._scheduler, self._store)
+        shares = Counter(block for holder in holders for block in holder.held_blocks())
         assert len(shares) == self._pool.held_count, "blocks held by nobody"
         assert all(self._pool.ref_count(block) == count for block, count in shares.items())
         live = sum(not seq.is_dropped for seq in self._scheduler.sequences())
@@ -220,9 +218,11 @@ class WorkerCore:
             case FromRouter(router_id, message):
                 if self._out.has(router_id):  # else it came from a session that broke
                     self._on_router(router_id, message, now_s)
-            case PreparationBegan(key):
-                self._on_preparation(key, now_s)
+                self._attempts.prepared(message)
+            case PreparationBegan(key, phase):
+                self._on_preparation(key, phase, now_s)
             case PreparationEnded(key, reason):
+                self._attempts.preparing.discard(key)
                 self._phases.tell_readers(self._handovers.close(key, reason, now_s=now_s))
             case FromReader(reader, message):
                 self._on_reader(reader, message, now_s)
@@ -331,9 +331,7 @@ class WorkerCore:
         )
         self._out.join(router_id, hello, self._report())
 
-    def _on_router(
-        self, router_id: RouterId, message: StartSequence | CancelSequence | ResyncBlocks, now_s: float
-    ) -> None:
+    def _on_router(self, router_id: RouterId, message: RouterMessage, now_s: float) -> None:
         match message:
             case StartSequence():
                 self._on_start(router_id, message, now_s)
@@ -357,7 +355,8 @@ class WorkerCore:
         self._see(key, is_start=True, now_s=now_s)
         waiting = None if start.phase is Phase.DECODE else self._scheduler.waiting_count
         limits = {"waiting_max": self._waiting_max, "tokens_max": self._max_tokens}
-        refusal = refusal_of(start, is_draining=self._is_draining, waiting=waiting, **limits)
+        is_late = self._is_draining and key not in self._attempts.preparing
+        refusal = refusal_of(start, is_draining=is_late, waiting=waiting, **limits)
         if refusal is not None:
             self._out.tell(router_id, refusal)
             self._phases.tell_readers(self._handovers.close(key, refusal.message, now_s=now_s))
@@ -367,10 +366,8 @@ class WorkerCore:
         self._attempts.add(attempt)
         if start.phase is Phase.DECODE:
             assert start.source is not None
-            self._do_receiver(
-                self._receiver.start(key, start.source, start.tokens, start.cache_root, now_s=now_s),
-                now_s=now_s,
-            )
+            actions = self._receiver.start(key, start.source, start.tokens, start.cache_root, now_s=now_s)
+            self._do_receiver(actions, now_s=now_s)
             return
         attempt.sequence = self._sequence(start, list(start.tokens))
         self._scheduler.add(attempt.sequence, now_s=now_s)
@@ -381,8 +378,10 @@ class WorkerCore:
             unread_s = self._engine.prepare_s if needs_preparation(start) else 0.0
             self._phases.tell_readers(self._handovers.open(key, unread_s=unread_s, now_s=now_s))
 
-    def _on_preparation(self, key: SeqKey, now_s: float) -> None:
-        if key.epoch >= self._epochs.highest(key.seq_id) and not self._epochs.was_started(key):
+    def _on_preparation(self, key: SeqKey, phase: Phase, now_s: float) -> None:
+        if not self._is_draining:
+            self._attempts.preparing.add(key)
+        if phase is Phase.PREFILL and not self._epochs.is_stale(key):
             self._see(key, is_start=False, now_s=now_s)
             self._phases.tell_readers(self._handovers.prepare(key, now_s=now_s))
 

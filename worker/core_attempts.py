@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 
 from baton.core.ids import RouterId, SeqKey, SequenceId
-from baton.core.messages import StartSequence
+from baton.core.messages import ResyncBlocks, RouterMessage, StartSequence
 from engine.scheduling.sequence import Sequence
 from worker.phase_clock import PhaseClock
 
@@ -35,6 +35,8 @@ class Attempts:
     def __init__(self) -> None:
         self._by_key: dict[SeqKey, Attempt] = {}
         self._deadlines: list[tuple[float, SeqKey]] = []
+        self.preparing: set[SeqKey] = set()
+        """Attempts that are made ready. They were taken before a drain, so they start in spite of it."""
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -44,6 +46,16 @@ class Attempts:
 
     def keys(self) -> Set[SeqKey]:
         return self._by_key.keys()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing runs and nothing is made ready."""
+        return not self._by_key and not self.preparing
+
+    def prepared(self, message: RouterMessage) -> None:
+        """Forget that an attempt is made ready, because its start or its cancel came."""
+        if not isinstance(message, ResyncBlocks):
+            self.preparing.discard(SeqKey(message.seq_id, message.epoch))
 
     def get(self, key: SeqKey) -> Attempt | None:
         return self._by_key.get(key)
@@ -98,6 +110,10 @@ class Epochs:
 
     def was_started(self, key: SeqKey) -> bool:
         return self._seen.get(key.seq_id) == (key.epoch, True)
+
+    def is_stale(self, key: SeqKey) -> bool:
+        """Whether a start of this attempt would change nothing any more."""
+        return key.epoch < self.highest(key.seq_id) or self.was_started(key)
 
     def observe(self, key: SeqKey, *, is_start: bool) -> None:
         """Note that `key` has the highest epoch of its sequence."""

@@ -1,4 +1,4 @@
-"""The order in which a router places those that wait: bounded queues, no starvation, shares of tenants.
+"""Checks of admission at a router where many wait: queues are bounded, nobody starves, tenants have shares.
 
 The queue is rebuilt here from what clients sent and what the router said it placed, and not from its own.
 """

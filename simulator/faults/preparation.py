@@ -1,7 +1,7 @@
 """Workers that take longer than a lease to make a grammar or an adapter ready, in some of the runs.
 
 The rules are those of `worker.preparation`, which is asyncio: a cancel, a higher epoch and the loss of the
-router end a preparation, and the core hears of prefill phases that are made ready.
+router end a preparation, and the core hears of what is made ready.
 """
 
 from typing import Protocol
@@ -71,8 +71,7 @@ class SlowPreparation:
         if start.epoch:
             self._worker.feed(FromRouter(router_id, CancelSequence(start.seq_id, start.epoch - 1)))
         self._pending[start.seq_id] = (router_id, start)
-        if start.phase is Phase.PREFILL:
-            self._worker.feed(PreparationBegan(SeqKey(start.seq_id, start.epoch)))
+        self._worker.feed(PreparationBegan(SeqKey(start.seq_id, start.epoch), start.phase))
         self._worker.run.clock.after(delay_s, self._ready, router_id, start, delay_s)
         return True
 
@@ -87,5 +86,5 @@ class SlowPreparation:
 
     def _drop(self, seq_id: SequenceId) -> None:
         pending = self._pending.pop(seq_id, None)
-        if pending is not None and pending[1].phase is Phase.PREFILL:
+        if pending is not None:
             self._worker.feed(PreparationEnded(SeqKey(seq_id, pending[1].epoch), "cancelled"))
