@@ -21,6 +21,7 @@ from baton.core.messages import (
     RefusalReason,
     ResyncBlocks,
     Role,
+    RouterMessage,
     SequenceJoined,
     SequenceRefused,
     StartSequence,
