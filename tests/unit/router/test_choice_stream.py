@@ -9,7 +9,11 @@ from router.text.detokenizer import Detokenizer
 from tests.unit.router.test_detokenizer import SPECIAL, byte_level
 
 OWNER = SimpleNamespace(
-    now_s=lambda: 0.0, on_progress=lambda _: None, progress_of=lambda _: (None, None), cancel=lambda _: None
+    now_s=lambda: 0.0,
+    on_progress=lambda _: None,
+    progress_of=lambda _: (None, None),
+    answered=lambda _: None,
+    cancel=lambda _: None,
 )
 
 
