@@ -5,11 +5,11 @@ blocks, the receiver how the KV of a decode phase gets here, the outbox what rou
 """
 
 from collections import Counter
-from collections.abc import Iterable, MutableSequence
+from collections.abc import Iterable, MutableSequence, Set
 from typing import assert_never
 
 from baton.config import EngineConfig, StoreConfig, TransferConfig
-from baton.core.ids import BlockId, RouterId, SeqKey, WorkerId
+from baton.core.ids import RouterId, SeqKey, WorkerId
 from baton.core.messages import (
     CancelSequence,
     FailureReason,
@@ -21,6 +21,7 @@ from baton.core.messages import (
     RefusalReason,
     ResyncBlocks,
     Role,
+    RouterMessage,
     SequenceJoined,
     SequenceRefused,
     StartSequence,
@@ -139,21 +140,23 @@ class WorkerCore:
     def next_tick_s(self) -> float | None:
         """The time by which `handle` wants to be called. None means only when something happens."""
         heartbeat = [self._heartbeat_at_s] if self._out.router_count else []
-        parts = (self._handovers, self._receiver, self._store)
-        due = (self._attempts.next_deadline_s, *(part.next_tick_s for part in parts))
-        known = [at_s for at_s in due if at_s is not None]
-        return min((*heartbeat, *self._grace_end_s.values(), *known), default=None)
+        parts = (self._attempts, self._handovers, self._receiver, self._store)
+        due = (*heartbeat, *self._grace_end_s.values(), *(part.next_tick_s for part in parts))
+        return min((at_s for at_s in due if at_s is not None), default=None)
 
     @property
     def is_idle(self) -> bool:
         """No block is held by a sequence, a lease, a read or a copy, and nobody waits for an answer."""
         nothing_runs = self._scheduler.is_empty and self._receiver.is_idle and self._store.is_idle
-        return nothing_runs and self._handovers.count == 0 and not len(self._attempts)
+        return nothing_runs and self._handovers.count == 0 and self._attempts.is_empty
 
     def adapters_in_use(self) -> set[str]:
         """Adapters of live attempts, and of cancelled ones that a step under way still computes."""
-        of_steps = {seq.adapter for seq in self._scheduler.sequences() if seq.adapter}
-        return self._attempts.adapters() | of_steps
+        return self._attempts.adapters() | {s.adapter for s in self._scheduler.sequences() if s.adapter}
+
+    @property
+    def live_keys(self) -> Set[SeqKey]:
+        return self._attempts.keys()
 
     @property
     def waiting_keys(self) -> frozenset[SeqKey]:
@@ -186,10 +189,8 @@ class WorkerCore:
         """Assert that every account balances: each reference to a pool's block has exactly one holder."""
         for part in (self._pool, self._cache, self._scheduler, self._handovers, self._receiver, self._store):
             part.check()
-        shares: Counter[BlockId] = Counter(self._handovers.held_blocks())
-        shares.update(self._receiver.held_blocks())
-        shares.update(self._scheduler.held_blocks())
-        shares.update(self._store.held_blocks())
+        holders = (self._handovers, self._receiver, self._scheduler, self._store)
+        shares = Counter(block for holder in holders for block in holder.held_blocks())
         assert len(shares) == self._pool.held_count, "blocks held by nobody"
         assert all(self._pool.ref_count(block) == count for block, count in shares.items())
         live = sum(not seq.is_dropped for seq in self._scheduler.sequences())
@@ -218,9 +219,11 @@ class WorkerCore:
             case FromRouter(router_id, message):
                 if self._out.has(router_id):  # else it came from a session that broke
                     self._on_router(router_id, message, now_s)
-            case PreparationBegan(key):
-                self._on_preparation(key, now_s)
+                self._attempts.prepared(message)
+            case PreparationBegan(key, phase):
+                self._on_preparation(key, phase, now_s)
             case PreparationEnded(key, reason):
+                self._attempts.preparing.discard(key)
                 self._phases.tell_readers(self._handovers.close(key, reason, now_s=now_s))
             case FromReader(reader, message):
                 self._on_reader(reader, message, now_s)
@@ -329,13 +332,13 @@ class WorkerCore:
         )
         self._out.join(router_id, hello, self._report())
 
-    def _on_router(
-        self, router_id: RouterId, message: StartSequence | CancelSequence | ResyncBlocks, now_s: float
-    ) -> None:
+    def _on_router(self, router_id: RouterId, message: RouterMessage, now_s: float) -> None:
         match message:
             case StartSequence():
                 self._on_start(router_id, message, now_s)
             case CancelSequence(seq_id, epoch):
+                if epoch >= self._epochs.highest(seq_id):  # a start that comes after it starts nothing
+                    self._see(SeqKey(seq_id, epoch), is_start=True, now_s=now_s)
                 self._cancel(SeqKey(seq_id, epoch), "cancelled", now_s)
             case ResyncBlocks():
                 self._out.send_snapshot(router_id)
@@ -353,21 +356,19 @@ class WorkerCore:
         self._see(key, is_start=True, now_s=now_s)
         waiting = None if start.phase is Phase.DECODE else self._scheduler.waiting_count
         limits = {"waiting_max": self._waiting_max, "tokens_max": self._max_tokens}
-        refusal = refusal_of(start, is_draining=self._is_draining, waiting=waiting, **limits)
+        is_late = self._is_draining and key not in self._attempts.preparing
+        refusal = refusal_of(start, is_draining=is_late, waiting=waiting, **limits)
         if refusal is not None:
             self._out.tell(router_id, refusal)
             self._phases.tell_readers(self._handovers.close(key, refusal.message, now_s=now_s))
             return
-        attempt = Attempt(
-            key, router_id, start, deadline_s=now_s + start.time_left_s, clock=PhaseClock(now_s)
-        )
+        deadline_s = now_s + start.time_left_s
+        attempt = Attempt(key, router_id, start, deadline_s=deadline_s, clock=PhaseClock(now_s))
         self._attempts.add(attempt)
         if start.phase is Phase.DECODE:
             assert start.source is not None
-            self._do_receiver(
-                self._receiver.start(key, start.source, start.tokens, start.cache_root, now_s=now_s),
-                now_s=now_s,
-            )
+            actions = self._receiver.start(key, start.source, start.tokens, start.cache_root, now_s=now_s)
+            self._do_receiver(actions, now_s=now_s)
             return
         attempt.sequence = self._sequence(start, list(start.tokens))
         self._scheduler.add(attempt.sequence, now_s=now_s)
@@ -378,8 +379,10 @@ class WorkerCore:
             unread_s = self._engine.prepare_s if needs_preparation(start) else 0.0
             self._phases.tell_readers(self._handovers.open(key, unread_s=unread_s, now_s=now_s))
 
-    def _on_preparation(self, key: SeqKey, now_s: float) -> None:
-        if key.epoch >= self._epochs.highest(key.seq_id) and not self._epochs.was_started(key):
+    def _on_preparation(self, key: SeqKey, phase: Phase, now_s: float) -> None:
+        if not self._is_draining:
+            self._attempts.preparing.add(key)
+        if phase is Phase.PREFILL and not self._epochs.is_stale(key):
             self._see(key, is_start=False, now_s=now_s)
             self._phases.tell_readers(self._handovers.prepare(key, now_s=now_s))
 
@@ -393,8 +396,7 @@ class WorkerCore:
     # --- ways out -------------------------------------------------------------------------------
 
     def _cancel(self, key: SeqKey, reason: str, now_s: float) -> None:
-        """Free everything of an attempt, as far as no reader, no read and no running step needs it. An
-        attempt that is unknown or has ended is ignored."""
+        """Free what no reader, no read and no running step needs of an attempt, if it is known."""
         attempt = self._attempts.get(key)
         if attempt is not None:
             self._attempts.pop(key)
@@ -446,9 +448,8 @@ class WorkerCore:
                 case GaveUp(key, reason, detail):
                     self._phases.fail(self._attempts.pop(key), reason, detail)
                 case NoFreeBlocks(key, reason):
-                    attempt = self._attempts.pop(key)
                     refused = SequenceRefused(*key, RefusalReason.NO_ROOM, reason)
-                    self._out.tell(attempt.router_id, refused)
+                    self._out.tell(self._attempts.pop(key).router_id, refused)
                 case _:
                     assert_never(action)
 

@@ -2,11 +2,11 @@
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 
 from baton.core.ids import RouterId, SeqKey, SequenceId
-from baton.core.messages import StartSequence
+from baton.core.messages import ResyncBlocks, RouterMessage, StartSequence
 from engine.scheduling.sequence import Sequence
 from worker.phase_clock import PhaseClock
 
@@ -35,12 +35,27 @@ class Attempts:
     def __init__(self) -> None:
         self._by_key: dict[SeqKey, Attempt] = {}
         self._deadlines: list[tuple[float, SeqKey]] = []
+        self.preparing: set[SeqKey] = set()
+        """Attempts that are made ready. They were taken before a drain, so they start in spite of it."""
 
     def __len__(self) -> int:
         return len(self._by_key)
 
     def __iter__(self) -> Iterator[Attempt]:
         return iter(self._by_key.values())
+
+    def keys(self) -> Set[SeqKey]:
+        return self._by_key.keys()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing runs and nothing is made ready."""
+        return not self._by_key and not self.preparing
+
+    def prepared(self, message: RouterMessage) -> None:
+        """Forget that an attempt is made ready, because its start or its cancel came."""
+        if not isinstance(message, ResyncBlocks):
+            self.preparing.discard(SeqKey(message.seq_id, message.epoch))
 
     def get(self, key: SeqKey) -> Attempt | None:
         return self._by_key.get(key)
@@ -61,7 +76,7 @@ class Attempts:
         return [attempt for attempt in self._by_key.values() if attempt.router_id == router_id]
 
     @property
-    def next_deadline_s(self) -> float | None:
+    def next_tick_s(self) -> float | None:
         while self._deadlines and self._deadlines[0][1] not in self._by_key:
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
@@ -95,6 +110,10 @@ class Epochs:
 
     def was_started(self, key: SeqKey) -> bool:
         return self._seen.get(key.seq_id) == (key.epoch, True)
+
+    def is_stale(self, key: SeqKey) -> bool:
+        """Whether a start of this attempt would change nothing any more."""
+        return key.epoch < self.highest(key.seq_id) or self.was_started(key)
 
     def observe(self, key: SeqKey, *, is_start: bool) -> None:
         """Note that `key` has the highest epoch of its sequence."""

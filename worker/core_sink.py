@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from baton.core.ids import RouterId, SeqKey, WorkerId
-from baton.core.messages import OwnerMessage, ReaderMessage, RouterMessage
+from baton.core.messages import OwnerMessage, Phase, ReaderMessage, RouterMessage
 from kv_transfer.read import ReadDone, ReadEvent
 from worker import events as e
 
@@ -20,8 +20,8 @@ class CoreSink:
     def from_router(self, router_id: RouterId, message: RouterMessage) -> None:
         self._post(e.FromRouter(router_id, message))
 
-    def preparation_began(self, key: SeqKey) -> None:
-        self._post(e.PreparationBegan(key))
+    def preparation_began(self, key: SeqKey, phase: Phase) -> None:
+        self._post(e.PreparationBegan(key, phase))
 
     def preparation_ended(self, key: SeqKey, reason: str) -> None:
         self._post(e.PreparationEnded(key, reason))

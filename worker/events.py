@@ -10,6 +10,7 @@ from baton.core.ids import RouterId, SeqKey, WorkerId
 from baton.core.messages import (
     OwnerMessage,
     PeerRef,
+    Phase,
     ReaderMessage,
     Role,
     RouterMessage,
@@ -40,9 +41,11 @@ class FromRouter(msgspec.Struct, frozen=True):
 
 
 class PreparationBegan(msgspec.Struct, frozen=True):
-    """A PREFILL phase came, and what it needs is made ready. Its start follows, or `PreparationEnded`."""
+    """A phase came, and what it needs is made ready. Its start follows, or `PreparationEnded`. Until then the
+    worker holds it: it is not idle, and a drain waits for it."""
 
     key: SeqKey
+    phase: Phase
 
 
 class PreparationEnded(msgspec.Struct, frozen=True):

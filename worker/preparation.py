@@ -37,9 +37,10 @@ class NotPrepared(Exception):
 
 
 class PreparationSink(RouterSink, Protocol):
-    """The core, which also hears of prefill phases under preparation, since their readers ask for them."""
+    """The core, which also hears of what is under preparation: a drain waits for it, and readers ask for the
+    KV of prefill phases."""
 
-    def preparation_began(self, key: SeqKey) -> None: ...
+    def preparation_began(self, key: SeqKey, phase: Phase) -> None: ...
 
     def preparation_ended(self, key: SeqKey, reason: str) -> None: ...
 
@@ -79,10 +80,12 @@ class StartPreparation:
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         prepare_s: float,
         pending_max: int,
+        is_draining: Callable[[], bool] = lambda: False,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`is_draining` tells whether the core refuses new sequences, which then need no preparation."""
         self._core, self._preparers = core, tuple(preparers)
-        self._spawn, self._now = spawn, now
+        self._spawn, self._is_draining, self._now = spawn, is_draining, now
         self._prepare_s, self._pending_max = prepare_s, pending_max
         self._pending: dict[SequenceId, _PendingStart] = {}
         self.answer: Callable[[RouterId, WorkerMessage], None] = lambda router_id, message: None
@@ -122,7 +125,7 @@ class StartPreparation:
                 self._refuse(router_id, start, RefusalReason.STALE_EPOCH, reason)
                 return
             self._drop(start.seq_id)
-        if all(preparer.is_ready(start) for preparer in self._preparers):
+        if self._is_draining() or all(preparer.is_ready(start) for preparer in self._preparers):
             self._core.from_router(router_id, start)
         elif len(self._pending) >= self._pending_max or self._is_over_share(start):
             reason = f"{len(self._pending)} sequences wait for their grammar or adapter"
@@ -133,8 +136,7 @@ class StartPreparation:
                 self._core.from_router(router_id, CancelSequence(start.seq_id, start.epoch - 1))
             task = self._spawn(self._prepare(router_id, start))
             self._pending[start.seq_id] = _PendingStart(router_id, start, task)
-            if start.phase is Phase.PREFILL:
-                self._core.preparation_began(SeqKey(start.seq_id, start.epoch))
+            self._core.preparation_began(SeqKey(start.seq_id, start.epoch), start.phase)
 
     async def _prepare(self, router_id: RouterId, start: StartSequence) -> None:
         began_s = self._now()
@@ -195,8 +197,7 @@ class StartPreparation:
 
     def _gave_up(self, start: StartSequence, reason: str) -> None:
         self._forget(start)
-        if start.phase is Phase.PREFILL:
-            self._core.preparation_ended(SeqKey(start.seq_id, start.epoch), reason)
+        self._core.preparation_ended(SeqKey(start.seq_id, start.epoch), reason)
 
     def _drop(self, seq_id: SequenceId) -> None:
         pending = self._pending[seq_id]

@@ -222,6 +222,7 @@ class WorkerProcess:
             spawn=self._background.spawn,
             prepare_s=engine.prepare_s,
             pending_max=engine.waiting_sequences_max,
+            is_draining=lambda: self._core.status().is_draining,
         )
 
     def _make_core(self, executor: Executor) -> WorkerCore:

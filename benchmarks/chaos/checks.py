@@ -47,7 +47,7 @@ def check_terminal(
     for request in asked:
         for number, attempt in enumerate(request.attempts, 1):
             where = f"request {request.index} ({request.kind}), attempt {number} at {attempt.router}"
-            if attempt.end is End.UNANSWERED:
+            if attempt.end in (End.UNANSWERED, End.GARBAGE):
                 found.append(DrillFinding("one end", f"{where}: {attempt.detail}"))
             elif attempt.end is End.BROKEN and not _died(deaths.get(attempt.router, ()), attempt):
                 found.append(

@@ -24,11 +24,14 @@ STREAM_END = b"[DONE]"
 
 
 class Clients:
-    def __init__(self, urls: Sequence[str], *, attempts_max: int) -> None:
+    def __init__(
+        self, urls: Sequence[str], *, attempts_max: int, transport: httpx.AsyncBaseTransport | None = None
+    ) -> None:
+        """`transport` takes the place of connections."""
         self._urls, self._attempts_max = tuple(urls), attempts_max
         timeout = httpx.Timeout(SILENCE_S, connect=CONNECT_S)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-        self._http = httpx.AsyncClient(timeout=timeout, limits=limits, trust_env=False)
+        self._http = httpx.AsyncClient(timeout=timeout, limits=limits, trust_env=False, transport=transport)
         self.in_flight = 0
 
     async def ask(self, ask: DrillRequest, on_ended: Callable[[AskedRequest], None]) -> AskedRequest:
@@ -63,6 +66,8 @@ class Clients:
             heard.end, heard.detail = End.NOT_CONNECTED, str(error)
         except httpx.TransportError as error:
             heard.end, heard.detail = End.BROKEN, f"{type(error).__name__} {error}"
+        except orjson.JSONDecodeError as error:
+            heard.end, heard.detail = End.GARBAGE, f"not JSON: {error}"
         return heard.attempt(time.monotonic())
 
     async def close(self) -> None:
@@ -131,6 +136,9 @@ async def _read(heard: HeardStream, response: httpx.Response, *, is_stream: bool
         if heard.end is not End.ERROR:
             heard.event(STREAM_END, time.monotonic())
         return
-    async for line in response.aiter_lines():
-        if line.startswith("data:") and heard.event(line[5:].strip().encode(), time.monotonic()):
-            return
+    rest = b""
+    async for data in response.aiter_bytes():  # aiter_lines would cut text at U+0085 and its like
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:") and heard.event(line[5:].strip(), time.monotonic()):
+                return

@@ -19,6 +19,8 @@ class End(StrEnum):
     NOT_CONNECTED = "not connected"
     BROKEN = "broken"
     """The connection ended without an answer or an error, which is right only if the router was killed."""
+    GARBAGE = "garbage"
+    """What was said is not JSON."""
     UNANSWERED = "unanswered"
     """Nothing was heard for longer than the request's own deadline."""
 

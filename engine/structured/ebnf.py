@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import NoReturn
 
-from engine.structured.refusal import refuse
+from engine.structured.refusal import is_half_of_pair, refuse
 
 GROUP_DEPTH_MAX = 64
 MACROS = frozenset({"TagDispatch", "Token", "ExcludeToken", "TokenTagDispatch", "Regex", "Substring"})
@@ -33,6 +33,7 @@ _DASH = -ord("-")
 """A dash in a class that is not escaped, and may stand between the ends of a range."""
 _CONTROLS = {"0": 0, "a": 7, "b": 8, "t": 9, "n": 10, "v": 11, "f": 12, "r": 13, "e": 27}
 _COUNT_MAX = 10**6
+_HALF = "half of a surrogate pair, which no text has; write the character itself"
 
 
 @dataclass(slots=True)
@@ -143,8 +144,8 @@ class _Reader:
         inside, at = token.text[1:-1], 0
         while (at := inside.find("\\", at)) >= 0:
             code, at = self._escaped(token, _ESCAPE, inside, at)
-            if 0xD800 <= code <= 0xDFFF:
-                self._refuse(token, "half of a surrogate pair, which no text has")
+            if is_half_of_pair(code):
+                self._refuse(token, _HALF)
 
     def _check_class(self, token: _Token) -> None:
         inside = token.text[1:-1].removeprefix("^")
@@ -155,6 +156,8 @@ class _Reader:
                 code, at = self._escaped(token, _CLASS_ESCAPE, inside, at)
             else:
                 code, at = _DASH if inside[at] == "-" else ord(inside[at]), at + 1
+            if is_half_of_pair(code) and not token.text.startswith("[^"):
+                self._refuse(token, _HALF)
             codes.append(code)
         at = 0
         while at < len(codes):

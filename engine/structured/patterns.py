@@ -9,7 +9,7 @@ import re
 from typing import Any, NamedTuple
 
 from baton.core.errors import ClientError
-from engine.structured.refusal import refuse
+from engine.structured.refusal import is_half_of_pair, refuse
 
 REGEX_CHARACTERS_MAX = 8192
 SIZE_MAX = 20_000
@@ -146,8 +146,13 @@ class _Regex:
         return _ONE
 
     def _literal(self, char: str) -> None:
+        self._check_half(char)
         if self.in_json and (char in _JSON_UNSAFE or char < " "):
             self._refuse(f"{char!r}, which JSON writes with an escape, is not supported in a pattern")
+
+    def _check_half(self, char: str | None) -> None:
+        if char is not None and is_half_of_pair(ord(char)):
+            self._refuse(f"half of a surrogate pair (\\u{ord(char):04x}; write the whole character)")
 
     def _group(self, depth: int, *, is_at_start: bool) -> _RegexPart:
         self.at += 1
@@ -169,8 +174,8 @@ class _Regex:
 
     def _class(self) -> None:
         self.at += 1
-        has_any = self._peek() == "^"  # What is not named has characters enough.
-        if has_any:
+        is_negated = has_any = self._peek() == "^"  # What is not named has characters enough.
+        if is_negated:
             self.at += 1
         if self._peek() == "]":
             self._refuse("an empty character class")
@@ -183,6 +188,9 @@ class _Regex:
                 high = self._class_item()
                 if low is None or high is None or high < low:
                     self._refuse("a malformed range in a character class")
+            if not is_negated:
+                self._check_half(low)
+                self._check_half(high)
             has_any |= low is None or high is None or not self._is_escaped(low, high)
         if not has_any:
             self._refuse("a class of characters that JSON writes with an escape, which is not supported")

@@ -211,6 +211,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._has_progressed = True
         if not self._offers_upgrade:
             self._is_body_complete = True
+            assert self.parser is not None
+            if not self.parser.should_keep_alive():
+                # `Connection: close` among the trailers: the parser reads no further request.
+                self.cycle.keep_alive = False
             super().on_message_complete()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:

@@ -1,4 +1,4 @@
-"""Who is placed when many wait at a router: bounded queues, nobody starves, tenants have their shares.
+"""Checks of admission at a router where many wait: queues are bounded, nobody starves, tenants have shares.
 
 The queue is rebuilt here from what clients sent and what the router said it placed, and not from its own.
 """

@@ -6,7 +6,7 @@ wire. They ask the decision objects for nothing but their own accounts.
 
 from collections.abc import Callable, Sequence
 
-from baton.core.ids import WorkerId
+from baton.core.ids import RouterId, WorkerId
 from baton.core.messages import (
     KVGrant,
     KVReleased,
@@ -33,18 +33,19 @@ from router.decisions.events import (
     Submit,
     ToWorker,
 )
-from router.decisions.hedging import submitted_name
 from router.http.streaming import DEADLINE_GRACE_S
 from simulator.faults.answer_checks import AnswerChecks
+from simulator.faults.at_rest import Limits, held_at_rest
 from simulator.faults.client import Ending, SimClient
 from simulator.faults.model import Model
 from simulator.faults.observed_processes import ObservedRouter, ObservedStoreNode, ObservedWorker
 from simulator.faults.quota_checks import QuotaChecks
 from simulator.faults.router_checks import RouterChecks
 from simulator.faults.run_context import RunContext, Violation
-from simulator.faults.scenario import DELAYING, Scenario
+from simulator.faults.scenario import Scenario
 from simulator.faults.sequence_checks import SequenceChecks
 from simulator.faults.starvation import StarvationChecker
+from simulator.faults.worker_checks import WorkerChecks
 from worker.events import CopyFromStore, CopyToStore
 
 DEADLINE_SLACK_S = 0.5
@@ -77,12 +78,14 @@ class Checkers:
         "quotas",
         "run",
         "sequences",
+        "workers",
     )
 
     def __init__(self, run: RunContext, clients: list[SimClient], scenario: Scenario, model: Model) -> None:
         self.run, self._scenario = run, scenario
         self.clients: dict[str, SimClient] = {client.request_id: client for client in clients}
         self.sequences = SequenceChecks(run, self.clients, scenario, model)
+        self.workers = WorkerChecks(run, scenario)
         self.quotas = QuotaChecks(run, scenario)
         self._answers = AnswerChecks(run, scenario)
         self.comes_back: Callable[[SimClient], None] = lambda client: None
@@ -136,6 +139,7 @@ class Checkers:
                 self.quotas.submitted(sequence.client)
                 self._of(router.name).submitted(sequence)
             case ClientGone(seq_id):
+                self.workers.ended(seq_id)
                 if self.sequences.cancelled(seq_id):
                     self._of(router.name).failures.finished()
             case _:
@@ -151,9 +155,11 @@ class Checkers:
                     self.sequences.delivered(action)
                 case Finished():
                     self.sequences.finished(action)
+                    self.workers.ended(action.seq_id)
                     checks.failures.finished()
                 case Failed():
                     self._failed(action)
+                    self.workers.ended(action.seq_id)
                     checks.failed(action, self.sequences.by_id[action.seq_id])
                 case Note():
                     sequence = self.sequences.noted(action)
@@ -257,6 +263,7 @@ class Checkers:
 
     def observe_worker_message(self, worker: ObservedWorker, message: WorkerMessage) -> None:
         counts = self.run.counts
+        self.workers.said(worker, message)
         match message:
             case SequenceJoined():
                 counts["decode phases joined"] += 1
@@ -329,16 +336,17 @@ class Checkers:
         if not copy.blocks or len(copy.blocks) != len(copy.slots) or len(set(copy.slots)) != len(copy.slots):
             raise Violation(0, f"{worker.name}: malformed {copy}")
 
-    def observe_start(self, worker: ObservedWorker, start: StartSequence) -> None:
+    def observe_start(self, worker: ObservedWorker, router_id: RouterId, start: StartSequence) -> None:
+        self.workers.started(worker, router_id, start)
         self._starvation.setdefault(worker.worker_id, StarvationChecker()).observe_start(worker, start)
 
     def step_planned(self, worker: ObservedWorker, plan: StepPlan) -> None:
         if not plan.items:
             raise Violation(0, f"{worker.name}: an empty step")
         self._count_features(worker, plan)
+        self.workers.planned(worker, plan)
         self._starvation.setdefault(worker.worker_id, StarvationChecker()).observe_plan(worker, plan)
         for item in plan.items:
-            self._is_still_wanted(worker, item)
             self._is_new_content(worker, item)
             key = (worker.worker_id, item.key.seq_id, item.key.epoch)
             # Coverage: an item that starts before what was computed has been preempted meanwhile.
@@ -358,27 +366,6 @@ class Checkers:
             counts["draft tokens"] += item.draft_count
             counts["histories given"] += item.history is not None
             counts["embeddings"] += item.wants_embedding
-
-    def _is_still_wanted(self, worker: ObservedWorker, item: StepItem) -> None:
-        """Check invariant 6: a worker hears within a bounded time that a sequence is over, or goes on in
-        another attempt."""
-        sequence = self.sequences.by_id[submitted_name(item.key.seq_id)]
-        if self._scenario.faults & DELAYING:
-            return
-        patience_s = 0.1 + self._scenario.network_latency_s * 50
-        if sequence.ending is not None:
-            over_s, why = sequence.ended_s, f"its client was {sequence.ending}"
-            if sequence.ending is Ending.BROKEN:
-                patience_s += self._scenario.router_grace_s * 1.01
-        elif item.key.seq_id == sequence.seq_id and item.key.epoch < sequence.epoch:
-            over_s, why = sequence.epoch_s, f"attempt {sequence.epoch} began"
-        else:
-            return
-        late_s = self.run.clock.now_s - over_s
-        if late_s > patience_s:
-            raise Violation(
-                6, f"{worker.name} computes {item.key} {late_s:.2f} s after {why}", seq_id=sequence.seq_id
-            )
 
     def _is_new_content(self, worker: ObservedWorker, item: StepItem) -> None:
         """Check invariant 4: the generation of a block rises before somebody else's content is written."""
@@ -431,14 +418,17 @@ class Checkers:
         nodes: Sequence[ObservedStoreNode],
     ) -> None:
         """Check invariants 3 and 8: idle means that nothing is held and every counter is zero."""
+        limits = Limits(self._scenario, sequences=self.workers.sequence_count)
         for node in nodes:
             node.audit()
             if not node.core.is_idle:
                 raise Violation(3, f"{node.name} still holds something: {node.core.status()}")
+            held_at_rest(node.name, node.core, limits)
         for worker in workers:
             self.audit(worker)
             if not worker.core.is_idle:
                 raise Violation(3, f"{worker.name} still holds something: {worker.core.status()}")
+            held_at_rest(worker.name, worker.core, limits)
         for router in routers:
             self.audit_router(router)
             if router.is_alive:

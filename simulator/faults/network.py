@@ -5,7 +5,7 @@ reset, much later on a silent partition, and a frozen process when it thaws.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from baton.core.messages import CancelSequence, KVGrant, KVReleased, KVRequest, StartSequence
@@ -48,7 +48,16 @@ class LocalClock:
 class SimProcess:
     """A process that is alive, frozen or dead, and handles what happens to it in order."""
 
-    __slots__ = ("_inbox", "clock_trusted_from_s", "is_alive", "is_frozen", "local_clock", "name", "run")
+    __slots__ = (
+        "_inbox",
+        "clock_trusted_from_s",
+        "is_alive",
+        "is_frozen",
+        "local_clock",
+        "name",
+        "run",
+        "runs_since_s",
+    )
 
     def __init__(self, run: RunContext, name: str) -> None:
         self.run, self.name = run, name
@@ -61,6 +70,8 @@ class SimProcess:
         """The local clock may be late by more than any slack until this instant, because it stopped not long
         ago."""
         self._inbox: list[Callable[[], None]] = []
+        self.runs_since_s = 0.0
+        """When it was last thawed."""
 
     def post(self, happening: Callable[[], None]) -> None:
         """Handle an event now when alive, keep it for the thaw when frozen, drop it when dead."""
@@ -83,6 +94,7 @@ class SimProcess:
         if not self.is_alive or not self.is_frozen:
             return
         self.is_frozen = False
+        self.runs_since_s = self.run.clock.now_s
         self.local_clock.go_on()
         if self.clock_trusted_from_s == float("inf"):
             self.clock_trusted_from_s = self.run.clock.now_s + mistrust_s
@@ -148,6 +160,10 @@ class SimSession:
         message = self._under_way[to_end].popleft()
         end = self.ends[to_end]
         end.process.post(lambda: end.on_message(self, message))
+
+    def under_way_to(self, to_end: int) -> Iterable[object]:
+        """Messages that were sent and have not arrived."""
+        return self._under_way[to_end]
 
     def stall(self, to_end: int, seconds: float) -> None:
         """Partition the session for a time shorter than anybody's patience, or longer: nothing arrives until

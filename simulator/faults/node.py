@@ -28,6 +28,7 @@ from kv_transfer.read import BlockRead
 from simulator.faults.checkers import Checkers
 from simulator.faults.model import DeviceMemory, Model
 from simulator.faults.network import Network, SimProcess, SimSession
+from simulator.faults.preparation import SlowPreparation
 from simulator.faults.reads import Generations, SimReads
 from simulator.faults.run_context import RunContext, Violation
 from simulator.faults.scenario import GEOMETRY, MODEL_NAME, Scenario
@@ -117,6 +118,7 @@ class SimWorker(SimProcess):
         "_model",
         "_network",
         "_owner_sessions",
+        "_preparation",
         "_reader_sessions",
         "_reads",
         "_results",
@@ -189,6 +191,7 @@ class SimWorker(SimProcess):
             generations=self.generations,
             now_s=self.local_clock.now_s(),
         )
+        self._preparation = SlowPreparation(self, scenario)
         self.store = SimStoreLink(self, host)
         reads.register(self)
         self._arm()
@@ -221,7 +224,7 @@ class SimWorker(SimProcess):
                 self._checkers.observe_reader_message(self, event.message)
         actions = self.core.handle(event, now_s=self.local_clock.now_s())
         if isinstance(event, FromRouter) and isinstance(event.message, StartSequence):
-            self._checkers.observe_start(self, event.message)
+            self._checkers.observe_start(self, event.router_id, event.message)
         for action in actions:
             self._perform(action)
         self._arm()
@@ -249,6 +252,7 @@ class SimWorker(SimProcess):
                 if session is not None:
                     session.send(0, message)
             case ToOwner(source, message):
+                self._checkers.workers.requested(self, message)
                 self.run.note(f"{self.name} -> {source.worker_id}", message)
                 self._to_source(source, message)
             case BlockRead():
@@ -301,6 +305,7 @@ class SimWorker(SimProcess):
         if old is not None and self._compute_rng.random() < 0.5:
             self.feed(RouterLost(router_id))
         self._router_sessions[router_id] = session
+        self._preparation.router_lost(router_id)
         self.feed(RouterJoined(router_id))
 
     def on_message(self, session: SimSession, message: object) -> None:
@@ -311,7 +316,9 @@ class SimWorker(SimProcess):
         if self.is_sick and isinstance(message, StartSequence):
             self._fail(router_id, session, message)
             return
-        self.feed(FromRouter(router_id, cast(RouterMessage, message)))
+        told = cast(RouterMessage, message)
+        if not self._preparation.holds_back(router_id, told):
+            self.feed(FromRouter(router_id, told))
 
     def _fail(self, router_id: RouterId, session: SimSession, start: StartSequence) -> None:
         """Fail a start, as a worker does that cannot make ready what the sequence needs
@@ -326,7 +333,13 @@ class SimWorker(SimProcess):
         router_id = RouterId(session.ends[0].process.name)
         if self._router_sessions.get(router_id) is session:
             del self._router_sessions[router_id]
+            self._checkers.workers.router_lost(self, router_id)
+            self._preparation.router_lost(router_id)
             self.feed(RouterLost(router_id))
+
+    def router_session(self, router_id: RouterId) -> SimSession | None:
+        """The session that the worker believes to have with a router."""
+        return self._router_sessions.get(router_id)
 
     def accept_reader(self, reader: WorkerId, session: SimSession) -> None:
         """Accept a reader's session. An older one that is not known to be broken is replaced, so that its

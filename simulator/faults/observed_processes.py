@@ -1,5 +1,6 @@
 """Processes as the checkers see them, from outside."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 from baton.core.ids import RouterId, WorkerId
@@ -8,6 +9,7 @@ from kv_store.node.core import NodeCore
 from router.decisions.core import RouterCore
 from router.live.driver import Driver
 from simulator.faults.client import SimClient
+from simulator.faults.network import LocalClock, SimSession
 from simulator.faults.reads import Generations
 from worker.core import WorkerCore
 
@@ -20,10 +22,16 @@ class ObservedWorker(Protocol):
     name: str
     is_alive: bool
     clock_trusted_from_s: float
+    runs_since_s: float
+    local_clock: LocalClock
     generations: Generations
 
     @property
     def is_computing(self) -> bool: ...
+
+    def router_session(self, router_id: RouterId) -> SimSession | None: ...
+
+    def post(self, happening: Callable[[], None]) -> None: ...
 
 
 class ObservedRouter(Protocol):

@@ -119,6 +119,7 @@ class SimReads:
 
     __slots__ = (
         "_by_owner",
+        "_landing",
         "_network",
         "_rng",
         "block_s",
@@ -138,16 +139,20 @@ class SimReads:
         self.faults = ReadFaults()
         self.workers: dict[WorkerId, PoolOwner] = {}
         self._by_owner: dict[WorkerId, list[SimRead]] = {}
+        self._landing: dict[WorkerId, list[SimRead]] = {}
+        """Reads of each reader of which bytes may still land."""
         self._rng: random.Random = run.stream("reads")
 
     def register(self, worker: PoolOwner) -> None:
         self.workers[worker.worker_id] = worker
         self._by_owner[worker.worker_id] = []
+        self._landing[worker.worker_id] = []
         worker.generations.on_rise = lambda block: self._on_rise(worker.worker_id, block)
 
     def _on_rise(self, source: WorkerId, block: int) -> None:
         """Check invariant 5: nobody reuses a block under a read that is in time by its reader's clock. When
         that clock has stood still, only the generations protect the reader."""
+        self._is_out_of_quarantine(source, block)
         now_s = self.run.clock.now_s
         for read in self._by_owner[source]:
             if now_s < read.reader.clock_trusted_from_s:
@@ -158,6 +163,20 @@ class SimReads:
                     f"{source} reuses block {block} while {read.reader.worker_id} reads it in time "
                     f"(read {read.action.read_id}, until {read.in_time_until_s:.3f} s)",
                 )
+
+    def _is_out_of_quarantine(self, reader: WorkerId, block: int) -> None:
+        """Check invariant 4 at the reader: it gives no block out again while bytes of a read may land
+        there."""
+        for read in self._landing[reader]:
+            if block in read.action.local_blocks:
+                raise Violation(
+                    4,
+                    f"{reader} gives out block {block}, and read {read.action.read_id} of "
+                    f"{read.action.owner} may still write there",
+                )
+
+    def _landed(self, read: SimRead) -> None:
+        self._landing[read.reader.worker_id].remove(read)
 
     def start(self, reader: PoolOwner, action: BlockRead) -> None:
         self._check_shape(reader, action)
@@ -174,6 +193,7 @@ class SimReads:
         read = SimRead(action, reader, source, self.run.clock.now_s)
         self._check_lease(read)
         self._by_owner[action.owner].append(read)
+        self._landing[reader.worker_id].append(read)
         draw = rng.random()
         cut_s = max(
             self._network.cut_off_for_s(source.worker_id), self._network.cut_off_for_s(reader.worker_id)
@@ -230,7 +250,9 @@ class SimReads:
 
     def _landed_in_time(self, read: SimRead) -> None:
         read.copy(len(read.action.source_blocks))
+        self._landed(read)
         if read.is_answered:
+            self.run.counts["reads that settled late"] += 1
             read.reader.post_event(ReadSettled(read.action.read_id))
             return
         self.run.clock.after(self.latency_s * self.slowness, lambda: self._compare(read))
@@ -254,6 +276,7 @@ class SimReads:
             self._answer(read, ReadDone(action.read_id, error="generations differ", is_stale=True))
 
     def _fail_midway(self, read: SimRead) -> None:
+        self._landed(read)
         if read.is_answered:
             read.reader.post_event(ReadSettled(read.action.read_id))
             return
@@ -269,6 +292,8 @@ class SimReads:
 
     def _landed_late(self, read: SimRead) -> None:
         read.copy(len(read.action.source_blocks))
+        self._landed(read)
+        self.run.counts["reads that settled late"] += 1
         read.reader.post_event(ReadSettled(read.action.read_id))
 
     def _answer(self, read: SimRead, done: ReadDone) -> None:

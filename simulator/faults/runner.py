@@ -86,6 +86,12 @@ MUST_HAPPEN = (
     "torn writes",
     "writes to a full disk",
     "disk errors",
+    "reads that settled late",
+    "leases of store nodes released",
+    "leases of store nodes lapsed",
+    "deadlines that fired at a worker",
+    "workers' queues full",
+    "attempts that were called off",
     "workers lost by silence",
     "frozen workers killed",
     "workers upgraded",
@@ -231,6 +237,9 @@ class SeedRun:
         for tenant, record in scenario.tenants.items():
             if record.tokens_per_minute and (owed_s := self.cluster.owed_s(tenant)) is not None:
                 checkers.quotas.at_rest(tenant, owed_s)
+        # What is held for a bounded time only, and by nobody who waits for it, may still be there.
+        self._run_until(clock.now_s + scenario.lingers_s, self._is_astray)
+        self._run_until(clock.now_s + scenario.settles_within_s, self.cluster.is_at_rest)
         checkers.rest(self.cluster.workers, self.cluster.routers, self.cluster.store_nodes)
 
     def _schedule(self, client: SimClient) -> None:

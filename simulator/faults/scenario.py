@@ -61,20 +61,6 @@ FAULTS = (
 )
 """Every fault class. A seed enables each with `Scenario.fault_chance`."""
 
-DELAYING = frozenset(
-    {
-        "worker_freeze",
-        "worker_suspend",
-        "session_break",
-        "partition",
-        "slow_network",
-        "slow_worker",
-        "straggler",
-        "router_freeze",
-    }
-)
-"""Faults after which a worker may hear late, or not at all, that a request is over."""
-
 STORE_FAULTS = ("store_", "disk_", "memory_", "directory_")
 """Beginnings of the names of the store's own faults."""
 
@@ -142,6 +128,8 @@ class Scenario:
     arrivals_s: float = ARRIVALS_S
     ends_within_s: float = 12.0
     """Every request ends this long after faults stopped (invariant 6)."""
+    lingers_s: float = 4.5
+    """Time for which something may be held although nobody waits for it: two leases and a little."""
     settles_within_s: float = 7.0
     """Everything is idle this long after the last request ended (invariants 3 and 8)."""
 

@@ -2,16 +2,18 @@
 
 import random
 from collections.abc import Callable
+from functools import partial
 
 from simulator.faults.control import Cluster
 from simulator.faults.store_node import SimHost, SimStoreNode
 
 
 class StoreFaults:
-    __slots__ = ("_cluster", "_rng", "_span_s")
+    __slots__ = ("_cluster", "_is_over", "_rng", "_span_s")
 
     def __init__(self, cluster: Cluster, rng: random.Random, span_s: Callable[[], float]) -> None:
         self._cluster, self._rng, self._span_s = cluster, rng, span_s
+        self._is_over = False
 
     def strikes(self) -> dict[str, Callable[[], None]]:
         return {
@@ -28,10 +30,12 @@ class StoreFaults:
         }
 
     def stop(self) -> None:
+        self._is_over = True
         for host in self._cluster.hosts:
             host.disk.slowness, host.disk.error_chance, host.disk.is_full = 1.0, 0.0, False
             if host.node is not None:
                 host.node.thaw()
+                host.node.on_grant = None
         self._cluster.directory.come_back()
 
     def _host(self) -> SimHost:
@@ -42,15 +46,42 @@ class StoreFaults:
         return self._rng.choice(nodes) if nodes else None
 
     def _crash(self) -> None:
+        """Kill a node now, or the next one whose fetch was just granted: the lease is never released."""
         node = self._node()
-        if node is not None:
-            node.kill(noticed_s=self._rng.choice((0.0, 0.3, 2.0)))
+        if node is None:
+            return
+        noticed_s = self._rng.choice((0.0, 0.3, 2.0))
+        if self._rng.random() < 0.6:
+            node.kill(noticed_s=noticed_s)
+        else:
+            self._at_next_grant(lambda one: one.kill(noticed_s=noticed_s))
+
+    def _at_next_grant(self, strike: Callable[[SimStoreNode], None]) -> None:
+        """Strike the node that is granted blocks next, before it reads them."""
+        nodes = self._cluster.store_nodes
+
+        def struck(node: SimStoreNode) -> None:
+            for other in nodes:
+                other.on_grant = None
+            strike(node)
+
+        for node in nodes:
+            node.on_grant = partial(struck, node)
 
     def _freeze(self) -> None:
         node = self._node()
-        if node is not None and not node.is_frozen:
+        if node is None or node.is_frozen:
+            return
+        span_s = self._span_s()
+        if self._rng.random() < 0.6:
+            self._freeze_for(node, span_s)
+        else:
+            self._at_next_grant(lambda one: self._freeze_for(one, span_s))
+
+    def _freeze_for(self, node: SimStoreNode, span_s: float) -> None:
+        if node.is_alive and not node.is_frozen and not self._is_over:
             node.freeze()
-            self._cluster.run.clock.after(self._span_s(), lambda: self._thaw(node))
+            self._cluster.run.clock.after(span_s, lambda: self._thaw(node))
 
     def _thaw(self, node: SimStoreNode) -> None:
         node.thaw(mistrust_s=3 * self._cluster.scenario.store.lease_s)

@@ -1,12 +1,13 @@
 """A host and its store node: the production `NodeCore` over a simulated arena, disk and network."""
 
 import random
+from collections.abc import Callable
 from typing import cast
 
 import msgspec
 
 from baton.core.ids import NodeId, WorkerId
-from baton.core.store import NodeRef, NodeToNode, StoreHello, WorkerToStore
+from baton.core.store import BlocksGrant, NodeRef, NodeToNode, StoreHello, WorkerToStore
 from kv_store.node.core import NodeCore
 from kv_store.node.events import (
     DropStoreClient,
@@ -36,12 +37,15 @@ from simulator.faults.node import CoreTimer
 from simulator.faults.reads import Generations, SimReads
 from simulator.faults.run_context import RunContext, Violation
 from simulator.faults.scenario import GEOMETRY, Scenario
+from simulator.faults.store_checks import StoreChecker
 from simulator.faults.store_directory import SimDirectory
 from simulator.faults.store_disk import SimDisk
 from simulator.faults.store_link import LocalSession
 
 SPACE = GEOMETRY.block_bytes
 """The one block size of a simulated cluster."""
+LOOK_EVERY = 8
+"""Events of one node between two looks at what its tenants have."""
 
 
 class SimHost:
@@ -61,8 +65,10 @@ class SimStoreNode(SimProcess):
     """One life of a store node process. It looks like a worker to reads of its arena (`reads.PoolOwner`)."""
 
     __slots__ = (
+        "_checker",
         "_directory",
         "_disk",
+        "_event_count",
         "_has_scanned",
         "_network",
         "_peer_sessions",
@@ -76,6 +82,7 @@ class SimStoreNode(SimProcess):
         "generations",
         "memory",
         "node_id",
+        "on_grant",
         "sessions",
         "worker_id",
     )
@@ -97,6 +104,7 @@ class SimStoreNode(SimProcess):
         self._scenario, self._network, self._reads, self._disk = scenario, network, reads, host.disk
         self._directory = directory
         self._has_scanned = False
+        self._event_count = 0
         self._rng: random.Random = run.stream(f"store/{name}")
         self._timer = CoreTimer(self)
         self.sessions: list[LocalSession] = []
@@ -105,12 +113,15 @@ class SimStoreNode(SimProcess):
         """Reads of peers under way."""
         self.generations = Generations(scenario.store_slot_count)
         self.arena = self.memory = DeviceMemory(scenario.store_slot_count, scenario.block_tokens)
+        self.on_grant: Callable[[], None] | None = None
+        """A call that happens once, as the next grant of a peer arrives and before it is read."""
         self.core = NodeCore(
             self.ref,
             scenario.store,
             make_generations=self._table,
             now_s=self.local_clock.now_s(),
         )
+        self._checker = StoreChecker(self, self.core, lease_s=scenario.store.lease_s)
         reads.register(self)
         directory.joins(self)
         if self._disk.slots:
@@ -134,6 +145,10 @@ class SimStoreNode(SimProcess):
             self._perform(action)
         self._arm()
         self.audit()
+        self._event_count += 1
+        if not self._event_count % LOOK_EVERY:
+            config = self._scenario.store
+            self._checker.tenants(int(config.host_bytes * config.tenant_share_max))
 
     def audit(self) -> None:
         """Check invariant 3: free + held = all, in every tier."""
@@ -173,6 +188,7 @@ class SimStoreNode(SimProcess):
                 if session is not None:
                     session.to_worker(message)
             case ToPeer(_, peer, message):
+                self._checker.said(peer.node_id, message)
                 self._to_peer(peer, message)
             case ReadSsd():
                 seconds = self._disk.seconds()
@@ -242,6 +258,13 @@ class SimStoreNode(SimProcess):
             session.send(1, message)
 
     def on_peer_message(self, peer: "SimStoreNode", message: NodeToNode) -> None:
+        strike = self.on_grant
+        if strike is not None and isinstance(message, BlocksGrant):
+            self.on_grant = None
+            strike()
+            self.post(lambda: self.on_peer_message(peer, message))
+            return
+        self._checker.heard(peer.node_id, message)
         self.feed(FromPeer(SPACE, peer.ref, message))
 
     def on_peer_break(self, peer: "SimStoreNode", session: SimSession, reason: str) -> None:

@@ -3,9 +3,12 @@
 import msgspec
 
 from baton.core.ids import SeqKey
+from decode_worker.read_queue import ReadQueue
 from decode_worker.receiver import KVReceiver
+from kv_transfer import session
 from kv_transfer.lease import ReaderLease
 from kv_transfer.read import ReadDone
+from kv_transfer.session import ReadSession
 from prefill_worker.handovers import Handovers
 from simulator.faults import reads
 from tests.simulator.mutant import Mutant, Patch
@@ -75,12 +78,81 @@ def _generations_not_compared(patch: Patch) -> None:
     patch.setattr(reads, "generations_match", lambda current, action: True)
 
 
+def _quarantine_is_skipped(patch: Patch) -> None:
+    """A phase that ends frees all of its blocks, those of unsettled reads too."""
+
+    def end(self: KVReceiver, incoming: object, *, tell_owner: bool) -> list[object]:
+        del self._incoming[incoming.key]
+        self._queue.forget(incoming)
+        incoming.end(tell_owner=tell_owner)
+        for read in self._reads.of(incoming):
+            read.quarantined.clear()
+        self._pool.release(incoming.block_ids)
+        incoming.block_ids = []
+        return self._release_if_due(incoming)
+
+    patch.setattr(KVReceiver, "_end", end)
+    patch.setattr(KVReceiver, "check", lambda self: None)
+
+
+def _released_under_a_read(patch: Patch) -> None:
+    """A reader lets go of blocks that one of its reads still copies."""
+
+    def at_once(self: ReadSession) -> bool:
+        is_due = self.is_over and self.owes_release
+        self.owes_release = False
+        return is_due
+
+    patch.setattr(ReadSession, "take_release", at_once)
+
+
+def _early_requests_stay(patch: Patch) -> None:
+    """A request for a sequence that never comes is kept for ever."""
+    request_early = Handovers.request_early
+
+    def for_ever(self: Handovers, reader: object, request: object, *, now_s: float) -> list[object]:
+        answers = request_early(self, reader, request, now_s=now_s)
+        for early in self._early.values():
+            early.ends_s = float("inf")
+        return answers
+
+    patch.setattr(Handovers, "request_early", for_ever)
+
+
+def _reads_have_no_bound(patch: Patch) -> None:
+    """A reader starts as many reads as it has chunks."""
+    following = ReadQueue.next
+
+    def always(self: ReadQueue) -> object:
+        reads_max, self._reads_max = self._reads_max, 1 << 30
+        found = following(self)
+        self._reads_max = reads_max
+        return found
+
+    patch.setattr(ReadQueue, "next", always)
+
+
+def _every_read_is_good(patch: Patch) -> None:
+    """A read that failed counts as one that did not."""
+    judge = session.judge
+    patch.setattr(
+        session,
+        "judge",
+        lambda done, **times: judge(msgspec.structs.replace(done, error="", is_stale=False), **times),
+    )
+
+
 MUTANTS = (
+    Mutant("quarantine is skipped", _quarantine_is_skipped, {0, 3, 4}),
+    Mutant("released under a read", _released_under_a_read, {4, 5}),
+    Mutant("early requests stay", _early_requests_stay, {3}),
+    Mutant("reads have no bound", _reads_have_no_bound, {3}),
+    Mutant("every read is good", _every_read_is_good, {2, 4, 7}),
     Mutant("lease book ignores readers", _lease_book_ignores_readers, {0, 3, 5}, known_seed=5),
     Mutant("lease book holds nothing", _lease_book_holds_nothing, {0, 3, 5}),
     Mutant("lease never lapses", _lease_never_lapses, {3, 6}, known_seed=15),
     Mutant("receiver ignores the lease's end", _receiver_ignores_lease_end, {5}),
     Mutant("receiver counts the lease from the grant", _receiver_counts_lease_from_the_grant, {5}),
-    Mutant("receiver trusts unsettled reads", _receiver_trusts_unsettled_reads, {2, 7}, known_seed=5),
+    Mutant("receiver trusts unsettled reads", _receiver_trusts_unsettled_reads, {2, 4, 7}, known_seed=5),
     Mutant("generations are not compared", _generations_not_compared, {4}, known_seed=61),
 )

@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence as Ordered
 
-from baton.core.ids import BlockId
-from baton.core.messages import Task
+from baton.core.ids import BlockId, SeqKey
+from baton.core.messages import CancelSequence, Phase, Task
 from baton.core.steps import ItemResult, StepItem
+from decode_worker.read_queue import ReadQueue
+from decode_worker.receiver import KVReceiver
 from engine.scheduling.block_pool import BlockPool
 from engine.scheduling.items import Work
 from engine.scheduling.prefix_cache import PrefixCache
@@ -14,7 +16,8 @@ from engine.scheduling.tables import Tables
 from tests.simulator.mutant import Mutant, Patch
 from worker import core as worker_core
 from worker.core import WorkerCore
-from worker.core_attempts import Attempt
+from worker.core_attempts import Attempt, Attempts
+from worker.core_offers import Offers
 from worker.core_progress import Phases
 from worker.events import WorkerAction
 
@@ -212,7 +215,74 @@ def _step_result_is_lost(patch: Patch) -> None:
     patch.setattr(WorkerCore, "handle", forgetful)
 
 
+def _no_deadline(patch: Patch) -> None:
+    """A worker computes what nobody can use any more, because its time is up."""
+    overdue = Attempts.overdue
+
+    def nobody(self: Attempts, now_s: float) -> list[Attempt]:
+        overdue(self, now_s)
+        return []
+
+    patch.setattr(Attempts, "overdue", nobody)
+
+
+def _unbounded_queue(patch: Patch) -> None:
+    """Any number of sequences may wait for a seat."""
+    refusal_of = worker_core.refusal_of
+    patch.setattr(
+        worker_core,
+        "refusal_of",
+        lambda start, **more: refusal_of(start, **{**more, "waiting_max": 1 << 30}),
+    )
+
+
+def _unbounded_wait_for_blocks(patch: Patch) -> None:
+    """Any number of decode phases may wait for blocks."""
+    start = KVReceiver.start
+
+    def always(self: KVReceiver, *args: object, **more: object) -> list[object]:
+        self._waiting_max = 1 << 30
+        return start(self, *args, **more)
+
+    patch.setattr(KVReceiver, "start", always)
+
+
+def _the_other_phase_runs_on(patch: Patch) -> None:
+    """The prefill of an attempt that its router gave up is computed to its end."""
+    on_router = WorkerCore._on_router
+
+    def deaf(self: WorkerCore, router_id: object, message: object, now_s: float) -> None:
+        if isinstance(message, CancelSequence):
+            attempt = self._attempts.get(SeqKey(message.seq_id, message.epoch))
+            if attempt is not None and attempt.start.phase is Phase.PREFILL:
+                return
+        on_router(self, router_id, message, now_s)
+
+    patch.setattr(WorkerCore, "_on_router", deaf)
+
+
+def _offers_outlive_their_session(patch: Patch) -> None:
+    """What was offered to a store that is gone is remembered for ever."""
+
+    def lost(self: Offers) -> None:
+        self._is_joined = False
+        self._queue.clear()
+
+    patch.setattr(Offers, "lost", lost)
+
+
+def _reads_are_not_forgotten(patch: Patch) -> None:
+    """Blocks that were granted to a phase that ended are read all the same."""
+    patch.setattr(ReadQueue, "forget", lambda self, session: None)
+
+
 MUTANTS = (
+    Mutant("no deadline at the worker", _no_deadline, {6}),
+    Mutant("the worker's queue has no bound", _unbounded_queue, {6}),
+    Mutant("the worker's wait for blocks has no bound", _unbounded_wait_for_blocks, {6}),
+    Mutant("the other phase runs on", _the_other_phase_runs_on, {6}),
+    Mutant("offers outlive their session", _offers_outlive_their_session, {3}),
+    Mutant("reads of ended phases go on", _reads_are_not_forgotten, {0, 3, 4, 5}),
     Mutant("a generation does not rise", _generation_does_not_rise, {2, 4, 7}),
     Mutant("double free", _double_free, {0, 2, 3, 5, 7}),
     Mutant("dropped blocks leak", _dropped_blocks_leak, {3}),

@@ -1,12 +1,14 @@
 """The drill's own decisions: the schedule of a seed, and that every check can fail."""
 
+import httpx
 import msgspec
 import pytest
 
 from benchmarks.chaos import checks, timeline
 from benchmarks.chaos.answers import HeardAnswer, difference
+from benchmarks.chaos.client import Clients
 from benchmarks.chaos.outcomes import Applied, AskedRequest, ClientAttempt, End, ProcessSample, Stretch
-from benchmarks.chaos.requests import KINDS, asks
+from benchmarks.chaos.requests import KINDS, DrillRequest, asks
 from benchmarks.chaos.schedule import HOSTS, PROCESSES, WORKER, Event, FaultKind, deck, draw
 from loadgen.options import TrafficOptions
 from loadgen.prompts import PromptMaker, TokenRange
@@ -145,6 +147,7 @@ def test_refused_and_failed_attempts_are_fine_once_there_is_an_answer():
 def test_a_missing_answer_is_found():
     assert found(attempt(End.ANSWERED), sent=(0, 1)) == ["one end"]
     assert found(attempt(End.UNANSWERED), attempt(End.ANSWERED)) == ["one end"]
+    assert found(attempt(End.GARBAGE), attempt(End.ANSWERED)) == ["one end"]
     assert found(attempt(End.REFUSED), attempt(End.ERROR)) == ["answered at last"]
 
 
@@ -159,6 +162,33 @@ def test_a_refusal_that_nobody_may_give_is_found():
     assert found(attempt(End.ERROR, is_final=True, detail="400: no")) == ["one end"]
     strange = attempt(End.ERROR, detail="500: b'oops', which is no error object")
     assert found(strange, attempt(End.ANSWERED)) == ["one end"]
+
+
+SAID = 'data: {"choices": [{"index": 0, "text": "a\x85\u2028 b"}]}\n\ndata: [DONE]\n\n'
+
+
+@pytest.mark.parametrize("cut", [1, 7, 50, 1000])
+async def test_a_stream_is_cut_at_line_feeds_only(cut):
+    text = SAID.encode()
+
+    async def answer(request):
+        return httpx.Response(200, stream=Pieces([text[i : i + cut] for i in range(0, len(text), cut)]))
+
+    clients = Clients([URL], attempts_max=1, transport=httpx.MockTransport(answer))
+    ask = DrillRequest(0, 0.0, "greedy", "/v1/completions", {"stream": True})
+    (attempt,) = (await clients.ask(ask, lambda _: None)).attempts
+    await clients.close()
+    assert attempt.end is End.ANSWERED
+    assert attempt.answer.choices[0].text == "a\x85\u2028 b"
+
+
+class Pieces(httpx.AsyncByteStream):
+    def __init__(self, pieces):
+        self.pieces = pieces
+
+    async def __aiter__(self):
+        for piece in self.pieces:
+            yield piece
 
 
 # --- the cluster at the end -----------------------------------------------------------------------

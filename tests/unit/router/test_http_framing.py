@@ -112,6 +112,14 @@ async def test_trailers_are_no_headers(trailer, split):
     assert found.seen[1].headers == ((b"host", b"x"),)
 
 
+@pytest.mark.parametrize("split", SPLITS)
+async def test_a_connection_ends_when_a_trailer_ends_it(split):
+    """The parser reads no request after such a trailer, so the client may not go on waiting for one."""
+    found = await told(POST + CHUNKED.removesuffix(b"\r\n") + b"Connection: close\r\n\r\n" + SECOND, split)
+    assert targets(found) == [b"/v1/chat/completions"]
+    assert found.is_ended
+
+
 REFUSED_HEADS = {
     "no host": (b"GET / HTTP/1.1\r\n\r\n", 400),
     "no host, upgrade": (b"GET / HTTP/1.1\r\n" + UPGRADES["h2c"] + b"\r\n", 400),

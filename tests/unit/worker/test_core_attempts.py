@@ -15,9 +15,9 @@ def test_overdue_attempts_come_earliest_first_and_ended_ones_never():
     for name, deadline_s in (("late", 3.0), ("early", 1.0), ("ended", 0.5), ("later", 9.0)):
         attempts.add(attempt(name, deadline_s))
     attempts.pop(SeqKey("ended", 0))
-    assert attempts.next_deadline_s == 1.0
+    assert attempts.next_tick_s == 1.0
     assert [a.key.seq_id for a in attempts.overdue(3.0)] == ["early", "late"]
-    assert attempts.next_deadline_s == 9.0
+    assert attempts.next_tick_s == 9.0
 
 
 def test_an_ask_before_the_start_does_not_count_as_the_start():

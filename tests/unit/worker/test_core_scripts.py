@@ -302,6 +302,14 @@ def test_cancel_is_answered_by_nothing_and_frees_everything(worker, phase):
     assert worker.core.is_idle
 
 
+def test_a_start_that_comes_after_its_cancel_starts_nothing(worker):
+    tell(worker, CancelSequence("s", 1))
+    tell(worker, start("s", PROMPT, phase=Phase.AGGREGATED, epoch=1))
+    assert worker.core.is_idle
+    tell(worker, start("s", PROMPT, phase=Phase.AGGREGATED, epoch=2))
+    assert worker.core.live_keys == {("s", 2)}
+
+
 def test_the_deadline_fails_the_sequence_once(worker):
     tell(worker, start("s", PROMPT, phase=Phase.AGGREGATED, max_tokens=40, time_left_s=3.0))
     assert worker.core.next_tick_s == 3.0

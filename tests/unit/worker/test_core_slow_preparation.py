@@ -3,7 +3,7 @@
 import pytest
 
 from baton.core.ids import SeqKey, SequenceId
-from baton.core.messages import Phase, SequenceFailed
+from baton.core.messages import Phase, SequenceFailed, SequenceRefused
 from baton.core.sampling import Grammar, GrammarKind, SamplingParams
 from tests.unit.worker.worker_pair import (
     ROUTER,
@@ -14,7 +14,7 @@ from tests.unit.worker.worker_pair import (
     failures,
     start,
 )
-from worker.events import FromRouter, PreparationBegan, PreparationEnded
+from worker.events import Drain, FromRouter, PreparationBegan, PreparationEnded, RouterLost
 
 PROMPT = tuple(range(10, 30))
 GRAMMAR = Grammar(GrammarKind.REGEX, "a+")
@@ -56,7 +56,7 @@ def test_a_decode_worker_waits_for_a_prefill_worker_that_is_made_ready(pair, ask
     if asks_first:
         begin(pair, "d")
         pair.advance(1.0)
-    tell(pair, "p", PreparationBegan(KEY))
+    tell(pair, "p", PreparationBegan(KEY, Phase.PREFILL))
     if not asks_first:
         begin(pair, "d")
     pair.advance(SLOW_S)
@@ -74,7 +74,7 @@ def test_a_prefill_worker_waits_for_a_decode_worker_that_is_made_ready(pair):
 
 
 def test_a_decode_worker_hears_that_the_preparation_came_to_nothing(pair):
-    tell(pair, "p", PreparationBegan(KEY))
+    tell(pair, "p", PreparationBegan(KEY, Phase.PREFILL))
     begin(pair, "d")
     pair.advance(SLOW_S)
     tell(pair, "p", PreparationEnded(KEY, "not ready in time"))
@@ -95,3 +95,44 @@ def test_a_decode_worker_that_never_asks_frees_the_blocks_in_the_end(pair):
     begin(pair, "p")
     pair.advance(pair.prefill.engine.prepare_s + 6.0)
     pair.assert_quiet()
+
+
+def refusals(machine):
+    return machine.told_of(SequenceRefused)
+
+
+@pytest.mark.parametrize("phase", [Phase.PREFILL, Phase.AGGREGATED])
+def test_a_drain_waits_for_what_is_made_ready(pair, phase):
+    worker = pair.prefill
+    tell(pair, "p", PreparationBegan(KEY, phase))
+    tell(pair, "p", Drain())
+    assert not worker.core.is_idle
+    tell(pair, "p", FromRouter(ROUTER, start("late", PROMPT, phase=phase)))
+    tell(pair, "p", FromRouter(ROUTER, start("s", PROMPT, phase=phase, grammar=GRAMMAR)))
+    assert [m.seq_id for m in refusals(worker)] == ["late"]
+    tokens, _ = collected(worker, seq_id="s")
+    assert tokens
+    pair.advance(worker.engine.prepare_s + 6.0)
+    assert worker.core.is_idle
+
+
+def test_a_drain_does_not_wait_for_a_preparation_that_came_to_nothing(pair):
+    tell(pair, "p", PreparationBegan(KEY, Phase.AGGREGATED))
+    tell(pair, "p", Drain())
+    tell(pair, "p", PreparationEnded(KEY, "cancelled"))
+    assert pair.prefill.core.is_idle
+
+
+def test_what_begins_to_be_made_ready_after_a_drain_is_refused(pair):
+    tell(pair, "p", Drain())
+    tell(pair, "p", PreparationBegan(KEY, Phase.AGGREGATED))
+    assert pair.prefill.core.is_idle
+    tell(pair, "p", FromRouter(ROUTER, start("s", PROMPT, phase=Phase.AGGREGATED, grammar=GRAMMAR)))
+    assert [m.seq_id for m in refusals(pair.prefill)] == ["s"]
+
+
+def test_a_start_whose_router_is_gone_holds_nothing(pair):
+    tell(pair, "p", PreparationBegan(KEY, Phase.AGGREGATED))
+    tell(pair, "p", RouterLost(ROUTER))
+    tell(pair, "p", FromRouter(ROUTER, start("s", PROMPT, phase=Phase.AGGREGATED, grammar=GRAMMAR)))
+    assert pair.prefill.core.is_idle

@@ -61,7 +61,7 @@ class Core:
     def router_lost(self, router_id):
         self.seen.append(("lost", router_id))
 
-    def preparation_began(self, key):
+    def preparation_began(self, key, phase):
         self.seen.append(("preparing", key))
 
     def preparation_ended(self, key, reason):
@@ -90,6 +90,7 @@ class Slow:
 
 class Bench:
     def __init__(self, *preparers, prepare_s=60.0, pending_max=8):
+        self.is_draining = False
         self.core, self.answers, self.tasks = Core(), asyncio.Queue(), []
         self.now_s = 0.0
         self.preparation = StartPreparation(
@@ -98,6 +99,7 @@ class Bench:
             spawn=self.spawn,
             prepare_s=prepare_s,
             pending_max=pending_max,
+            is_draining=lambda: self.is_draining,
             now=lambda: self.now_s,
         )
         self.preparation.answer = lambda router_id, message: self.answers.put_nowait(message)
@@ -135,11 +137,11 @@ async def test_a_start_waits_for_its_grammar_and_has_that_much_less_time(bench, 
     bench.tell(message)
     bench.tell(message)  # a repetition changes nothing
     key = await slow.begun.get()
-    assert bench.core.seen == []
+    assert bench.core.seen == [("preparing", ("s", 0))]
     bench.now_s = 2.5
     slow.done[key].set_result(None)
     await bench.settle()
-    assert bench.core.seen == [msgspec.structs.replace(message, time_left_s=57.5)]
+    assert bench.core.seen[1:] == [msgspec.structs.replace(message, time_left_s=57.5)]
 
 
 async def test_a_cancelled_start_is_never_told(bench, slow):
@@ -172,10 +174,24 @@ async def test_a_higher_epoch_replaces_it_and_a_lower_one_is_refused(bench, slow
     assert bench.core.starts == [("s", 3)]
 
 
+async def test_nothing_is_made_ready_for_a_core_that_refuses_it(bench, slow):
+    bench.is_draining = True
+    bench.tell(start(grammar=GRAMMAR))
+    assert bench.core.starts == [("s", 1)]
+    assert slow.begun.empty()
+
+
+async def test_the_core_hears_of_every_end_of_a_preparation(bench, slow):
+    bench.tell(start(epoch=0, grammar=GRAMMAR))
+    bench.tell(cancel := CancelSequence("s", 0))
+    assert bench.core.seen == [("preparing", ("s", 0)), ("not prepared", ("s", 0)), cancel]
+    await bench.settle()
+
+
 async def test_the_epoch_before_ends_when_the_new_one_comes_not_when_it_is_ready(bench, slow):
     bench.tell(start(epoch=1))
     bench.tell(start(epoch=2, grammar=GRAMMAR))
-    assert bench.core.seen[-1] == CancelSequence("s", 1)
+    assert bench.core.seen[-2:] == [CancelSequence("s", 1), ("preparing", ("s", 2))]
     bench.tell(CancelSequence("s", 2))
     await bench.settle()
 

@@ -9,6 +9,7 @@ from xgrammar import Grammar as Compilable
 from baton.core.errors import ClientError
 from engine.structured.ebnf import MACROS
 from engine.structured.grammars import check_ebnf, check_regex, check_structural_tag
+from engine.structured.schemas import check_schema
 
 SEEDS = [
     'root ::= "a" b* (c | [a-z]+)?  # hi\nb ::= "x\\n" {2,3}\nc ::= ("q" "" | [^\\]\\-a-z]{2,})+\n',
@@ -176,6 +177,27 @@ def test_nested_repetitions_of_a_tag_are_bounded():
 def test_regular_expressions_are_bounded_alike(pattern):
     with pytest.raises(ClientError, match=r"in a row|nested repetitions"):
         check_regex(pattern, "guided_regex")
+
+
+@pytest.mark.parametrize(
+    "text", [r"[\ud800-\udfff]", r"[a\udc00]", r"[\u0000-\ud9ff]", r"\ud83d\ude00", r"\ud83d"]
+)
+def test_halves_of_surrogate_pairs_are_refused(text):
+    """xgrammar makes the model write them as three bytes each, which are no UTF-8."""
+    with pytest.raises(ClientError, match="surrogate"):
+        check_regex(text, "guided_regex")
+    with pytest.raises(ClientError, match="surrogate"):
+        check_schema({"type": "string", "pattern": text}, "schema")
+    with pytest.raises(ClientError, match="surrogate"):
+        check_ebnf("root ::= " + (text if text.startswith("[") else f'"{text}"'), "guided_grammar")
+
+
+@pytest.mark.parametrize(
+    "text", [r"[^\ud800-\udfff]", r"[\u0000-\uffff]", r"[\ue000-\uffff]", "[\U0001f600]"]
+)
+def test_classes_around_surrogates_are_taken(text):
+    check_regex(text, "guided_regex")
+    check_ebnf(f"root ::= {text}", "guided_grammar")
 
 
 def test_what_people_write_is_taken():
