@@ -41,7 +41,7 @@ def _draw_tenant(rng: random.Random) -> Tenant:
         weight=rng.choice((1.0, 1.0, 2.0, 4.0)),
         slo_class=rng.choice(("", "", "patient")),
         requests_per_minute=rng.choice((0, 8, 20)) if is_limited else 0,
-        tokens_per_minute=rng.choice((0, 600, 1500)) if is_limited else 0,
+        tokens_per_minute=rng.choice((0, 600, 1500, 1500)) if is_limited else 0,
         concurrent_max=rng.choice((0, 2, 5)) if is_limited else 0,
     )
 

@@ -3,23 +3,33 @@
 import msgspec
 
 from baton.core.budgets import Ask, Grant, Ledger
-from baton.core.ids import BlockHash
+from baton.core.ids import BlockHash, SequenceId
 from baton.core.messages import Role, WorkerHello
 from router.decisions import breaker
 from router.decisions import core as router_core
 from router.decisions.admission import queue
 from router.decisions.admission.fair_shares import FairShares
 from router.decisions.admission.queue import AdmissionQueue, Waiter
+from router.decisions.admission.retry_reservations import RetryReservations
 from router.decisions.arrival_counters import ArrivalCounters
 from router.decisions.breaker import BreakerState, Circuit
-from router.decisions.cluster.snapshot import WorkerFacts
+from router.decisions.cluster.snapshot import ClusterSnapshot, WorkerFacts
 from router.decisions.core import RouterCore
 from router.decisions.events import Submit
 from router.decisions.flow import Flow
+from router.decisions.peer_loads import PeerBook
 from router.decisions.placing import Placing
 from router.decisions.retry_budgets import CreditBudget, WindowBudget
 from router.decisions.token_order import TokenOrder
+from router.decisions.waiting import Waiting
+from router.http import streaming
+from router.http.observe import RequestRecorder
+from router.http.sequence_group import OutputCollector
 from router.http.service import Service
+from router.http.streaming import ResponseStream
+from router.live.driver import Driver
+from router.openai.responses import Usage
+from router.text.detokenizer import StopFinder
 from tests.simulator.mutant import Mutant, Patch
 
 
@@ -174,6 +184,11 @@ def _priorities_are_reversed(patch: Patch) -> None:
     )
 
 
+def _silence_means_idle(patch: Patch) -> None:
+    """What a worker said last holds, however long ago that was."""
+    patch.setattr(ClusterSnapshot, "is_stale", lambda self, worker: False)
+
+
 def _limits_of_tenants_are_ignored(patch: Patch) -> None:
     take = Ledger.take
 
@@ -193,6 +208,18 @@ def _any_number_at_once(patch: Patch) -> None:
     )
 
 
+def _tokens_are_not_given_back(patch: Patch) -> None:
+    """A tenant pays for what a request might have used."""
+    settle = Ledger.settle
+    patch.setattr(
+        Ledger,
+        "settle",
+        lambda self, done, *, now_s: settle(
+            self, msgspec.structs.replace(done, refund_tokens=0), now_s=now_s
+        ),
+    )
+
+
 def _hash_without_the_adapter(patch: Patch) -> None:
     salt = Service.salt
     patch.setattr(Service, "salt", lambda self, adapter, tenant_salt=b"": salt(self, None, tenant_salt))
@@ -203,6 +230,19 @@ def _hash_without_the_tenant(patch: Patch) -> None:
     patch.setattr(Service, "salt", lambda self, adapter, tenant_salt=b"": salt(self, adapter))
 
 
+def _lost_peers_still_count(patch: Patch) -> None:
+    """The load of a router that is gone stays."""
+    patch.setattr(PeerBook, "expire", lambda self, now_s: None)
+    patch.setattr(PeerBook, "lost", lambda self, router_id: None)
+    patch.setattr(PeerBook, "next_tick_s", property(lambda self: None))
+
+
+def _late_requests_wait_on(patch: Patch) -> None:
+    """A class that asks for a refusal is served late."""
+    patch.setattr(Waiting, "_is_hopeless", lambda self, flow, found: False)
+    patch.setattr(Waiting, "_end_overdue", lambda self, now_s: [])
+
+
 def _requests_are_counted_twice(patch: Patch) -> None:
     arrived = ArrivalCounters.arrived
 
@@ -211,6 +251,61 @@ def _requests_are_counted_twice(patch: Patch) -> None:
         arrived(self, slo_class, prompt_tokens)
 
     patch.setattr(ArrivalCounters, "arrived", twice)
+
+
+def _reservations_are_forgotten(patch: Patch) -> None:
+    """Whoever comes back at the time it was given is a stranger."""
+    patch.setattr(RetryReservations, "take", lambda self, *_, **__: False)
+
+
+def _stop_strings_are_overlooked(patch: Patch) -> None:
+    patch.setattr(StopFinder, "push", lambda self, text: text)
+
+
+def _done_after_an_error(patch: Patch) -> None:
+    error_event = streaming.error_event
+    patch.setattr(streaming, "error_event", lambda error: error_event(error) + streaming.DONE)
+
+
+def _done_in_place_of_an_error(patch: Patch) -> None:
+    patch.setattr(streaming, "error_event", lambda error: streaming.DONE)
+
+
+def _groups_outlive_their_request(patch: Patch) -> None:
+    """Sequences of a beam search run on when one of them failed."""
+    client_gone = Driver.client_gone
+
+    def only_streams(self: Driver, seq_id: SequenceId) -> bool:
+        return not isinstance(self._sinks.get(seq_id), OutputCollector) and client_gone(self, seq_id)
+
+    patch.setattr(Driver, "client_gone", only_streams)
+
+
+def _clients_that_left_are_served(patch: Patch) -> None:
+    patch.setattr(Driver, "client_gone", lambda self, seq_id: False)
+
+
+def _usage_is_counted_twice(patch: Patch) -> None:
+    on_usage = RequestRecorder.on_usage
+
+    def twice(self: RequestRecorder, usage: Usage, *, took_s: float) -> None:
+        on_usage(self, usage, took_s=took_s)
+        on_usage(self, usage, took_s=took_s)
+
+    patch.setattr(RequestRecorder, "on_usage", twice)
+
+
+def _usage_forgets_choices(patch: Patch) -> None:
+    """Only the first choice of a prompt is charged."""
+    usage = ResponseStream.usage
+
+    def of_first(self: ResponseStream) -> Usage:
+        choices, self.choices = self.choices, self.choices[:1]
+        found = usage(self)
+        self.choices = choices
+        return found
+
+    patch.setattr(ResponseStream, "usage", of_first)
 
 
 MUTANTS = (
@@ -226,7 +321,7 @@ MUTANTS = (
     Mutant("retries have no budget", _retries_have_no_budget, {12}, known_seed=33),
     Mutant("hedges have no budget", _hedges_have_no_budget, {12}, known_seed=12),
     Mutant("no deadline at the router", _no_deadline, {6}, known_seed=2),
-    Mutant("the other phase is not cancelled", _other_phase_runs_on, {3, 6}, known_seed=30),
+    Mutant("the other phase is not cancelled", _other_phase_runs_on, {3, 6}, known_seed=85),
     Mutant("the admission queue has no bound", _queue_has_no_bound, {6}, known_seed=4),
     Mutant("a tenant's queue has no bound", _queue_of_a_tenant_has_no_bound, {6}, known_seed=18),
     Mutant("a class's queue has no bound", _queue_of_a_class_has_no_bound, {6}, known_seed=16),
@@ -234,9 +329,21 @@ MUTANTS = (
     Mutant("shares of tenants are ignored", _shares_are_ignored, {6}, known_seed=59),
     Mutant("weights of tenants are ignored", _weights_of_tenants_are_ignored, {6}, known_seed=59),
     Mutant("priorities are reversed", _priorities_are_reversed, {6}, known_seed=59),
+    Mutant("silence means idle", _silence_means_idle, {10}, known_seed=89),
     Mutant("limits of tenants are ignored", _limits_of_tenants_are_ignored, {6, 8}, known_seed=4),
     Mutant("any number of requests at once", _any_number_at_once, {6}, known_seed=6),
+    Mutant("tokens are not given back", _tokens_are_not_given_back, {8}, known_seed=22),
     Mutant("the hash leaves out the adapter", _hash_without_the_adapter, {2, 7}),
     Mutant("the hash leaves out the tenant", _hash_without_the_tenant, {2, 7}, known_seed=1),
-    Mutant("requests are counted twice", _requests_are_counted_twice, {9}),
+    Mutant("lost peers still count", _lost_peers_still_count, {8, 9}, known_seed=82),
+    Mutant("late requests wait on", _late_requests_wait_on, {6}, known_seed=19),
+    Mutant("requests are counted twice", _requests_are_counted_twice, {9}, known_seed=1),
+    Mutant("reservations are forgotten", _reservations_are_forgotten, {6}, known_seed=30),
+    Mutant("stop strings are overlooked", _stop_strings_are_overlooked, {2}, known_seed=3),
+    Mutant("[DONE] after an error", _done_after_an_error, {1}, known_seed=2),
+    Mutant("[DONE] in place of an error", _done_in_place_of_an_error, {1, 2}, known_seed=2),
+    Mutant("groups outlive their request", _groups_outlive_their_request, {6, 8}, known_seed=1),
+    Mutant("clients that left are served", _clients_that_left_are_served, {6, 8}),
+    Mutant("usage is counted twice", _usage_is_counted_twice, {9}, known_seed=1),
+    Mutant("usage forgets choices", _usage_forgets_choices, {2}, known_seed=2),
 )

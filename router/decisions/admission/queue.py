@@ -89,7 +89,7 @@ class AdmissionQueue:
         """New ones."""
         self._late: set[SequenceId] = set()
         self._due: list[tuple[float, SequenceId]] = []
-        """A heap; entries of others than timely waiters are skipped."""
+        """A heap; entries of those that left, or were promised a place, are skipped."""
         self._classes: Counter[str] = Counter()
         self._since_oldest = 0
         self._overtaken: dict[SequenceId, int] = {}
@@ -204,7 +204,7 @@ class AdmissionQueue:
             insort(queue.late, (waiter.arrival, seq_id))
         else:
             insort(queue.timely, waiter.key)
-            heapq.heappush(self._due, (waiter.due_s, seq_id))
+        heapq.heappush(self._due, (waiter.due_s, seq_id))
 
     def remove(self, seq_id: SequenceId) -> None:
         """Remove a sequence. Nothing happens if it is not queued."""
@@ -225,7 +225,7 @@ class AdmissionQueue:
             del queue.late[bisect_left(queue.late, by_arrival)]
         else:
             del queue.timely[bisect_left(queue.timely, waiter.key)]
-            self._sweep_due()
+        self._sweep_due()
         if not len(queue):
             del self._queues[waiter.tenant]
             self.shares.left(waiter.tenant)
@@ -248,12 +248,13 @@ class AdmissionQueue:
 
     @property
     def next_due_s(self) -> float | None:
-        while self._due and not self._is_timely(self._due[0][1]):
+        while self._due and not self._is_bound(self._due[0][1]):
             heapq.heappop(self._due)
         return self._due[0][0] if self._due else None
 
     def take_overdue(self, now_s: float) -> list[SequenceId]:
-        """New sequences whose first token was due by now; they are late from here on."""
+        """Return the new sequences whose first token became due since the last call. They are late from here
+        on, if they were not already."""
         found: list[SequenceId] = []
         while (due_s := self.next_due_s) is not None and due_s <= now_s:
             seq_id = heapq.heappop(self._due)[1]
@@ -261,14 +262,14 @@ class AdmissionQueue:
             found.append(seq_id)
         return found
 
-    def _is_timely(self, seq_id: SequenceId) -> bool:
+    def _is_bound(self, seq_id: SequenceId) -> bool:
+        """Whether the sequence waits, and the instant at which its first token is due means anything."""
         waiter = self._waiters.get(seq_id)
-        is_bound = waiter is not None and waiter.is_new and not waiter.is_promised
-        return is_bound and seq_id not in self._late
+        return waiter is not None and waiter.is_new and not waiter.is_promised
 
     def _sweep_due(self) -> None:
         if len(self._due) > 2 * len(self._waiters) + 64:
-            self._due = [entry for entry in self._due if self._is_timely(entry[1])]
+            self._due = [entry for entry in self._due if self._is_bound(entry[1])]
             heapq.heapify(self._due)
 
     # --- order ------------------------------------------------------------------------------------

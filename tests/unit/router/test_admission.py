@@ -75,6 +75,7 @@ def test_late_ones_go_behind_all_that_are_not():
     assert order(line)[-1] == "a1"
     line.add(waiter("a3", tenant="a", due_s=3.0), is_late=True)
     assert order(line)[-2:] == ["a1", "a3"]
+    assert line.take_overdue(3.0) == ["a3"]  # its class may ask for a refusal now
     assert line.next_due_s == 5.0
     line.check()
 

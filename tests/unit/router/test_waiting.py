@@ -157,6 +157,14 @@ def test_what_is_late_is_served_last_or_refused_as_its_class_says():
     assert 1.0 <= refused.failed.retry_after_s <= 3.0
 
 
+def test_who_is_unlikely_to_be_served_in_time_is_refused_when_the_time_is_over():
+    """Nothing is refused in advance here, so that the sequence joins the queue as a late one."""
+    asks = [Ask(0.0, 4000, ttft_s=60), Ask(0.1, 4000, ttft_s=60), Ask(0.2, 100, ttft_s=0.5, refuse_late=True)]
+    *_, refused = World(config=RouterConfig(reject_below=0.0)).run(asks)
+    assert refused.failed.kind is FailureKind.UNMET
+    assert "no longer possible" in refused.failed.message
+
+
 def test_what_can_never_be_met_says_so_by_the_longest_hint():
     (asked,) = World().run([Ask(0.0, 2000, ttft_s=0.5, refuse_late=True)])
     assert asked.failed.retry_after_s == 60.0
