@@ -47,8 +47,8 @@ MEMBERS_MAX = 64
 """Tenants, routers, workers of a host or nodes that were ever there, at most."""
 REASONS_MAX = 32
 """Reasons, tiers and other words by which something is counted."""
-BLOCKS_PER_SEQUENCE = 20
-"""Full blocks of the longest sequence."""
+BLOCKS_PER_SEQUENCE = 256
+"""At most so many full blocks has a sequence; the stream that outlives twenty drains has the most."""
 TABLE_MAX = 8192
 """Entries of a table of fixed size, such as learnt weights."""
 
