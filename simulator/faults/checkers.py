@@ -52,7 +52,8 @@ DEADLINE_SLACK_S = 0.5
 """Longest time after a deadline until its client has an answer."""
 CLOCK_SLACK = 1.02
 """Factor by which a router's clock may be fast or slow."""
-COMES_BACK_WITHIN_S = 4
+COMES_BACK_WITHIN_S = 3.0
+"""Time after the last arrival within which clients come back."""
 PROMISED = (FailureKind.UNMET.value, FailureKind.QUEUE_FULL.value, FailureKind.NO_CAPACITY.value)
 """Failures after which a router keeps a place for the client until it comes back."""
 AUDIT_EVERY = 8
@@ -220,7 +221,8 @@ class Checkers:
 
     def _may_come_back(self, client: SimClient, after_s: int, refused_count: int) -> None:
         """Let a client that was refused come again at the time that it was told."""
-        if not client.comes_back or after_s > COMES_BACK_WITHIN_S:
+        back_s = self.run.clock.now_s + after_s + 0.1
+        if not client.comes_back or back_s > self._scenario.arrivals_s + COMES_BACK_WITHIN_S:
             return
         again = client.again(f"{client.name}.again")
         config = self._scenario.router
@@ -229,7 +231,7 @@ class Checkers:
         again.is_promised = any(s.failure.startswith(PROMISED) for s in client.sequences) and (
             refused_count <= max(1, places // 4)
         )
-        again.arrives_s = self.run.clock.now_s + after_s + 0.1
+        again.arrives_s = back_s
         self.run.counts["clients that came back"] += 1
         self.run.counts["clients that came back to a promise"] += again.is_promised
         self.clients[again.request_id] = again

@@ -19,7 +19,7 @@ def draw_clients(scenario: Scenario, rng: random.Random) -> list[SimClient]:
         client = _draw_client(f"r{number}", rng, prefixes, scenario)
         client.arrives_s = arrives_s
         client.router_index = rng.randrange(scenario.router_count)
-        client.comes_back = rng.random() < 0.5
+        client.comes_back = rng.random() < 0.9
         if rng.random() < scenario.leave_chance:
             client.leaves_after_s = rng.choice((0.01, 0.1, 0.5, 1.5)) * rng.expovariate(1.0)
         client.is_hasty = rng.random() < 0.08
