@@ -72,7 +72,7 @@ def first_failure(mutant: Mutant, seeds: Iterator[int] | range) -> SeedReport | 
 def look(name: str) -> Row:
     """Look for the first seed that notices the mutant of this name."""
     mutant = next(mutant for _, mutant in mutants() if mutant.name == name)
-    broken = " ".join((mutant.apply.__doc__ or "").split()).replace("|", "/")
+    broken = " ".join((mutant.apply.__doc__ or f"{mutant.name.capitalize()}.").split()).replace("|", "/")
     failure = first_failure(mutant, range(SEEDS_MAX))
     if failure is None:
         return Row(name, broken, "nothing", None)
