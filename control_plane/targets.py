@@ -61,15 +61,16 @@ def retirements(pool: Pool, role: Role, have: Sequence[ReplicaSummary]) -> Itera
         ]
         yield from ((h.name, "no longer wanted") for h in old_first[:surplus])
         return
-    # Replicas that do not serve are missing already, so they may go.
+    # Replicas that do not serve are missing already, so they may go. Suspected ones may well serve: a short
+    # pause of a network makes all of them suspect at once.
     missable = sum(h.state is _P.RUNNING for h in wanted) - (count - pool.unavailable_max)
     for h in _ranked(old, _RETIRED_FIRST):
         if h.state is _P.RUNNING:
             if missable <= 0:
                 return
             missable -= 1
-        if h.may_serve:
-            continue  # it is heard soon and counts as running then, or is killed for not starting
+        if h.may_serve or h.state is _P.SUSPECT:
+            continue  # it is heard soon and counts as running then, or is killed after its time
         if h.state not in (_P.KILLING, _P.DRAINING, _P.SWITCHING):
             yield h.name, f"version {pool.version.name} replaces it"
 

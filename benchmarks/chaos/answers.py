@@ -23,11 +23,14 @@ class HeardChoice(msgspec.Struct):
 
 
 class HeardAnswer(msgspec.Struct):
+    placements: int = 1
+    """How often the server placed it: more than once after the loss or the drain of a worker."""
     choices: dict[int, HeardChoice] = msgspec.field(default_factory=dict[int, HeardChoice])
     vectors: list[list[float]] = msgspec.field(default_factory=list[list[float]])
 
     def hear(self, event: dict[str, Any]) -> bool:
         """Take in a chunk of a stream or a whole answer. Returns whether it carried any of the answer."""
+        self.placements = (event.get("baton") or {}).get("attempts") or self.placements
         self.vectors += [item["embedding"] for item in event.get("data") or ()]
         heard = [self._hear_choice(choice) for choice in event.get("choices") or ()]
         return any(heard) or bool(event.get("data"))

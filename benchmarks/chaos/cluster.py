@@ -9,6 +9,7 @@ import shlex
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ CLIENT_ADDRESS = "10.77.0.9"
 RAY_PORT, CONTROL_PORT, REDIS_PORT, ROUTER_PORT, DASHBOARD_PORT = 6380, 7000, 6379, 8000, 8070
 START_S = 180.0
 SOCKET = "/run/store.sock"
+LEAVE_S, LOOK_S = 20.0, 0.5
 CODE = Path(__file__).parents[2]
 """The folder of this Baton."""
 RAY_CHECKS = {
@@ -212,10 +214,17 @@ class ChaosCluster:
         for names in (tuple(ROUTERS), ("cluster",), tuple(STORES), (REDIS,)):
             ended = await asyncio.gather(*(self.supervised[n].stop(_signal_of(n)) for n in names))
             left += [f"{n} did not end" for n, did in zip(names, ended, strict=True) if not did]
-        left += self._left_behind()
+        left += await self._left_at_last()
         for host in HOSTS:
             await self.supervised[f"ray {host}"].stop(timeout_s=10)
         await self.kill()
+        return left
+
+    async def _left_at_last(self) -> list[str]:
+        """What is left after LEAVE_S: Ray ends the workers of other hosts in its own time."""
+        ends_s = time.monotonic() + LEAVE_S
+        while (left := self._left_behind()) and time.monotonic() < ends_s:  # noqa: ASYNC110
+            await asyncio.sleep(LOOK_S)
         return left
 
     def _left_behind(self) -> list[str]:
@@ -288,8 +297,9 @@ class ChaosCluster:
         return await command(program, "-h", self.hosts[FIRST].address, "-p", str(REDIS_PORT), *words)
 
     def logs(self) -> dict[str, str]:
-        """The logs of all processes, and those of the workers, which Ray keeps."""
-        files = [*self._logs.glob("*.log"), *self._logs.glob("ray-*/session_*/logs/worker-*")]
+        """The logs of our processes. Those of the workers are in Ray's folder; Ray's own are left out."""
+        ours = (file for file in self._logs.glob("*.log") if not file.name.startswith("ray-"))
+        files = [*ours, *self._logs.glob("ray-*/session_*/logs/worker-*")]
         return {str(file.relative_to(self._logs)): file.read_text(errors="replace") for file in sorted(files)}
 
     async def lose(self, name: str) -> None:

@@ -51,6 +51,8 @@ class DrillResult(msgspec.Struct, frozen=True):
     requests: int
     attempts: dict[End, int]
     kinds: dict[str, int]
+    placed_again: int
+    """Answers that a router placed more than once, and whose client noticed nothing but a pause."""
     faults: tuple[Applied, ...]
     errors: tuple[ErrorCount, ...]
     longest_pause: Pause | None
@@ -235,6 +237,7 @@ class _Drill:
             requests=len(self._asked),
             attempts={end: ends.count(end) for end in End if end in ends},
             kinds={kind: kinds.count(kind) for kind in sorted(set(kinds))},
+            placed_again=sum(r.attempts[-1].answer.placements > 1 for r in self._asked),
             faults=tuple(self._from_origin(one) for one in applied),
             errors=tuple(timeline.errors(self._asked, applied)),
             longest_pause=timeline.longest_pause(self._asked, applied, origin_s=self._origin_s),

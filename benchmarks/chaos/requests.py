@@ -94,7 +94,7 @@ def _body(kind: str, request: PlannedRequest, prompts: PromptMaker, seed: int) -
     words = prompts.words(tokens[:_WORDS])
     ids = {"prompt": tokens.tolist(), "max_tokens": count, "temperature": 0}
     chat = {"messages": [{"role": "user", "content": words}], "max_tokens": count, "temperature": 0}
-    stream = {"stream": True, "return_token_ids": True, "ignore_eos": True}
+    stream = {"stream": True, "return_token_ids": True, "ignore_eos": True, "baton": {"timings": True}}
     match kind:
         case "chat":
             return CHAT, {**chat, **stream}

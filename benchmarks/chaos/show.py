@@ -30,6 +30,9 @@ def show_result(console: Console, result: DrillResult) -> None:
     ends = ", ".join(f"{count} {end}" for end, count in result.attempts.items())
     kinds = ", ".join(f"{count} {kind}" for kind, count in result.kinds.items())
     console.print(f"Requests: {result.requests} ({kinds}). Attempts: {ends}.")
+    console.print(
+        f"Answers that were placed more than once, without an error for the client: {result.placed_again}"
+    )
     console.print(f"Longest pause of a stream: {_pause(result.longest_pause)}")
     console.print(f"Longest wait for a first token: {_pause(result.longest_wait)}")
     if not result.findings:

@@ -38,7 +38,22 @@ pytestmark = [
     pytest.mark.skipif(bool(why_not()), reason=why_not()),
 ]
 FAULTS = ("kill", "freeze", "cut", "flush", "clock")
-OPTIONS = ("--minutes", "0.7", "--every", "7", "--seed", "5", "--prefill", "1", "--decode", "2")
+OPTIONS = (
+    "--minutes",
+    "0.7",
+    "--every",
+    "7",
+    "--seed",
+    "5",
+    "--prefill",
+    "1",
+    "--decode",
+    "2",
+    "--rate",
+    "1",
+    "--max-output",
+    "192",
+)
 
 
 @pytest.fixture(scope="module")

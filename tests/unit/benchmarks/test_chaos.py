@@ -90,6 +90,12 @@ def test_the_same_answer_in_other_pieces_is_the_same():
     assert difference(answer(), pieces, is_whole=True) == ""
 
 
+def test_how_often_an_answer_was_placed_is_heard_from_the_server():
+    heard = answer()
+    heard.hear({"choices": [], "baton": {"attempts": 3}})
+    assert (heard.placements, difference(answer(), heard, is_whole=True)) == (3, "")
+
+
 WRONG = {
     "text": answer(text="abd"),
     "shorter text": answer(text="ab"),

@@ -209,6 +209,23 @@ def test_a_worker_that_missed_heartbeats_is_suspect_until_it_is_heard_and_dies_o
     assert isinstance(r.handle(LeaseLapsed(start.worker_id), now_s=9.0)[0], KillReplica)
 
 
+def test_an_upgrade_waits_for_old_workers_that_missed_heartbeats():
+    """A short pause of a network or a machine makes all workers suspect; none of them may go for that."""
+    r, ids = running({Role.DECODE: 3})
+    (extra,) = r.handle(want({Role.DECODE: 3}, version="2"), now_s=2.0)
+    for old in ids.values():
+        assert r.handle(MemberSilent(old), now_s=5.0) == []
+    for old in ids.values():
+        assert r.handle(MemberSeen(old), now_s=6.0) == []
+    (drain,) = r.handle(MemberSeen(extra.worker_id), now_s=7.0)
+    assert isinstance(drain, DrainReplica)
+    r.handle(MemberSilent(ids["decode-0"]), now_s=8.0)
+    assert isinstance(r.handle(LeaseLapsed(ids["decode-0"]), now_s=13.0)[0], KillReplica)
+    later = r.handle(ReplicaExited(ids["decode-0"], "killed"), now_s=13.1)
+    later += r.handle(ReconcileTick(), now_s=30.0)
+    assert [a.version.name for a in later if isinstance(a, StartReplica)] == ["2"]
+
+
 def test_a_drained_node_is_left_and_not_used_again():
     r, ids = running({Role.DECODE: 2})
     r.handle(MemberSeen(ids["decode-0"], node="n0"), now_s=1.0)
