@@ -322,9 +322,8 @@ class SimWorker(SimProcess):
 
     def _fail(self, router_id: RouterId, session: SimSession, start: StartSequence) -> None:
         """Fail a start, as a worker does that cannot make ready what the sequence needs
-        (`worker.preparation`)."""
-        if start.epoch:
-            self.feed(FromRouter(router_id, CancelSequence(start.seq_id, start.epoch - 1)))
+        (`worker.preparation`). The attempt before it ends, and this one is over."""
+        self.feed(FromRouter(router_id, CancelSequence(start.seq_id, start.epoch)))
         failed = SequenceFailed(start.seq_id, start.epoch, FailureReason.INTERNAL, "sick")
         self._checkers.observe_worker_message(self, failed)
         session.send(0, failed)
