@@ -17,6 +17,3 @@ class Mutant:
     apply: Callable[[Patch], None]
     invariants: AbstractSet[int]
     """Invariants that may be the first to be seen broken."""
-    known_seed: int | None = None
-    """A seed that notices. It is tried before all others, so that nobody waits for a hundred quiet ones each
-    time. When a change of production makes it quiet, the others are looked through."""
