@@ -216,8 +216,9 @@ def _crowd(scenario: Scenario) -> Scenario:
     """Let everybody wait for blocks, and many lose patience."""
     return replace(
         scenario,
-        roles=(Role.PREFILL, Role.PREFILL, Role.DECODE),
-        engine=scenario.engine.model_copy(update={"waiting_sequences_max": 4}),
+        roles=(Role.PREFILL,) * 3 + (Role.DECODE,),
+        router_count=2,
+        engine=scenario.engine.model_copy(update={"waiting_sequences_max": 2}),
         router=scenario.router.model_copy(update={"disaggregate": True, "queue_requests_max": 64}),
         faults=frozenset({"small_pool", "repeats"}),
         block_count=24,
@@ -522,5 +523,17 @@ def _draw_router(rng: random.Random) -> RouterConfig:
     )
 
 
-STRESS_SHAPES = (_lease_storm, _lease_storm, _crowd, _orphans, _rush, _sick, _sick, _burst, _flood, _overload)
+STRESS_SHAPES = (
+    _lease_storm,
+    _lease_storm,
+    _crowd,
+    _orphans,
+    _crowd,
+    _rush,
+    _sick,
+    _sick,
+    _burst,
+    _flood,
+    _overload,
+)
 """Shapes that press on one thing; those of the store are beside them."""
