@@ -398,6 +398,7 @@ def _overload(scenario: Scenario) -> Scenario:
         beam_chance=0.0,
         class_chance=0.0,
         leave_chance=0.0,
+        ends_within_s=30.0,
         step_base_s=0.03,
         engine=scenario.engine.model_copy(update={"batch_sequences_max": 4, "waiting_sequences_max": 4}),
         router=scenario.router.model_copy(
