@@ -31,7 +31,7 @@ from router.http.request_ids import new_id
 from router.http.served_models import Models
 from router.http.service import Service
 from router.openai.call import Call, RequestLimits
-from router.openai.responses import error_of, retry_after_s
+from router.openai.responses import Usage, error_of, retry_after_s
 from router.tenants import service_classes as slo
 from router.tenants.service_classes import NO_OBJECTIVES, RequestVerdict, verdict_of_answer, verdict_of_error
 
@@ -149,6 +149,17 @@ class RequestHandler(ABC):
         """Set the verdict of a request that was answered in full."""
         ttft_s = first_token_s - self.arrived_s
         self.verdict = verdict_of_answer(self.objectives, ttft_s=ttft_s, tpot_s=tpot_s)
+
+    def group_answered(self, usage: Usage, *, first_token_s: float) -> None:
+        """Set the verdict and record the usage of an answer that was made of many sequences."""
+        self.answered(first_token_s=first_token_s, tpot_s=0.0)
+        self.service.observer.on_group_answered(
+            self.request_id,
+            usage,
+            first_token_s=first_token_s,
+            arrived_s=self.arrived_s,
+            now_s=self.service.driver.now_s(),
+        )
 
     def cancelled(self, first_token_s: float) -> None:
         """Set the verdict of a request that its client cancelled. `first_token_s` is 0 before its first
