@@ -95,7 +95,7 @@ class WorkerProcess:
     ) -> None:
         """An empty `control_address` means that there is no directory. `port` 0 stands for
         `cluster.worker_port`. `node` and `version` go into `Member` as they are."""
-        self._worker_id, self._role, self._config = worker_id, role, config
+        self._worker_id, self._role, self._config = worker_id, role, config.settled()
         self._node, self._version = node, version
         self._control_address, self._port = control_address, port or config.cluster.worker_port
         self._crash = Crash()
