@@ -36,11 +36,17 @@ def read_json_object(
     return parse_json_object(content, str(path), what=what)
 
 
-def parse_json_object(content: bytes, where: str, *, what: str = "a JSON object") -> dict[str, Any]:
-    """Raises SetupError if the content is no JSON object, or gives two values to one name: programs differ in
-    which of them they take."""
+def parse_json_object(
+    content: bytes, where: str, *, what: str = "a JSON object", may_repeat: bool = True
+) -> dict[str, Any]:
+    """Parse a JSON object.
+
+    Raises SetupError if the content is no JSON object, or gives two values to one name: programs differ in
+    which of them they take. `may_repeat` accepts a name that is there again with the same value.
+    """
+    hook = _without_contradictions if may_repeat else _each_once
     try:
-        value: object = json.loads(content.decode("utf-8"), object_pairs_hook=_without_contradictions)
+        value: object = json.loads(content.decode("utf-8"), object_pairs_hook=hook)
     except (ValueError, RecursionError) as error:
         raise SetupError(f"{where} is not {what}: {error}; download it anew") from error
     if not isinstance(value, dict):
@@ -56,4 +62,13 @@ def _without_contradictions(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             if name in seen and seen[name] != value:
                 raise ValueError(f"{name!r:.100} is there twice, with different values")
             seen[name] = value
+    return found
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{twice!r:.100} is there twice")
     return found

@@ -85,7 +85,7 @@ def read_header(file: Path) -> tuple[bytes, dict[str, TensorEntry]]:
             if size < 8 or header_bytes > min(size - 8, _HEADER_BYTES_MAX):
                 raise SetupError(f"{file} is truncated or is not a safetensors file")
             header = stream.read(header_bytes)
-        content = parse_json_object(header, str(file), what="a safetensors file")
+        content = parse_json_object(header, str(file), what="a safetensors file", may_repeat=False)
         content.pop("__metadata__", None)
         entries = {name: _entry(file, value, 8 + header_bytes) for name, value in content.items()}
     except OSError as error:

@@ -98,7 +98,7 @@ class RequestHandler(ABC):
     def preparation(self, call: Call, scope: Scope, body: bytes) -> RequestPreparation:
         """Return the preparation of a parsed call, with its client and objectives. Raises ModelNotFound,
         ClientError."""
-        client = self.client = client_of(scope)
+        client = self.client
         adapter = self.service.adapter_of(call.model)
         named = header(scope, slo.HEADER.encode())
         self.objectives = self.service.classes.of(
@@ -187,6 +187,7 @@ class EndpointApp:
         outcome: RequestOutcome = "failed"
         message = ""
         handler = self._kind(self._service, request_id, traceparent)
+        handler.client = client_of(scope)  # Whose request it is counts even if nobody can read its body.
         if (arrived_s := scope.get(ARRIVED)) is not None:
             handler.set_arrival(arrived_s)
         handler.verdict = RequestVerdict.FAILED  # This verdict stays if a defect ends the request.
@@ -228,7 +229,6 @@ class _UnroutedRequest(RequestHandler):
         self._error = error
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> RequestOutcome:
-        self.client = client_of(scope)
         raise self._error
 
 

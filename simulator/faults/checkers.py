@@ -11,6 +11,7 @@ from baton.core.messages import (
     KVGrant,
     KVReleased,
     OwnerMessage,
+    ReaderMessage,
     SequenceFailed,
     SequenceJoined,
     SequenceOutput,
@@ -39,6 +40,7 @@ from simulator.faults.at_rest import Limits, held_at_rest
 from simulator.faults.client import Ending, SimClient
 from simulator.faults.model import Model
 from simulator.faults.observed_processes import ObservedRouter, ObservedStoreNode, ObservedWorker
+from simulator.faults.owner_checks import OwnerChecks
 from simulator.faults.quota_checks import QuotaChecks
 from simulator.faults.router_checks import RouterChecks
 from simulator.faults.run_context import RunContext, Violation
@@ -76,6 +78,7 @@ class Checkers:
         "clients",
         "comes_back",
         "is_without_faults",
+        "owners",
         "quotas",
         "run",
         "sequences",
@@ -87,6 +90,7 @@ class Checkers:
         self.clients: dict[str, SimClient] = {client.request_id: client for client in clients}
         self.sequences = SequenceChecks(run, self.clients, scenario, model)
         self.workers = WorkerChecks(run, scenario)
+        self.owners = OwnerChecks(run, lease_s=scenario.transfer.lease_s)
         self.quotas = QuotaChecks(run, scenario)
         self._answers = AnswerChecks(run, scenario)
         self.comes_back: Callable[[SimClient], None] = lambda client: None
@@ -292,6 +296,7 @@ class Checkers:
 
     def observe_owner_message(self, worker: ObservedWorker, reader: WorkerId, message: OwnerMessage) -> None:
         """Remember until when what is held, and count leases that nobody releases or renews."""
+        self.owners.said(worker, reader, message)
         if not isinstance(message, KVGrant):
             self.run.counts["KV requests refused by the owner"] += 1
             return
@@ -322,7 +327,10 @@ class Checkers:
                     seq_id=min(keys)[1],
                 )
 
-    def observe_reader_message(self, worker: ObservedWorker, message: object) -> None:
+    def observe_reader_message(
+        self, worker: ObservedWorker, reader: WorkerId, message: ReaderMessage
+    ) -> None:
+        self.owners.heard(worker, reader, message)
         if isinstance(message, KVReleased):
             self._leases.pop((worker.worker_id, message.seq_id, message.epoch), None)
             self.run.counts["leases released" if message.taken else "leases given back unread"] += 1

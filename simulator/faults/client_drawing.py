@@ -24,10 +24,32 @@ def draw_clients(scenario: Scenario, rng: random.Random) -> list[SimClient]:
             client.leaves_after_s = rng.choice((0.01, 0.1, 0.5, 1.5)) * rng.expovariate(1.0)
         client.is_hasty = rng.random() < 0.08
         client.is_slow = client.is_stream and rng.random() < 0.05
-        if scenario.shape:
+        if scenario.shape == "overload":
+            _insist(client, rng)
+        elif scenario.shape:
             _shape(client, number, rng, scenario)
         clients.append(client)
     return sorted(clients, key=lambda client: client.arrives_s)
+
+
+def _insist(client: SimClient, rng: random.Random) -> None:
+    """Make a client that comes again whenever it is told to."""
+    client.kind, client.is_hasty, client.is_slow, client.comes_back = (
+        RequestKind.COMPLETION,
+        False,
+        False,
+        True,
+    )
+    client.prompts = (_draw_tokens(rng, rng.randint(14, 20)),)
+    client.body = {
+        "model": MODEL_NAME,
+        "prompt": list(client.prompts[0]),
+        "max_tokens": rng.randint(8, 12),
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+        "stream": rng.random() < 0.5,
+    }
 
 
 def _shape(client: SimClient, number: int, rng: random.Random, scenario: Scenario) -> None:

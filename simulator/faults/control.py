@@ -182,6 +182,26 @@ class Cluster:
 
     # --- faults do these ----------------------------------------------------------------------------
 
+    def crash_host(self, host: SimHost) -> None:
+        """End all processes of a machine at once: its workers, its store node and its routers."""
+        for index, slot in enumerate(self.slots):
+            if self._host_of(index) is host and slot.worker is not None and slot.worker.is_alive:
+                slot.worker.kill(noticed_s=self._rng.choice((0.3, 2.0)))
+        if host.node is not None and host.node.is_alive:
+            host.node.kill(noticed_s=0.3)
+        for index, router in enumerate(self.routers):
+            if self._host_of(index) is host and router.is_alive:
+                self.restart_router(index, after_s=self._rng.uniform(0.05, 1.0))
+
+    def host_of(self, worker_id: WorkerId) -> SimHost | None:
+        """Return the machine of a worker that runs."""
+        slot = self._slot_of(worker_id)
+        return None if slot is None else self._host_of(self.slots.index(slot))
+
+    def _host_of(self, index: int) -> SimHost:
+        """Return the machine of a slot or a router, by its position."""
+        return self.hosts[index % len(self.hosts)]
+
     def go_down(self, seconds: float) -> None:
         """The control plane restarts, kills and tells nothing until it is back. It was killed, or it could
         not be heard."""
@@ -389,7 +409,7 @@ class Cluster:
             reads=self.reads,
             model=self.model,
             checkers=self.checkers,
-            host=self.hosts[self.slots.index(slot) % len(self.hosts)],
+            host=self._host_of(self.slots.index(slot)),
         )
         self._publish()
 

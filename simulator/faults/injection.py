@@ -4,10 +4,12 @@ import random
 from collections.abc import Callable
 from functools import partial
 
+from baton.core.ids import WorkerId
 from baton.core.messages import Role
 from simulator.faults.control import Cluster, Slot
 from simulator.faults.network import SimSession
 from simulator.faults.node import SimWorker
+from simulator.faults.reads import ReadFaults
 from simulator.faults.store_faults import StoreFaults
 
 OTHER_ROLE = {Role.PREFILL: Role.DECODE, Role.DECODE: Role.PREFILL, Role.AGGREGATED: Role.PREFILL}
@@ -33,6 +35,7 @@ class Faults:
             "worker_crash": self._worker_crash,
             "worker_freeze": self._worker_freeze,
             "worker_suspend": self._worker_suspend,
+            "host_crash": self._host_crash,
             "session_break": self._session_break,
             "partition": self._partition,
             "peer_stall": self._peer_stall,
@@ -66,11 +69,11 @@ class Faults:
             strike()
 
     def _enable_reads(self, enabled: frozenset[str]) -> None:
-        faults = self._cluster.reads.faults
         rate = self._cluster.scenario.read_fault_chance or self._rng.choice((0.05, 0.2, 0.5))
-        faults.fail = rate if "read_fail" in enabled else 0.0
-        faults.hang = rate if "read_hang" in enabled else 0.0
-        faults.late = rate if "read_late" in enabled else 0.0
+        for reads in (self._cluster.reads, self._cluster.store_reads):
+            reads.faults.fail = rate if "read_fail" in enabled else 0.0
+            reads.faults.hang = rate if "read_hang" in enabled else 0.0
+            reads.faults.late = rate if "read_late" in enabled else 0.0
 
     def _stop(self) -> None:
         """Heal everything; what is dead is restarted by the control plane."""
@@ -81,10 +84,11 @@ class Faults:
         cluster.network.repeat_chance = 0.0
         cluster.network.slowness = cluster.reads.slowness = 1.0
         cluster.network.cut_off_until_s.clear()
-        cluster.reads.faults = type(cluster.reads.faults)()
+        cluster.reads.faults, cluster.store_reads.faults = ReadFaults(), ReadFaults()
         for slot in cluster.slots:
             cluster.set_role(slot, slot.first_role)
             if slot.worker is not None:
+                slot.worker.on_stranger = None
                 slot.worker.step_slowness = 1.0
                 slot.worker.is_sick = False
                 self._thaw(slot.worker)
@@ -111,6 +115,27 @@ class Faults:
         worker = self._worker()
         if worker is not None:
             worker.kill(noticed_s=self._rng.choice((0.0, 0.0, 0.3, 2.0)))
+
+    def _host_crash(self) -> None:
+        """A machine dies. Either one does at once, or that of the reader which asks an owner for a sequence
+        that the owner has not heard of, with the router that is telling the owner: nobody will."""
+        if self._rng.random() < 0.3:
+            self._cluster.crash_host(self._rng.choice(self._cluster.hosts))
+            return
+        for worker in self._cluster.workers:
+            worker.on_stranger = partial(self._stranger_dies, worker)
+
+    def _stranger_dies(self, owner: SimWorker, reader: WorkerId, seq_id: str) -> None:
+        host = self._cluster.host_of(reader)
+        for index, router in enumerate(self._cluster.routers):
+            session = owner.router_session(router.router_id)
+            starts = [] if session is None else session.under_way_to(1)
+            if router.is_alive and any(getattr(one, "seq_id", None) == seq_id for one in starts):
+                self._cluster.restart_router(index, after_s=self._rng.uniform(0.05, 1.0))
+        if host is not None and host is not self._cluster.host_of(owner.worker_id):
+            self._cluster.crash_host(host)
+        elif (victim := next((w for w in self._cluster.workers if w.worker_id == reader), None)) is not None:
+            victim.kill(noticed_s=0.0)
 
     def _worker_freeze(self) -> None:
         worker = self._worker()

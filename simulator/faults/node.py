@@ -10,11 +10,12 @@ from collections.abc import Callable
 from typing import cast
 
 from baton.core.geometry import fingerprint as kv_fingerprint
-from baton.core.ids import RouterId, WorkerId
+from baton.core.ids import RouterId, SeqKey, WorkerId
 from baton.core.messages import (
     CancelSequence,
     FailureReason,
     KVGrant,
+    KVRequest,
     OwnerMessage,
     PeerRef,
     ReaderMessage,
@@ -132,6 +133,7 @@ class SimWorker(SimProcess):
         "is_sick",
         "memory",
         "on_grant",
+        "on_stranger",
         "step_slowness",
         "store",
         "worker_id",
@@ -164,6 +166,9 @@ class SimWorker(SimProcess):
         """The worker fails whatever it is told to start."""
         self.on_grant: Callable[[], None] | None = None
         """A call that happens once, as the next grant of a KV owner arrives and before it is read."""
+        self.on_stranger: Callable[[WorkerId, str], None] | None = None
+        """A call that happens once, after a reader asked for KV of a sequence that nobody started here.
+        Reader and sequence are its arguments."""
         self._timer = CoreTimer(self)
         self._steps: deque[tuple[StepPlan, list[list[int]]]] = deque()
         """Steps under way, each with the generations of its items' blocks when it was planned."""
@@ -221,7 +226,9 @@ class SimWorker(SimProcess):
         if not isinstance(event, WorkerTick):
             self.run.note(self.name, event)
             if isinstance(event, FromReader):
-                self._checkers.observe_reader_message(self, event.message)
+                self._checkers.observe_reader_message(self, event.reader, event.message)
+            elif isinstance(event, FromRouter):
+                self._checkers.workers.told(event.message)
         actions = self.core.handle(event, now_s=self.local_clock.now_s())
         if isinstance(event, FromRouter) and isinstance(event.message, StartSequence):
             self._checkers.observe_start(self, event.router_id, event.message)
@@ -433,7 +440,13 @@ class OwnerEnd:
         return self._worker
 
     def on_message(self, session: SimSession, message: object) -> None:
-        self._worker.feed(FromReader(self._reader, cast(ReaderMessage, message)))
+        worker, strike = self._worker, self._worker.on_stranger
+        request = cast("ReaderMessage", message)
+        is_strange = SeqKey(request.seq_id, request.epoch) not in worker.core.live_keys
+        worker.feed(FromReader(self._reader, request))
+        if strike is not None and is_strange and isinstance(request, KVRequest):
+            worker.on_stranger = None
+            strike(self._reader, request.seq_id)
 
     def on_break(self, session: SimSession, reason: str) -> None:
         self._worker.on_reader_break(self._reader, session)

@@ -29,6 +29,7 @@ FAULTS = (
     "worker_crash",
     "worker_freeze",
     "worker_suspend",
+    "host_crash",
     "session_break",
     "partition",
     "peer_stall",
@@ -51,6 +52,7 @@ FAULTS = (
     "store_crash",
     "store_freeze",
     "store_hang_up",
+    "store_clear",
     "disk_full",
     "disk_slow",
     "disk_error",
@@ -179,7 +181,7 @@ def draw_scenario(rng: random.Random) -> Scenario:
     )
     if not faults:
         return _calm(scenario)
-    shapes = (*STRESS_SHAPES, _forgetful, _forgetful, _forgetful)
+    shapes = (*STRESS_SHAPES, _forgetful, _forgetful, _forgetful, _distant, _distant)
     shape = rng.choice((*(None,) * 6, *shapes))
     return scenario if shape is None else shape(scenario)
 
@@ -214,6 +216,10 @@ def _crowd(scenario: Scenario) -> Scenario:
     """Let everybody wait for blocks, and many lose patience."""
     return replace(
         scenario,
+        roles=(Role.PREFILL,) * 3 + (Role.DECODE,),
+        router_count=2,
+        engine=scenario.engine.model_copy(update={"waiting_sequences_max": 2}),
+        router=scenario.router.model_copy(update={"disaggregate": True, "queue_requests_max": 64}),
         faults=frozenset({"small_pool", "repeats"}),
         block_count=24,
         request_count=60,
@@ -233,6 +239,7 @@ def _rush(scenario: Scenario) -> Scenario:
         block_count=60,
         prefix_chance=0.1,
         leave_chance=0.05,
+        ends_within_s=30.0,
         step_base_s=0.02,
         engine=scenario.engine.model_copy(
             update={"batch_sequences_max": 3, "waiting_sequences_max": 64, "step_tokens_max": 16}
@@ -260,6 +267,7 @@ def _burst(scenario: Scenario) -> Scenario:
         class_chance=0.0,
         leave_chance=0.0,
         arrivals_s=0.6,
+        ends_within_s=30.0,
         step_base_s=0.02,
         engine=scenario.engine.model_copy(update={"waiting_sequences_max": 64}),
         router=scenario.router.model_copy(
@@ -286,6 +294,7 @@ def _flood(scenario: Scenario) -> Scenario:
         class_chance=0.0,
         leave_chance=0.0,
         arrivals_s=1.2,
+        ends_within_s=30.0,
         step_base_s=0.02,
         engine=scenario.engine.model_copy(update={"batch_sequences_max": 4, "waiting_sequences_max": 64}),
         router=scenario.router.model_copy(
@@ -322,6 +331,30 @@ def _forgetful(scenario: Scenario) -> Scenario:
     )
 
 
+def _distant(scenario: Scenario) -> Scenario:
+    """Let workers on two machines load each other's blocks, over a network that loses reads, into little host
+    memory of which little may be pinned."""
+    forgetful = _forgetful(scenario)
+    return replace(
+        forgetful,
+        roles=(Role.AGGREGATED,) * 4,
+        faults=frozenset({"small_pool", "read_fail", "read_hang", "read_late", "store_clear"}),
+        read_fault_chance=0.3,
+        leave_chance=0.02,
+        host_count=2,
+        store=forgetful.store.model_copy(
+            update={
+                "host_bytes": 24 * PAGE_BYTES,
+                "pinned_share_max": 0.3,
+                "ttl_s": 0.0,
+                "lookup_timeout_s": 0.1,
+                "ssd_dir": "",
+                "ssd_bytes": 0,
+            }
+        ),
+    )
+
+
 def _sick(scenario: Scenario) -> Scenario:
     """Let workers fail all they get, or be very slow, for a while, beside others that are well."""
     return replace(
@@ -347,6 +380,38 @@ def _sick(scenario: Scenario) -> Scenario:
             }
         ),
         engine=scenario.engine.model_copy(update={"waiting_sequences_max": 64, "batch_sequences_max": 32}),
+    )
+
+
+def _overload(scenario: Scenario) -> Scenario:
+    """Let more requests come than one worker can serve, for seconds, so that many are told when to come
+    again."""
+    return replace(
+        scenario,
+        shape="overload",
+        roles=(Role.AGGREGATED,),
+        faults=frozenset({"repeats"}),
+        tenants={"t0": Tenant()},
+        adapter_count=0,
+        router_count=1,
+        request_count=110,
+        block_count=60,
+        prefix_chance=0.0,
+        choices_chance=0.0,
+        beam_chance=0.0,
+        class_chance=0.0,
+        leave_chance=0.0,
+        ends_within_s=30.0,
+        step_base_s=0.03,
+        engine=scenario.engine.model_copy(update={"batch_sequences_max": 4, "waiting_sequences_max": 4}),
+        router=scenario.router.model_copy(
+            update={
+                "queue_requests_max": 16,
+                "queue_tenant_max": 0,
+                "queue_wait_s": 8.0,
+                "reject_below": 0.0,
+            }
+        ),
     )
 
 
@@ -462,5 +527,17 @@ def _draw_router(rng: random.Random) -> RouterConfig:
     )
 
 
-STRESS_SHAPES = (_lease_storm, _lease_storm, _crowd, _orphans, _rush, _sick, _sick, _burst, _flood)
+STRESS_SHAPES = (
+    _lease_storm,
+    _lease_storm,
+    _crowd,
+    _orphans,
+    _crowd,
+    _rush,
+    _sick,
+    _sick,
+    _burst,
+    _flood,
+    _overload,
+)
 """Shapes that press on one thing; those of the store are beside them."""

@@ -4,6 +4,8 @@ import random
 from collections.abc import Callable
 from functools import partial
 
+from baton.core.store import Tier
+from kv_store.node.events import Clear
 from simulator.faults.control import Cluster
 from simulator.faults.store_node import SimHost, SimStoreNode
 
@@ -20,6 +22,7 @@ class StoreFaults:
             "store_crash": self._crash,
             "store_freeze": self._freeze,
             "store_hang_up": self._hang_up,
+            "store_clear": self._clear,
             "disk_full": self._disk_full,
             "disk_slow": self._disk_slow,
             "disk_error": self._disk_error,
@@ -91,6 +94,13 @@ class StoreFaults:
         if workers:
             worker = self._rng.choice(workers)
             worker.post(worker.store.break_off)
+
+    def _clear(self) -> None:
+        """An operator empties a node, or one of its tiers, whoever reads from it."""
+        node = self._node()
+        if node is not None:
+            tier = self._rng.choice((None, Tier.HOST, Tier.HOST, Tier.SSD))
+            node.post(lambda: node.feed(Clear(tier)))
 
     def _disk_full(self) -> None:
         disk = self._host().disk

@@ -183,6 +183,10 @@ class SimStoreLink:
     def slots_being_written(self) -> set[int]:
         return {slot for copy, _ in self._copies if isinstance(copy, CopyToStore) for slot in copy.slots}
 
+    def copies_with(self, arena: DeviceMemory, slot: int) -> bool:
+        """Return whether a copy that is not over reads or writes this slot."""
+        return any(mapped is arena and slot in copy.slots for copy, mapped in self._copies)
+
     def _begin(self) -> None:
         """Begin the oldest copy. Half of the blocks move somewhere in the middle, the rest at the end, with
         the content that they have then."""

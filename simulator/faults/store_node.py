@@ -123,6 +123,7 @@ class SimStoreNode(SimProcess):
         )
         self._checker = StoreChecker(self, self.core, lease_s=scenario.store.lease_s)
         reads.register(self)
+        self._check_reuse()
         directory.joins(self)
         if self._disk.slots:
             self._scan_disk()
@@ -156,6 +157,21 @@ class SimStoreNode(SimProcess):
             self.core.check()
         except AssertionError as error:
             raise Violation(3, f"{self.name}'s accounts: {error}") from error
+
+    def _check_reuse(self) -> None:
+        """Check invariant 3 whenever a slot is given out: no copy of a worker that is alive touches it."""
+        told = self.generations.on_rise
+        assert told is not None
+
+        def rises(slot: int) -> None:
+            told(slot)
+            for session in self.sessions:
+                if session.is_open and session.worker.store.copies_with(self.arena, slot):
+                    raise Violation(
+                        3, f"{self.name} gives out slot {slot}, which {session.worker.name} copies"
+                    )
+
+        self.generations.on_rise = rises
 
     def _open(self, action: OpenSizeClass) -> None:
         if action.size_class != SPACE or action.slot_count > self._scenario.store_slot_count:

@@ -10,6 +10,7 @@ from baton.core.messages import (
     KVRequest,
     Phase,
     ReaderMessage,
+    RouterMessage,
     SequenceFailed,
     StartSequence,
     WorkerMessage,
@@ -72,10 +73,15 @@ class WorkerChecks:
 
     # --- what happens -------------------------------------------------------------------------------
 
+    def told(self, message: RouterMessage) -> None:
+        """Take note of a message of a router: a worker remembers sequences of which it heard nothing but the
+        cancel."""
+        if isinstance(message, StartSequence | CancelSequence):
+            self._names.add(message.seq_id)
+
     def started(self, worker: ObservedWorker, router_id: RouterId, start: StartSequence) -> None:
         """Take note of a start, after the worker handled it."""
         key = SeqKey(start.seq_id, start.epoch)
-        self._names.add(key.seq_id)
         if key not in worker.core.live_keys or (worker.worker_id, key) in self._attempts:
             return
         attempt = self._attempts[worker.worker_id, key] = _Attempt(worker, router_id, start)
