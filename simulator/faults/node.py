@@ -225,10 +225,9 @@ class SimWorker(SimProcess):
     def feed(self, event: WorkerEvent) -> None:
         if not isinstance(event, WorkerTick):
             self.run.note(self.name, event)
+            self._checkers.workers.heard(event)
             if isinstance(event, FromReader):
                 self._checkers.observe_reader_message(self, event.reader, event.message)
-            elif isinstance(event, FromRouter):
-                self._checkers.workers.told(event.message)
         actions = self.core.handle(event, now_s=self.local_clock.now_s())
         if isinstance(event, FromRouter) and isinstance(event.message, StartSequence):
             self._checkers.observe_start(self, event.router_id, event.message)

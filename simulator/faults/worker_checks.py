@@ -10,7 +10,6 @@ from baton.core.messages import (
     KVRequest,
     Phase,
     ReaderMessage,
-    RouterMessage,
     SequenceFailed,
     StartSequence,
     WorkerMessage,
@@ -20,6 +19,7 @@ from router.decisions.hedging import submitted_name
 from simulator.faults.observed_processes import ObservedWorker
 from simulator.faults.run_context import RunContext, Violation
 from simulator.faults.scenario import Scenario
+from worker.events import FromRouter, PreparationBegan, WorkerEvent
 
 SLACK_S = 0.001
 LOOK_AGAIN_S = 0.25
@@ -73,11 +73,15 @@ class WorkerChecks:
 
     # --- what happens -------------------------------------------------------------------------------
 
-    def told(self, message: RouterMessage) -> None:
-        """Take note of a message of a router: a worker remembers sequences of which it heard nothing but the
-        cancel."""
-        if isinstance(message, StartSequence | CancelSequence):
-            self._names.add(message.seq_id)
+    def heard(self, event: WorkerEvent) -> None:
+        """Take note of what a worker hears. It remembers sequences that were cancelled before they began too."""
+        match event:
+            case FromRouter(_, StartSequence(seq_id=seq_id) | CancelSequence(seq_id=seq_id)):
+                self._names.add(seq_id)
+            case PreparationBegan(key):
+                self._names.add(key.seq_id)
+            case _:
+                pass
 
     def started(self, worker: ObservedWorker, router_id: RouterId, start: StartSequence) -> None:
         """Take note of a start, after the worker handled it."""
