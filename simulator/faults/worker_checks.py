@@ -74,7 +74,7 @@ class WorkerChecks:
     # --- what happens -------------------------------------------------------------------------------
 
     def heard(self, event: WorkerEvent) -> None:
-        """Take note of what a worker hears. It remembers sequences that were cancelled before they began too."""
+        """Take note of what a worker hears: it remembers sequences that were cancelled before they began."""
         match event:
             case FromRouter(_, StartSequence(seq_id=seq_id) | CancelSequence(seq_id=seq_id)):
                 self._names.add(seq_id)
