@@ -1,5 +1,6 @@
 """Hostile chat templates and conversations: rendered in time, or refused in one line, within the sandbox."""
 
+import contextlib
 import os
 import sys
 import tempfile
@@ -7,7 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from tests.fuzz.harness import Fuzzer, check_message, main
+from tests.fuzz.harness import Fuzzer, check_message, main, seeds_of
 
 PACKAGES = ("router.text", "jinja2")
 SEPARATOR = b"\x00"
@@ -100,7 +101,6 @@ def load() -> Fuzzer:
     pretrained = loaded._pretrained  # pyright: ignore[reportPrivateUsage]
     limits = RequestLimits(loaded.card, 16, 256)
     body = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}]}'
-    loaded.chat_prompt(parse_chat(body, limits).messages)  # whatever is imported lazily comes now
     audit = _Audit()
 
     def render(source: str, body: bytes) -> str:
@@ -110,6 +110,11 @@ def load() -> Fuzzer:
         tools = [tool.declared for tool in call.tools.tools]
         prompt = loaded.chat_prompt(call.messages, tools=tools, template=call.template)
         return loaded.decode(list(prompt.tokens)) + prompt.end
+
+    for seed in seeds_of("templates"):  # Whatever is imported lazily is imported now.
+        source, _, asked = seed.partition(SEPARATOR)
+        with contextlib.suppress(ClientError, SetupError):
+            render(source.decode(), asked)
 
     def check(content: bytes) -> None:
         """The template comes first, and after a zero byte the request, which may be left out."""
