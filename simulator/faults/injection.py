@@ -1,11 +1,11 @@
 """The faults of a run: the seed decides which of them strikes when, and `stop` ends and heals all of them."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
-from baton.core.ids import WorkerId
-from baton.core.messages import Role
+from baton.core.ids import RouterId, WorkerId
+from baton.core.messages import Role, StartSequence
 from simulator.faults.control import Cluster, Slot
 from simulator.faults.network import SimSession
 from simulator.faults.node import SimWorker
@@ -13,6 +13,8 @@ from simulator.faults.reads import ReadFaults
 from simulator.faults.store_faults import StoreFaults
 
 OTHER_ROLE = {Role.PREFILL: Role.DECODE, Role.DECODE: Role.PREFILL, Role.AGGREGATED: Role.PREFILL}
+STALL_S = 1.0
+"""Time for which a message is held back that is to be lost."""
 
 
 class Faults:
@@ -88,7 +90,7 @@ class Faults:
         for slot in cluster.slots:
             cluster.set_role(slot, slot.first_role)
             if slot.worker is not None:
-                slot.worker.on_stranger = None
+                slot.worker.on_stranger = slot.worker.on_decode = None
                 slot.worker.step_slowness = 1.0
                 slot.worker.is_sick = False
                 self._thaw(slot.worker)
@@ -123,19 +125,31 @@ class Faults:
             self._cluster.crash_host(self._rng.choice(self._cluster.hosts))
             return
         for worker in self._cluster.workers:
-            worker.on_stranger = partial(self._stranger_dies, worker)
+            worker.on_decode = partial(self._owner_hears_late, worker)
+
+    def _owner_hears_late(self, reader: SimWorker, router_id: RouterId, start: StartSequence) -> None:
+        """Let the owner of a sequence hear of it long after its reader, if it has not heard of it yet."""
+        owner = None if start.source is None else self._worker_named(start.source.worker_id)
+        session = None if owner is None else owner.router_session(router_id)
+        if owner is None or session is None or not _is_among(start.seq_id, session.under_way_to(1)):
+            reader.on_decode = partial(self._owner_hears_late, reader)
+            return
+        session.stall(1, STALL_S)
+        owner.on_stranger = partial(self._stranger_dies, owner)
 
     def _stranger_dies(self, owner: SimWorker, reader: WorkerId, seq_id: str) -> None:
         host = self._cluster.host_of(reader)
         for index, router in enumerate(self._cluster.routers):
             session = owner.router_session(router.router_id)
-            starts = [] if session is None else session.under_way_to(1)
-            if router.is_alive and any(getattr(one, "seq_id", None) == seq_id for one in starts):
+            if router.is_alive and session is not None and _is_among(seq_id, session.under_way_to(1)):
                 self._cluster.restart_router(index, after_s=self._rng.uniform(0.05, 1.0))
         if host is not None and host is not self._cluster.host_of(owner.worker_id):
             self._cluster.crash_host(host)
-        elif (victim := next((w for w in self._cluster.workers if w.worker_id == reader), None)) is not None:
+        elif (victim := self._worker_named(reader)) is not None:
             victim.kill(noticed_s=0.0)
+
+    def _worker_named(self, worker_id: WorkerId) -> SimWorker | None:
+        return next((w for w in self._cluster.workers if w.worker_id == worker_id), None)
 
     def _worker_freeze(self) -> None:
         worker = self._worker()
@@ -253,3 +267,8 @@ class Faults:
 
     def _control_outage(self) -> None:
         self._cluster.go_down(self._span_s())
+
+
+def _is_among(seq_id: str, messages: Iterable[object]) -> bool:
+    """Return whether one of the messages is about the sequence."""
+    return any(getattr(message, "seq_id", None) == seq_id for message in messages)

@@ -18,6 +18,7 @@ from baton.core.messages import (
     KVRequest,
     OwnerMessage,
     PeerRef,
+    Phase,
     ReaderMessage,
     Role,
     RouterMessage,
@@ -132,6 +133,7 @@ class SimWorker(SimProcess):
         "generations",
         "is_sick",
         "memory",
+        "on_decode",
         "on_grant",
         "on_stranger",
         "step_slowness",
@@ -166,6 +168,8 @@ class SimWorker(SimProcess):
         """The worker fails whatever it is told to start."""
         self.on_grant: Callable[[], None] | None = None
         """A call that happens once, as the next grant of a KV owner arrives and before it is read."""
+        self.on_decode: Callable[[RouterId, StartSequence], None] | None = None
+        """A call that happens once, as a router gives it a decode phase."""
         self.on_stranger: Callable[[WorkerId, str], None] | None = None
         """A call that happens once, after a reader asked for KV of a sequence that nobody started here.
         Reader and sequence are its arguments."""
@@ -231,6 +235,9 @@ class SimWorker(SimProcess):
         actions = self.core.handle(event, now_s=self.local_clock.now_s())
         if isinstance(event, FromRouter) and isinstance(event.message, StartSequence):
             self._checkers.observe_start(self, event.router_id, event.message)
+            if self.on_decode is not None and event.message.phase is Phase.DECODE:
+                strike, self.on_decode = self.on_decode, None
+                strike(event.router_id, event.message)
         for action in actions:
             self._perform(action)
         self._arm()

@@ -363,7 +363,7 @@ def _sick(scenario: Scenario) -> Scenario:
         scenario,
         roles=(Role.PREFILL,) * 3 + (Role.DECODE,) * 3,
         router_count=1,
-        faults=frozenset({"sick_worker", "straggler", "drain"}),
+        faults=frozenset({"sick_worker", "straggler", "drain", "reports_lost"}),
         strikes_max=6,
         request_count=90,
         leave_chance=0.05,
@@ -421,7 +421,7 @@ def _orphans(scenario: Scenario) -> Scenario:
     """Let routers die while long generations run."""
     return replace(
         scenario,
-        faults=frozenset({"router_crash", "worker_crash", "control_outage", "upgrade"}),
+        faults=frozenset({"router_crash", "worker_crash", "host_crash", "control_outage", "upgrade"}),
         step_base_s=0.06,
         router_grace_s=0.1,
     )

@@ -76,6 +76,8 @@ def look(name: str) -> Row:
     failure = first_failure(mutant, range(SEEDS_MAX))
     if failure is None:
         return Row(name, broken, "nothing", None)
+    if not run_seed(failure.seed, options=_QUICK).is_ok:
+        raise RuntimeError(f"seed {failure.seed} fails without a mutant: mend that first")
     return Row(name, broken, f"{failure.invariant}: `{failure.checker}`", failure.seed)
 
 
