@@ -166,13 +166,7 @@ class SimWorker(SimProcess):
         self.step_slowness = 1.0
         self.is_sick = False
         """The worker fails whatever it is told to start."""
-        self.on_grant: Callable[[], None] | None = None
-        """A call that happens once, as the next grant of a KV owner arrives and before it is read."""
-        self.on_decode: Callable[[RouterId, StartSequence], None] | None = None
-        """A call that happens once, as a router gives it a decode phase."""
-        self.on_stranger: Callable[[WorkerId, str], None] | None = None
-        """A call that happens once, after a reader asked for KV of a sequence that nobody started here.
-        Reader and sequence are its arguments."""
+        self._strike_nobody()
         self._timer = CoreTimer(self)
         self._steps: deque[tuple[StepPlan, list[list[int]]]] = deque()
         """Steps under way, each with the generations of its items' blocks when it was planned."""
@@ -204,6 +198,16 @@ class SimWorker(SimProcess):
         self.store = SimStoreLink(self, host)
         reads.register(self)
         self._arm()
+
+    def _strike_nobody(self) -> None:
+        """Set the hooks of faults that strike when it is worst."""
+        self.on_grant: Callable[[], None] | None = None
+        """A call that happens once, as the next grant of a KV owner arrives and before it is read."""
+        self.on_decode: Callable[[RouterId, StartSequence], None] | None = None
+        """A call that happens once, as a router gives it a decode phase."""
+        self.on_stranger: Callable[[WorkerId, str], None] | None = None
+        """A call that happens once, after a reader asked for KV of a sequence that nobody started here.
+        Reader and sequence are its arguments."""
 
     @property
     def process(self) -> SimProcess:

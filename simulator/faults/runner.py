@@ -29,7 +29,8 @@ from simulator.faults.model import Model
 from simulator.faults.network import Network
 from simulator.faults.reads import SimReads
 from simulator.faults.run_context import RunContext, Violation, seq_of
-from simulator.faults.scenario import Scenario, draw_scenario
+from simulator.faults.scenario import Scenario
+from simulator.faults.scenario_drawing import draw_scenario
 
 HISTORY_LINES_MAX = 60
 HISTORY_LINE_CHARS_MAX = 220

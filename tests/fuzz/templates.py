@@ -12,7 +12,7 @@ from tests.fuzz.harness import Fuzzer, check_message, main, seeds_of
 
 PACKAGES = ("router.text", "jinja2")
 SEPARATOR = b"\x00"
-"""Between the template and the body of the request."""
+"""It stands between the template and the body of the request."""
 CANARY = "canary-7f3a"
 """A text in the environment and in the modules of the router. No prompt may contain it."""
 DEADLINE_S = 0.5

@@ -10,7 +10,8 @@ from simulator.faults import runner
 from simulator.faults.client import Ending, RequestKind, SimClient
 from simulator.faults.run_context import RunContext
 from simulator.faults.runner import SeedRun
-from simulator.faults.scenario import MODEL_NAME, Scenario, draw_scenario
+from simulator.faults.scenario import MODEL_NAME, Scenario
+from simulator.faults.scenario_drawing import draw_scenario
 
 DRAINS = 20
 PERIOD_S = 0.8

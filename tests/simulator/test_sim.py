@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from simulator.faults.cli import sim
 from simulator.faults.run_context import RunContext
 from simulator.faults.runner import RunReport, run_seed, run_seeds, summarise
-from simulator.faults.scenario import draw_scenario
+from simulator.faults.scenario_drawing import draw_scenario
 from tests.simulator.mutants import ALL_MUTANTS
 
 SEEDS = 60
