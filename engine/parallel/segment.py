@@ -1,7 +1,7 @@
 """Memory that the ranks of one host share. It has no name, so nothing stays behind, however they end.
 
-Rank 0 makes it as a memfd, and the others open it through /proc by the address that they are told: they run as
-the same user in the same process namespace. It is gone with the last process that has it.
+Rank 0 makes it as a memfd, and the others open it through /proc by the address that they are told: they run
+as the same user in the same process namespace. It is gone with the last process that has it.
 """
 
 import ctypes
@@ -28,8 +28,8 @@ _BROKEN = -1
 """`enum Outcome` in native/src/segment.h."""
 _CLOSED = "this rank has left the group"
 SPIN_S, YIELD_S = 50e-6, 300e-6
-"""A rank that waits spins for so long, then lets others run for so long, then sleeps. A sleeper takes some 50 µs
-to wake up, which is more than an all-reduce of a small step takes."""
+"""A rank that waits spins for so long, then lets others run for so long, then sleeps. A sleeper takes some
+50 µs to wake up, which is more than an all-reduce of a small step takes."""
 SPIN_SHARED_S = 1e-6
 """The time to spin where there are more ranks than cores: the peer may need this very core."""
 
@@ -52,6 +52,8 @@ class SegmentSizes:
         for part in (self.chunk_bytes, self.ring_bytes, self.plan_bytes):
             if part < 0 or part % _UNIT_BYTES:
                 raise ValueError(f"{part} bytes are no multiple of {_UNIT_BYTES}")
+        if 0 < self.chunk_bytes < 4 * self.ranks:
+            raise ValueError(f"a chunk of {self.chunk_bytes} bytes has no room for parts of {self.ranks} ranks")
 
 
 @cache
@@ -61,11 +63,17 @@ def functions() -> ctypes.CDLL:
     native.baton_segment_bytes.argtypes, native.baton_segment_bytes.restype = sizes, _I64
     native.baton_segment_rings.argtypes, native.baton_segment_rings.restype = [_I64] * 3, _I64
     native.baton_ring_place.argtypes, native.baton_ring_place.restype = [_POINTER, _I32, _POINTER], None
-    native.baton_segment_format.argtypes, native.baton_segment_format.restype = [_POINTER, _POINTER, *sizes], None
+    native.baton_segment_format.argtypes, native.baton_segment_format.restype = (
+        [_POINTER, _POINTER, *sizes],
+        None,
+    )
     native.baton_segment_join.argtypes = [_POINTER, _I64, _POINTER, _I32, *[_I64] * 3, _POINTER]
     native.baton_segment_join.restype = _POINTER
     native.baton_segment_wait.argtypes, native.baton_segment_wait.restype = [_POINTER, _I64], _I32
-    native.baton_segment_abort.argtypes, native.baton_segment_abort.restype = [_POINTER, ctypes.c_char_p], None
+    native.baton_segment_abort.argtypes, native.baton_segment_abort.restype = (
+        [_POINTER, ctypes.c_char_p],
+        None,
+    )
     for name in ("leave", "free"):
         function = getattr(native, f"baton_segment_{name}")
         function.argtypes, function.restype = [_POINTER], None
@@ -84,7 +92,8 @@ class Segment:
         self._native = functions()
         self._memory: mmap.mmap | None = None
         self._endpoint: int | None = None
-        self._in_call, self._in_abort = threading.Lock(), threading.Lock()
+        self._in_call, self._in_call_aside = threading.Lock(), threading.Lock()
+        self._in_abort = threading.Lock()
         try:
             self._memory = mmap.mmap(fd, 0)
             self._endpoint = self._join()
@@ -105,7 +114,9 @@ class Segment:
         try:
             native = functions()
         except NativeUnavailable as error:
-            raise SetupError(f"ranks share memory through the native kernels, which are not here: {error}") from error
+            raise SetupError(
+                f"ranks share memory through the native kernels, which are not here: {error}"
+            ) from error
         token = secrets.token_bytes(_TOKEN_BYTES)
         fd = -1
         try:
@@ -113,7 +124,9 @@ class Segment:
             os.ftruncate(fd, native.baton_segment_bytes(*arguments))
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
             # Pages that the system lacks are an error here, and would be a signal later.
-            os.posix_fallocate(fd, 0, native.baton_segment_rings(sizes.ranks, sizes.chunk_bytes, sizes.plan_bytes))
+            os.posix_fallocate(
+                fd, 0, native.baton_segment_rings(sizes.ranks, sizes.chunk_bytes, sizes.plan_bytes)
+            )
             with mmap.mmap(fd, 0) as memory:
                 base = ctypes.c_char.from_buffer(memory)
                 native.baton_segment_format(ctypes.addressof(base), token, *arguments)
@@ -133,13 +146,15 @@ class Segment:
             fd = os.open(f"/proc/{int(process)}/fd/{int(descriptor)}", os.O_RDWR | os.O_CLOEXEC)
             return cls(fd, rank, bytes.fromhex(token))
         except NativeUnavailable as error:
-            raise SetupError(f"ranks share memory through the native kernels, which are not here: {error}") from error
+            raise SetupError(
+                f"ranks share memory through the native kernels, which are not here: {error}"
+            ) from error
         except ValueError as error:
             raise SetupError(f'"{address}" is no address of memory that ranks share') from error
         except OSError as error:
             raise SetupError(
-                f"rank {rank} cannot open the memory of rank 0 ({error.strerror}): ranks that share memory run on "
-                "one host, as one user, in one process namespace, and rank 0 must be alive"
+                f"rank {rank} cannot open the memory of rank 0 ({error.strerror}): ranks that share memory "
+                "run on one host, as one user, in one process namespace, and rank 0 must be alive"
             ) from error
 
     @property
@@ -154,13 +169,21 @@ class Segment:
     def call(self, function: Callable[..., int], *arguments: object) -> int:
         """function(endpoint, *arguments), one call at a time. Raises GroupBroken if the group is over."""
         with self._in_call:
-            if self._endpoint is None:
-                raise GroupBroken(_CLOSED)
-            result = function(self._endpoint, *arguments)
-            if result == _BROKEN:
-                text: bytes = self._native.baton_segment_reason(self._endpoint)
-                raise GroupBroken(text.decode(errors="replace"))
-            return result
+            return self._run(function, arguments)
+
+    def call_aside(self, function: Callable[..., int], *arguments: object) -> int:
+        """A call like `call`, which may run while one of those does."""
+        with self._in_call_aside:
+            return self._run(function, arguments)
+
+    def _run(self, function: Callable[..., int], arguments: tuple[object, ...]) -> int:
+        if self._endpoint is None:
+            raise GroupBroken(_CLOSED)
+        result = function(self._endpoint, *arguments)
+        if result == _BROKEN:
+            text: bytes = self._native.baton_segment_reason(self._endpoint)
+            raise GroupBroken(text.decode(errors="replace"))
+        return result
 
     def reserve_ring(self, to: int) -> None:
         """Take the pages of the ring from this rank to another. Raises GroupBroken."""
@@ -194,7 +217,7 @@ class Segment:
             if self._endpoint is None:
                 return
             self._native.baton_segment_leave(self._endpoint)
-            with self._in_call:  # the call in progress ends, because this rank has left
+            with self._in_call, self._in_call_aside:  # calls in progress end, because this rank has left
                 endpoint, self._endpoint = self._endpoint, None
                 self._native.baton_segment_free(endpoint)
                 self._unmap()
@@ -208,7 +231,9 @@ class Segment:
             *(nanoseconds(SPIN_S), nanoseconds(SPIN_SHARED_S), nanoseconds(YIELD_S), ctypes.byref(failure)),
         )
         if endpoint is None:
-            reason = "has been joined before" if failure.value == 2 else "is not in this memory, or it is not ours"
+            reason = (
+                "has been joined before" if failure.value == 2 else "is not in this memory, or it is not ours"
+            )
             raise SetupError(f"rank {self.rank} {reason}")
         return endpoint
 

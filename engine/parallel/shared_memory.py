@@ -19,11 +19,11 @@ from engine.parallel.group import (
 )
 from engine.parallel.segment import Segment, SegmentSizes, functions, nanoseconds
 
-CHUNK_BYTES = 64 * 1024
-"""Large enough that the wait for the others is small beside the copy, small enough that all slots of two ranks
+CHUNK_BYTES = 256 * 1024
+"""Large enough that the waits for the others are small beside the copies, small enough that the slots in use
 stay in the second-level cache."""
 RING_BYTES = 8 * 2**20
-"""What a stage may have sent before the next one takes it. Pages are taken only between ranks that do send."""
+"""What a stage may have sent before the next one takes it. Only ranks that do send take the pages."""
 _POINTER, _I32, _I64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 _CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """`enum Dtype` in native/src/runtime.h, and float16."""

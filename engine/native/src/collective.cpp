@@ -20,8 +20,8 @@ const char* const KINDS[] = {"?", "all_reduce", "all_gather", "gather", "reduce_
 const char* const DTYPES[] = {"float32", "bfloat16", "float16", "bytes"};
 constexpr uint32_t BYTES = 3;
 
-// From here on an all-reduce among three or more divides the sum among them: twice the waits, less to read.
-constexpr int64_t DIVIDE_BYTES = 32 * 1024;
+// From here on the ranks divide the sum among them: twice the waits, but less to read and to add.
+constexpr int64_t DIVIDE_BYTES = 64 * 1024;
 // Chunks this large are copied and summed by all threads of a rank.
 constexpr int64_t SHARED_BYTES = 128 * 1024, TASK_BYTES = 32 * 1024;
 
@@ -156,7 +156,7 @@ uint64_t hash(uint64_t before, uint64_t value) {
 
 int begin(Endpoint& e, Kind kind, uint32_t dtype, int64_t bytes, uint64_t detail, int64_t timeout_ns) {
     if (e.reason[0] || is_over(e)) return BROKEN;
-    e.deadline_ns = now_ns() + timeout_ns;
+    deadline_ns = now_ns() + timeout_ns;
     ++e.sequence;
     Call& call = e.steps[e.rank].calls[e.sequence & 1];
     call = {kind << 8 | dtype, e.sequence, static_cast<uint64_t>(bytes), detail};
@@ -279,7 +279,7 @@ template <typename T> int all_reduce_divided(Endpoint& e, T* x, int64_t count) {
 }
 
 template <typename T> int all_reduce(Endpoint& e, void* x, int64_t count) {
-    const bool is_divided = e.size > 2 && count * static_cast<int64_t>(sizeof(T)) >= DIVIDE_BYTES;
+    const bool is_divided = e.size > 1 && count * static_cast<int64_t>(sizeof(T)) >= DIVIDE_BYTES;
     return is_divided ? all_reduce_divided(e, static_cast<T*>(x), count)
                       : all_reduce_whole(e, static_cast<T*>(x), count);
 }
@@ -288,8 +288,9 @@ template <typename T> int all_reduce(Endpoint& e, void* x, int64_t count) {
 
 template <typename T>
 int reduce_scatter(Endpoint& e, const T* x, T* out, const int64_t* counts) {
-    const int64_t per_step =
-        std::max<int64_t>(1, e.chunk_bytes / UNIT / e.size) * UNIT / static_cast<int64_t>(sizeof(T));
+    int64_t part_bytes = e.chunk_bytes / e.size;
+    part_bytes -= part_bytes % (part_bytes < UNIT ? 4 : UNIT);
+    const int64_t per_step = part_bytes / static_cast<int64_t>(sizeof(T));
     int64_t begins[RANKS_MAX + 1] = {0}, most = 0;
     for (int rank = 0; rank < e.size; ++rank) {
         begins[rank + 1] = begins[rank] + counts[rank];
@@ -427,7 +428,7 @@ int ended(Endpoint& e, int outcome, int peer, const Call& call) {
 // detail: a hash of shape and dtype.
 BATON_API int baton_send(Endpoint* e, const void* x, int64_t bytes, uint64_t detail, int to, int64_t timeout_ns) {
     if (e->reason[0] || is_over(*e)) return BROKEN;
-    e->deadline_ns = now_ns() + timeout_ns;
+    deadline_ns = now_ns() + timeout_ns;
     const Call call = {SEND << 8 | BYTES, ++e->sent[to], static_cast<uint64_t>(bytes), detail};
     alignas(64) uint8_t head[UNIT] = {};
     std::memcpy(head, &call, sizeof call);
@@ -439,7 +440,7 @@ BATON_API int baton_send(Endpoint* e, const void* x, int64_t bytes, uint64_t det
 
 BATON_API int baton_receive(Endpoint* e, void* x, int64_t bytes, uint64_t detail, int source, int64_t timeout_ns) {
     if (e->reason[0] || is_over(*e)) return BROKEN;
-    e->deadline_ns = now_ns() + timeout_ns;
+    deadline_ns = now_ns() + timeout_ns;
     const Call call = {SEND << 8 | BYTES, ++e->received[source], static_cast<uint64_t>(bytes), detail};
     alignas(64) uint8_t head[UNIT];
     const Ring ring = ring_between(*e, source, e->rank);

@@ -46,15 +46,15 @@ using namespace baton;
 // Leader: sends one message to all followers. It waits only while the ring is full.
 BATON_API int baton_plan_send(Endpoint* e, const void* message, int64_t bytes, int64_t timeout_ns) {
     if (e->reason[0] || is_over(*e)) return BROKEN;
-    e->deadline_ns = now_ns() + timeout_ns;
+    deadline_ns = now_ns() + timeout_ns;
     const int outcome = write_message(*e, plan_ring(*e), message, bytes);
-    return late(*e, outcome, e->late_rank, "the sending of a plan");
+    return late(*e, outcome, late_rank, "the sending of a plan");
 }
 
 // Follower: waits for the next message. Its size; -1: the group is over; -2: nothing came in time.
 BATON_API int64_t baton_plan_next(Endpoint* e, int64_t timeout_ns) {
     if (e->reason[0] || is_over(*e)) return -1;
-    e->deadline_ns = now_ns() + timeout_ns;
+    deadline_ns = now_ns() + timeout_ns;
     int outcome;
     const int64_t bytes = read_head(*e, plan_ring(*e), e->rank, &outcome);
     return outcome == DONE ? bytes : outcome == TIMED_OUT ? -2 : -1;
@@ -62,14 +62,14 @@ BATON_API int64_t baton_plan_next(Endpoint* e, int64_t timeout_ns) {
 
 // Follower: the message that `baton_plan_next` has announced.
 BATON_API int baton_plan_read(Endpoint* e, void* message, int64_t bytes, int64_t timeout_ns) {
-    e->deadline_ns = now_ns() + timeout_ns;
+    deadline_ns = now_ns() + timeout_ns;
     return late(*e, ring_read(*e, plan_ring(*e), e->rank, message, bytes), 0, "the rest of a plan");
 }
 
 // Follower: sends one message to the leader.
 BATON_API int baton_report_send(Endpoint* e, const void* message, int64_t bytes, int64_t timeout_ns) {
     if (e->reason[0] || is_over(*e)) return BROKEN;
-    e->deadline_ns = now_ns() + timeout_ns;
+    deadline_ns = now_ns() + timeout_ns;
     const int outcome = write_message(*e, ring_between(*e, e->rank, 0), message, bytes);
     Word& doorbell = e->header->doorbell.word;
     doorbell.value.fetch_add(1, std::memory_order_seq_cst);
@@ -79,7 +79,7 @@ BATON_API int baton_report_send(Endpoint* e, const void* message, int64_t bytes,
 
 // Leader: waits for a message from any follower. Its size, and *from; -1: the group is over; -2: nothing came.
 BATON_API int64_t baton_report_next(Endpoint* e, int* from, int64_t timeout_ns) {
-    e->deadline_ns = now_ns() + timeout_ns;
+    deadline_ns = now_ns() + timeout_ns;
     Word& doorbell = e->header->doorbell.word;
     while (true) {
         const uint32_t rung = doorbell.value.load(std::memory_order_acquire);
@@ -99,6 +99,6 @@ BATON_API int64_t baton_report_next(Endpoint* e, int* from, int64_t timeout_ns) 
 
 // Leader: the message that `baton_report_next` has announced.
 BATON_API int baton_report_read(Endpoint* e, int from, void* message, int64_t bytes, int64_t timeout_ns) {
-    e->deadline_ns = now_ns() + timeout_ns;
+    deadline_ns = now_ns() + timeout_ns;
     return late(*e, ring_read(*e, ring_between(*e, from, 0), 0, message, bytes), from, "the rest of a report");
 }

@@ -76,6 +76,9 @@ void describe_over(Endpoint& e) {
 
 }  // namespace
 
+thread_local int64_t deadline_ns = 0;
+thread_local int late_rank = 0;
+
 int64_t now_ns() {
     timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
@@ -159,7 +162,7 @@ int wait_slowly(Endpoint& e, Word& word, bool (*ready)(uint32_t value, void* con
         // The word comes first: what a peer did before it left, died or gave up still counts.
         if (is_ready()) return DONE;
         if (is_over(e) || has_lost_a_peer(e)) return is_ready() ? DONE : BROKEN;
-        const int64_t left_ns = e.deadline_ns - now_ns();
+        const int64_t left_ns = deadline_ns - now_ns();
         if (left_ns <= 0) return TIMED_OUT;
         word.sleepers.fetch_add(1, std::memory_order_seq_cst);
         const uint32_t value = word.value.load(std::memory_order_seq_cst);
@@ -205,7 +208,7 @@ int ring_write(Endpoint& e, const Ring& ring, const void* from, int64_t bytes) {
                 return free > 0;
             });
             if (outcome != DONE) {
-                e.late_rank = reader;
+                late_rank = reader;
                 return outcome;
             }
             free_units = std::min(free_units, free);
@@ -355,7 +358,7 @@ BATON_API void baton_ring_place(Endpoint* e, int to, int64_t* place) {
 
 // Waits until all ranks have joined.
 BATON_API int baton_segment_wait(Endpoint* e, int64_t timeout_ns) {
-    e->deadline_ns = now_ns() + timeout_ns;
+    deadline_ns = now_ns() + timeout_ns;
     const uint32_t size = static_cast<uint32_t>(e->size);
     const int outcome = wait_until(*e, e->header->joined.word, [=](uint32_t joined) { return joined == size; });
     if (outcome == DONE && count_cores(*e) >= e->size) e->spin_ns = e->spin_alone_ns;

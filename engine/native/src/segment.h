@@ -72,7 +72,8 @@ struct Ring {
     uint32_t unit_count;
 };
 
-// One rank's end of a segment. It belongs to one process; calls come from one thread at a time.
+// One rank's end of a segment. It belongs to one process. Collectives come from one thread at a time; plans and
+// reports may come from two.
 struct Endpoint {
     Header* header;
     RankLine* ranks;
@@ -83,14 +84,16 @@ struct Endpoint {
     int rank, size;
     int64_t chunk_bytes;
     int64_t spin_ns, spin_alone_ns, yield_ns;
-    int64_t deadline_ns = 0;  // that of the call in progress
     uint32_t step = 0;
     uint32_t sequence = 0;
     uint32_t sent[RANKS_MAX] = {}, received[RANKS_MAX] = {};
-    int late_rank = 0;  // whom the wait that ended with TIMED_OUT was for, in a ring of several readers
     std::atomic<bool> is_leaving{false};
     char reason[REASON_BYTES] = {};  // why this rank's calls fail
 };
+
+// Those of the call that this thread is in.
+extern thread_local int64_t deadline_ns;
+extern thread_local int late_rank;  // whom the wait that timed out was for, in a ring of several readers
 
 int64_t now_ns();
 void wake(Word& word);
@@ -105,7 +108,7 @@ inline void publish(Word& word, uint32_t value) {
     if (word.sleepers.load(std::memory_order_seq_cst)) wake(word);
 }
 
-// Waits until ready(value of word), until the group is over, or until e.deadline_ns.
+// Waits until ready(value of word), until the group is over, or until deadline_ns.
 template <typename Ready> inline int wait_until(Endpoint& e, Word& word, Ready ready) {
     if (ready(word.value.load(std::memory_order_acquire))) return DONE;
     return wait_slowly(
