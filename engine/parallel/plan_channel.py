@@ -84,7 +84,7 @@ class PlanSender(Generic[T]):
 
     def __init__(self, segment: Segment, *, deadline_s: float) -> None:
         native = _functions()
-        self._segment, self._deadline_s = segment, deadline_s
+        self._segment = segment
         self._timeout_ns = nanoseconds(deadline_s)
         self._send, self._next, self._read = (
             *(native.baton_plan_send, native.baton_report_next),
@@ -104,8 +104,9 @@ class PlanSender(Generic[T]):
     def address(self) -> str:
         return self._segment.address
 
-    def wait_for_all(self) -> None:
-        self._segment.wait_for_all(self._deadline_s)
+    def wait_for_all(self, *, timeout_s: float) -> None:
+        """Wait until every rank has joined. Raises GroupBroken."""
+        self._segment.wait_for_all(timeout_s)
 
     def send(self, plan: T) -> None:
         """Send to every follower, in order. It waits while the ring is full, at most until the deadline.
@@ -140,7 +141,7 @@ class PlanReceiver(Generic[T]):
     def __init__(self, segment: Segment, *, deadline_s: float, decode: Callable[[memoryview], T]) -> None:
         native = _functions()
         self.rank = segment.rank
-        self._segment, self._deadline_s, self._decode = segment, deadline_s, decode
+        self._segment, self._decode = segment, decode
         self._timeout_ns = nanoseconds(deadline_s)
         self._next, self._read, self._send = (
             *(native.baton_plan_next, native.baton_plan_read),
@@ -157,8 +158,9 @@ class PlanReceiver(Generic[T]):
         are sent. Raises SetupError."""
         return cls(Segment.join(address, rank), deadline_s=deadline_s, decode=decode)
 
-    def wait_for_all(self) -> None:
-        self._segment.wait_for_all(self._deadline_s)
+    def wait_for_all(self, *, timeout_s: float) -> None:
+        """Wait until every rank has joined. Raises GroupBroken."""
+        self._segment.wait_for_all(timeout_s)
 
     def receive(self, *, timeout_s: float) -> T | None:
         """The next plan; None: there was none in time. Raises GroupBroken, at once if the leader dies."""

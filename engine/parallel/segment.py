@@ -53,7 +53,9 @@ class SegmentSizes:
             if part < 0 or part % _UNIT_BYTES:
                 raise ValueError(f"{part} bytes are no multiple of {_UNIT_BYTES}")
         if 0 < self.chunk_bytes < 4 * self.ranks:
-            raise ValueError(f"a chunk of {self.chunk_bytes} bytes has no room for parts of {self.ranks} ranks")
+            raise ValueError(
+                f"a chunk of {self.chunk_bytes} bytes has no room for parts of {self.ranks} ranks"
+            )
 
 
 @cache

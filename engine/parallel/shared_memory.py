@@ -56,7 +56,7 @@ class SharedMemoryGroup:
         native = _functions()
         self.rank, self.size = segment.rank, segment.sizes.ranks
         self._segment, self._call = segment, segment.call
-        self._timeout_ns, self._deadline_s = nanoseconds(deadline_s), deadline_s
+        self._timeout_ns = nanoseconds(deadline_s)
         self._rings: set[int] = set()
         self._reduce, self._scatter = native.baton_all_reduce, native.baton_reduce_scatter
         self._gather_parts, self._broadcast = native.baton_gather, native.baton_broadcast
@@ -79,9 +79,9 @@ class SharedMemoryGroup:
     def address(self) -> str:
         return self._segment.address
 
-    def wait_for_all(self) -> None:
-        """Wait until every rank has joined, at most until the deadline. Raises GroupBroken."""
-        self._segment.wait_for_all(self._deadline_s)
+    def wait_for_all(self, *, timeout_s: float) -> None:
+        """Wait until every rank has joined. Raises GroupBroken."""
+        self._segment.wait_for_all(timeout_s)
 
     def all_reduce_(self, x: Tensor) -> Tensor:
         code = _CODES.get(x.dtype)
