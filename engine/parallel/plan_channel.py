@@ -5,14 +5,12 @@ this one. Sending waits only while the ring is full.
 """
 
 import ctypes
-from collections.abc import Callable
 from functools import cache
-from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from baton.core.ids import SeqKey
 from baton.core.steps import StepPlan
+from engine.parallel.plan_codec import PlanDecoder, PlanEncoder
 from engine.parallel.segment import Segment, SegmentSizes, functions, nanoseconds
 
 PLAN_BYTES = 4 * 2**20
@@ -21,8 +19,6 @@ REPORT_BYTES = 256 * 1024
 _POINTER, _I32, _I64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 _NOTHING = -2
 """TIMED_OUT in native/src/segment.h."""
-
-T = TypeVar("T")
 
 
 class FollowerReady(msgspec.Struct, frozen=True, tag="ready"):
@@ -52,16 +48,6 @@ def _functions() -> ctypes.CDLL:
     return native
 
 
-def _key_from(kind: type, value: Any) -> Any:
-    if kind is SeqKey and isinstance(value, list) and len(value) == 2:  # pyright: ignore[reportUnknownArgumentType]
-        return SeqKey(value[0], value[1])
-    raise NotImplementedError(f"{kind} in a plan")
-
-
-def plan_decoder() -> Callable[[memoryview], StepPlan]:
-    return msgspec.msgpack.Decoder(StepPlan, dec_hook=_key_from).decode
-
-
 class _Buffer:
     """Memory that is kept from message to message."""
 
@@ -79,7 +65,7 @@ class _Buffer:
         return ctypes.addressof(ctypes.c_char.from_buffer(self._bytes))
 
 
-class PlanSender(Generic[T]):
+class PlanSender:
     """The leader's end. One thread may wait in `receive` while another sends."""
 
     def __init__(self, segment: Segment, *, deadline_s: float) -> None:
@@ -90,12 +76,12 @@ class PlanSender(Generic[T]):
             *(native.baton_plan_send, native.baton_report_next),
             native.baton_report_read,
         )
-        self._encode = msgspec.msgpack.Encoder().encode
+        self._encode = PlanEncoder().encode
         self._decode = msgspec.msgpack.Decoder(FollowerReport).decode
         self._buffer, self._from = _Buffer(), ctypes.c_int()
 
     @classmethod
-    def create(cls, ranks: int, *, deadline_s: float, plan_bytes: int = PLAN_BYTES) -> "PlanSender[T]":
+    def create(cls, ranks: int, *, deadline_s: float, plan_bytes: int = PLAN_BYTES) -> "PlanSender":
         """Make the channel of a leader and `ranks - 1` followers. Raises SetupError."""
         sizes = SegmentSizes(ranks, ring_bytes=REPORT_BYTES, plan_bytes=plan_bytes)
         return cls(Segment.create(sizes), deadline_s=deadline_s)
@@ -108,7 +94,7 @@ class PlanSender(Generic[T]):
         """Wait until every rank has joined. Raises GroupBroken."""
         self._segment.wait_for_all(timeout_s)
 
-    def send(self, plan: T) -> None:
+    def send(self, plan: StepPlan) -> None:
         """Send to every follower, in order. It waits while the ring is full, at most until the deadline.
         Raises GroupBroken."""
         data = self._encode(plan)
@@ -135,13 +121,13 @@ class PlanSender(Generic[T]):
         self._segment.close()
 
 
-class PlanReceiver(Generic[T]):
+class PlanReceiver:
     """A follower's end. One thread may report while another waits in `receive`."""
 
-    def __init__(self, segment: Segment, *, deadline_s: float, decode: Callable[[memoryview], T]) -> None:
+    def __init__(self, segment: Segment, *, deadline_s: float) -> None:
         native = _functions()
         self.rank = segment.rank
-        self._segment, self._decode = segment, decode
+        self._segment, self._decode = segment, PlanDecoder().decode
         self._timeout_ns = nanoseconds(deadline_s)
         self._next, self._read, self._send = (
             *(native.baton_plan_next, native.baton_plan_read),
@@ -151,18 +137,15 @@ class PlanReceiver(Generic[T]):
         self._buffer = _Buffer()
 
     @classmethod
-    def join(
-        cls, address: str, rank: int, *, deadline_s: float, decode: Callable[[memoryview], T]
-    ) -> "PlanReceiver[T]":
-        """Join the channel that rank 0 of this host has made. `decode` is `plan_decoder()` where plans alone
-        are sent. Raises SetupError."""
-        return cls(Segment.join(address, rank), deadline_s=deadline_s, decode=decode)
+    def join(cls, address: str, rank: int, *, deadline_s: float) -> "PlanReceiver":
+        """Join the channel that rank 0 of this host has made. Raises SetupError."""
+        return cls(Segment.join(address, rank), deadline_s=deadline_s)
 
     def wait_for_all(self, *, timeout_s: float) -> None:
         """Wait until every rank has joined. Raises GroupBroken."""
         self._segment.wait_for_all(timeout_s)
 
-    def receive(self, *, timeout_s: float) -> T | None:
+    def receive(self, *, timeout_s: float) -> StepPlan | None:
         """The next plan; None: there was none in time. Raises GroupBroken, at once if the leader dies."""
         size = self._segment.call(self._next, nanoseconds(timeout_s))
         if size == _NOTHING:

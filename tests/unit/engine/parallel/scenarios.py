@@ -12,7 +12,6 @@ from engine.parallel.plan_channel import (
     FollowerReady,
     PlanReceiver,
     PlanSender,
-    plan_decoder,
 )
 from engine.parallel.shared_memory import SharedMemoryGroup
 from tests.faulty_group import FaultyGroup, GroupFault, GroupFaultPlan
@@ -132,7 +131,7 @@ def never_joins(teller, rank, size, address, deadline_s):
 def plans(teller, rank, size, address, rounds, items):
     """The leader sends plans, all followers get them, and answer."""
     if rank:
-        channel = PlanReceiver.join(address, rank, deadline_s=60.0, decode=plan_decoder())
+        channel = PlanReceiver.join(address, rank, deadline_s=60.0)
         channel.wait_for_all(timeout_s=60.0)
         channel.report(FollowerReady())
         wrong = sum(channel.receive(timeout_s=60.0) != plan(i, items) for i in range(rounds))
@@ -156,7 +155,7 @@ def plans(teller, rank, size, address, rounds, items):
 def plan_loop(teller, rank, size, address, deadline_s):
     """Plans until the channel breaks."""
     if rank:
-        channel = PlanReceiver.join(address, rank, deadline_s=deadline_s, decode=plan_decoder())
+        channel = PlanReceiver.join(address, rank, deadline_s=deadline_s)
     else:
         channel = PlanSender.create(size, deadline_s=deadline_s, plan_bytes=16 * 1024)
         teller.tell(address=channel.address)
