@@ -98,15 +98,21 @@ class PlanEncoder:
             same_sampling = before.sampling is sampling or before.sampling == sampling
         else:
             same_sampling = False
-        rare = _Rare(
-            *(item.draft_count, item.history, item.want_drafts),
-            *(item.next_prompt_token, item.adapter, item.wants_embedding),
-        )
         return _Item(
             *(item.key[0], item.key[1], item.tokens, item.first_position, kept, blocks),
             *(item.sample_index, item.prompt_token_count, None if same_sampling else sampling),
-            None if rare == _NOTHING_RARE else rare,
+            _rare_of(item),
         )
+
+
+def _rare_of(item: StepItem) -> _Rare | None:
+    is_plain = item.history is None and item.next_prompt_token is None
+    if is_plain and not (item.draft_count or item.want_drafts or item.adapter or item.wants_embedding):
+        return None
+    return _Rare(
+        *(item.draft_count, item.history, item.want_drafts),
+        *(item.next_prompt_token, item.adapter, item.wants_embedding),
+    )
 
 
 class PlanDecoder:
