@@ -39,7 +39,7 @@ class KernelResult(msgspec.Struct, frozen=True):
     """Seconds of torch's own operation on the same input divided by the measured seconds, if there is one."""
 
 
-class Shape(msgspec.Struct, frozen=True):
+class KernelShape(msgspec.Struct, frozen=True):
     """The shapes of a model whose kernels are measured."""
 
     hidden: int = 768
@@ -54,7 +54,7 @@ class Shape(msgspec.Struct, frozen=True):
     prefill_tokens: tuple[int, ...] = (512, 2048)
 
 
-LLAMA_8B = Shape(
+LLAMA_8B = KernelShape(
     hidden=4096,
     heads=32,
     kv_heads=8,
@@ -77,7 +77,7 @@ class _Limits:
 class KernelBench:
     """One implementation on one device. Raises SetupError if it cannot run there."""
 
-    def __init__(self, shape: Shape, *, device: str, engine: EngineConfig, rounds: int) -> None:
+    def __init__(self, shape: KernelShape, *, device: str, engine: EngineConfig, rounds: int) -> None:
         self.shape, self.rounds = shape, rounds
         self.device, self.dtype = torch_device(device), torch.bfloat16
         blocks = shape.decode_batch * blocks_for(shape.decode_context, shape.block_tokens)

@@ -11,9 +11,9 @@ from rich.table import Table
 from baton.config import EngineConfig
 from baton.core.errors import SetupError
 from baton.files.terminal import new_console
-from benchmarks.kernels import LLAMA_8B, KernelBench, Shape
+from benchmarks.kernels import LLAMA_8B, KernelBench, KernelShape
 
-SHAPES = {"82m": Shape(), "8b": LLAMA_8B}
+SHAPES = {"82m": KernelShape(), "8b": LLAMA_8B}
 
 
 def kernels(

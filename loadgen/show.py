@@ -6,7 +6,7 @@ from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from loadgen.report.model import Group, Percentiles, PredictionError, Report, WorkerWork
+from loadgen.report.model import Percentiles, PredictionError, Report, ReportGroup, WorkerWork
 from loadgen.report.phases import AFTER_FIRST_TOKEN
 from loadgen.report.summary import differences, ratio_to_first, summary_rows
 from loadgen.slo import Slo
@@ -132,7 +132,7 @@ def _hits(ratio: float | None, otherwise: str) -> str:
     return otherwise if ratio is None else f"{ratio:.2%} of prompt tokens"
 
 
-def _groups(groups: Sequence[Group], kind: str) -> Table | None:
+def _groups(groups: Sequence[ReportGroup], kind: str) -> Table | None:
     if not groups:
         return None
     names = ("offered", "refused", "goodput", "met TTFT, TPOT", "TTFT p50, p99", "TPOT p50, p99")

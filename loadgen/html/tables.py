@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from loadgen.html.bars import STAGE_NAMES, letter
 from loadgen.html.lines import run_class
 from loadgen.html.marks import Markup, joined, tag
-from loadgen.report.model import Group, Percentiles, Report, ScalePoint
+from loadgen.report.model import Percentiles, Report, ReportGroup, ScalePoint
 from loadgen.report.summary import Show, look_up, ratio_to_first, summary_rows
 from loadgen.slo import Slo
 from loadgen.units import count, per_second, seconds, share, tick_seconds, times
@@ -85,7 +85,7 @@ def groups(reports: Sequence[Report], kind: str) -> Markup | None:
     names one."""
     body: list[Markup] = []
     for run, report in enumerate(reports):
-        members: tuple[Group, ...] = getattr(report, kind)
+        members: tuple[ReportGroup, ...] = getattr(report, kind)
         for i, group in enumerate(members[:GROUPS_SHOWN_MAX]):
             cells = [
                 cell(_number(look_up(group, path)), show, run=run, path=f"{kind}.{i}.{path}")

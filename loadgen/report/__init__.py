@@ -2,16 +2,16 @@
 Pure."""
 
 from loadgen.report.make import judged, make_report
-from loadgen.report.model import Figures, Group, Percentiles, Report, RunSettings, Share
+from loadgen.report.model import Figures, Percentiles, Report, ReportGroup, RunSettings, Share
 from loadgen.report.sample import percentiles
 from loadgen.slo import ClassObjectives, Slo
 
 __all__ = [
     "ClassObjectives",
     "Figures",
-    "Group",
     "Percentiles",
     "Report",
+    "ReportGroup",
     "RunSettings",
     "Share",
     "Slo",

@@ -14,8 +14,8 @@ from loadgen.report.model import (
     Distributions,
     Figures,
     GeneratorHealth,
-    Group,
     Report,
+    ReportGroup,
     ReportWindow,
     RunSettings,
     Share,
@@ -142,7 +142,7 @@ def _groups(
     spans: _Spans,
     *,
     key: Callable[[RequestRecord], str],
-) -> tuple[Group, ...]:
+) -> tuple[ReportGroup, ...]:
     """Figures by name; empty if no request names one."""
     members: dict[str, list[RequestRecord]] = defaultdict(list)
     for record in ordered:
@@ -150,7 +150,9 @@ def _groups(
     if set(members) <= {""}:
         return ()
     return tuple(
-        Group(**_fields(_figures(mine, objectives, spans)), name=name, slo=_common_slo(mine, objectives))
+        ReportGroup(
+            **_fields(_figures(mine, objectives, spans)), name=name, slo=_common_slo(mine, objectives)
+        )
         for name, mine in sorted(members.items())
     )
 

@@ -115,7 +115,7 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group(Figures):
+class ReportGroup(Figures):
     """The requests of one class or one tenant."""
 
     name: str
@@ -322,8 +322,8 @@ class Report(Figures):
     """Refusals by the server's message, without numbers."""
     lateness: Percentiles | None
     generator: GeneratorHealth
-    classes: tuple[Group, ...]
-    tenants: tuple[Group, ...]
+    classes: tuple[ReportGroup, ...]
+    tenants: tuple[ReportGroup, ...]
     window_s: float
     windows: tuple[ReportWindow, ...]
     distributions: Distributions

@@ -1,0 +1,158 @@
+"""Step plans as bytes, from one encoder to decoders that get all it wrote, in order.
+
+Most items continue a sequence of the plan before: its sampling parameters are the same, and its block table
+is the same or longer. Only what is new travels. Long block tables would otherwise cost milliseconds per step.
+"""
+
+from typing import Generic, TypeVar
+
+import msgspec
+
+from baton.core.ids import SeqKey, SequenceId
+from baton.core.sampling import SamplingParams
+from baton.core.steps import StepItem, StepPlan
+
+REMEMBERED_MAX = 8192
+"""The sequences that both ends remember; the longest unused one is forgotten first, on both alike."""
+
+V = TypeVar("V")
+
+
+class _Rare(msgspec.Struct, frozen=True, array_like=True):
+    """The fields of an item that most items leave as they are."""
+
+    draft_count: int
+    history: tuple[int, ...] | None
+    want_drafts: int
+    next_prompt_token: int | None
+    adapter: str
+    wants_embedding: bool
+
+
+_NOTHING_RARE = _Rare(0, None, 0, None, "", False)
+
+
+class _Item(msgspec.Struct, frozen=True, array_like=True):
+    """One item beside what is remembered of its sequence."""
+
+    seq_id: SequenceId
+    epoch: int
+    tokens: tuple[int, ...]
+    first_position: int
+    kept_block_count: int
+    """So many blocks are the first ones of the table that is remembered."""
+    new_block_ids: tuple[int, ...]
+    sample_index: int | None
+    prompt_token_count: int
+    sampling: SamplingParams | None
+    """None: as remembered."""
+    rare: _Rare | None
+    """None: nothing rare."""
+
+
+class _Plan(msgspec.Struct, frozen=True, array_like=True):
+    items: list[_Item]
+    step_number: int
+    copies: tuple[tuple[int, int], ...]
+    swap_out: tuple[tuple[int, int], ...]
+    swap_in: tuple[tuple[int, int], ...]
+    ended: list[tuple[SequenceId, int]]
+
+
+class _Memory(Generic[V]):
+    """The newest value of each key, up to a number of keys."""
+
+    def __init__(self, size_max: int) -> None:
+        self._size_max = size_max
+        self._values: dict[tuple[SequenceId, int], V] = {}
+
+    def take(self, key: tuple[SequenceId, int]) -> V | None:
+        return self._values.pop(key, None)
+
+    def put(self, key: tuple[SequenceId, int], value: V) -> None:
+        self._values[key] = value
+        if len(self._values) > self._size_max:
+            del self._values[next(iter(self._values))]
+
+
+class PlanEncoder:
+    def __init__(self, *, remembered_max: int = REMEMBERED_MAX) -> None:
+        self._memory: _Memory[StepItem] = _Memory(remembered_max)
+        self._write = msgspec.msgpack.Encoder().encode
+
+    def encode(self, plan: StepPlan) -> bytes:
+        for key in plan.ended:
+            self._memory.take(key)
+        items = [self._shorten(item) for item in plan.items]
+        ended = [(key.seq_id, key.epoch) for key in plan.ended]
+        return self._write(_Plan(items, plan.step_number, plan.copies, plan.swap_out, plan.swap_in, ended))
+
+    def _shorten(self, item: StepItem) -> _Item:
+        before = self._memory.take(item.key)
+        self._memory.put(item.key, item)
+        blocks, sampling, kept = item.block_ids, item.sampling, 0
+        if before is not None:
+            old = before.block_ids
+            if old is blocks or blocks[: len(old)] == old:
+                kept, blocks = len(old), blocks[len(old) :]
+            same_sampling = before.sampling is sampling or before.sampling == sampling
+        else:
+            same_sampling = False
+        return _Item(
+            *(item.key[0], item.key[1], item.tokens, item.first_position, kept, blocks),
+            *(item.sample_index, item.prompt_token_count, None if same_sampling else sampling),
+            _rare_of(item),
+        )
+
+
+def _rare_of(item: StepItem) -> _Rare | None:
+    is_plain = item.history is None and item.next_prompt_token is None
+    if is_plain and not (item.draft_count or item.want_drafts or item.adapter or item.wants_embedding):
+        return None
+    return _Rare(
+        *(item.draft_count, item.history, item.want_drafts),
+        *(item.next_prompt_token, item.adapter, item.wants_embedding),
+    )
+
+
+class PlanDecoder:
+    def __init__(self, *, remembered_max: int = REMEMBERED_MAX) -> None:
+        self._memory: _Memory[StepItem] = _Memory(remembered_max)
+        self._read = msgspec.msgpack.Decoder(_Plan).decode
+
+    def decode(self, data: bytes | memoryview) -> StepPlan:
+        """Raises msgspec.DecodeError or ValueError: these bytes are not what the encoder wrote next."""
+        plan = self._read(data)
+        for key in plan.ended:
+            self._memory.take(key)
+        return StepPlan(
+            tuple([self._complete(item) for item in plan.items]),
+            plan.step_number,
+            plan.copies,
+            plan.swap_out,
+            plan.swap_in,
+            tuple([SeqKey(seq_id, epoch) for seq_id, epoch in plan.ended]),
+        )
+
+    def _complete(self, item: _Item) -> StepItem:
+        before = self._memory.take((item.seq_id, item.epoch))
+        rare, sampling, blocks = item.rare or _NOTHING_RARE, item.sampling, item.new_block_ids
+        if before is None:
+            if sampling is None or item.kept_block_count:
+                raise ValueError(f"a plan continues {item.seq_id}@{item.epoch}, which is not known here")
+            key = SeqKey(item.seq_id, item.epoch)
+        else:
+            key = before.key
+            if sampling is None:
+                sampling = before.sampling
+            if item.kept_block_count:
+                if item.kept_block_count != len(before.block_ids):
+                    raise ValueError(f"a plan continues another block table of {key}")
+                blocks = before.block_ids + blocks if blocks else before.block_ids
+        whole = StepItem(
+            *(key, item.tokens, item.first_position, blocks, item.sample_index, sampling),
+            *(rare.draft_count, item.prompt_token_count, rare.history, rare.want_drafts),
+            *(rare.next_prompt_token, rare.adapter, rare.wants_embedding),
+        )
+        self._memory.put(key, whole)
+        return whole

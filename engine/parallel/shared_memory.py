@@ -1,0 +1,166 @@
+"""Groups whose ranks are processes of one host, through memory that they share."""
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from engine.parallel.group import (
+    check_in_place,
+    check_peer,
+    check_reducible,
+    check_root,
+    gathered_shape,
+    outer_and_inner,
+    parts_along,
+    parts_of_rows,
+)
+from engine.parallel.segment import Segment, SegmentSizes, functions, nanoseconds
+
+CHUNK_BYTES = 256 * 1024
+"""Large enough that the waits for the others are small beside the copies, small enough that the slots in use
+stay in the second-level cache."""
+RING_BYTES = 8 * 2**20
+"""What a stage may have sent before the next one takes it. Only ranks that do send take the pages."""
+_POINTER, _I32, _I64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""`enum Dtype` in native/src/runtime.h, and float16."""
+_DTYPES: tuple[torch.dtype, ...] = (
+    *(torch.float32, torch.bfloat16, torch.float16, torch.float64),
+    *(torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool),
+)
+_ALL = -1
+
+
+@cache
+def _functions() -> ctypes.CDLL:
+    native = functions()
+    native.baton_all_reduce.argtypes = [_POINTER, _POINTER, _I64, _I32, _I64]
+    native.baton_reduce_scatter.argtypes = [_POINTER, _POINTER, _POINTER, _POINTER, _I32, _I64]
+    native.baton_gather.argtypes = [_POINTER, _POINTER, _POINTER, _I64, _POINTER, _I32, _I64]
+    native.baton_broadcast.argtypes = [_POINTER, _POINTER, _I64, _I32, _I64]
+    native.baton_send.argtypes = [_POINTER, _POINTER, _I64, ctypes.c_uint64, _I32, _I64]
+    native.baton_receive.argtypes = [_POINTER, _POINTER, _I64, ctypes.c_uint64, _I32, _I64]
+    for name in ("all_reduce", "reduce_scatter", "gather", "broadcast", "send", "receive"):
+        getattr(native, f"baton_{name}").restype = _I32
+    return native
+
+
+class SharedMemoryGroup:
+    """See `engine.parallel.group.Group`. Tensors are in host memory."""
+
+    def __init__(self, segment: Segment, *, deadline_s: float) -> None:
+        """Take the segment over, whose ranks need not all be there yet."""
+        native = _functions()
+        self.rank, self.size = segment.rank, segment.sizes.ranks
+        self._segment, self._call = segment, segment.call
+        self._timeout_ns = nanoseconds(deadline_s)
+        self._rings: set[int] = set()
+        self._reduce, self._scatter = native.baton_all_reduce, native.baton_reduce_scatter
+        self._gather_parts, self._broadcast = native.baton_gather, native.baton_broadcast
+        self._send, self._receive = native.baton_send, native.baton_receive
+
+    @classmethod
+    def create(
+        cls, size: int, *, deadline_s: float, chunk_bytes: int = CHUNK_BYTES, ring_bytes: int = RING_BYTES
+    ) -> "SharedMemoryGroup":
+        """Make a group of `size` ranks, as rank 0. The others join by its `address`. Raises SetupError."""
+        sizes = SegmentSizes(size, chunk_bytes=chunk_bytes, ring_bytes=ring_bytes)
+        return cls(Segment.create(sizes), deadline_s=deadline_s)
+
+    @classmethod
+    def join(cls, address: str, rank: int, *, deadline_s: float) -> "SharedMemoryGroup":
+        """Join the group that rank 0 of this host has made. Raises SetupError."""
+        return cls(Segment.join(address, rank), deadline_s=deadline_s)
+
+    @property
+    def address(self) -> str:
+        return self._segment.address
+
+    def wait_for_all(self, *, timeout_s: float) -> None:
+        """Wait until every rank has joined. Raises GroupBroken."""
+        self._segment.wait_for_all(timeout_s)
+
+    def all_reduce_(self, x: Tensor) -> Tensor:
+        code = _CODES.get(x.dtype)
+        if code is None or not x.is_contiguous():
+            check_reducible(x)
+            check_in_place(x)
+        self._call(self._reduce, x.data_ptr(), x.numel(), code, self._timeout_ns)
+        return x
+
+    def all_gather(self, x: Tensor, dim: int = 0, *, sizes: Sequence[int] | None = None) -> Tensor:
+        out = self._gather(x, dim, sizes, _ALL)
+        assert out is not None
+        return out
+
+    def gather(
+        self, x: Tensor, dim: int = 0, *, sizes: Sequence[int] | None = None, to: int = 0
+    ) -> Tensor | None:
+        check_root(self.size, to)
+        return self._gather(x, dim, sizes, to)
+
+    def _gather(self, x: Tensor, dim: int, sizes: Sequence[int] | None, to: int) -> Tensor | None:
+        parts = parts_along(x, dim, sizes, rank=self.rank, size=self.size)
+        rows, unit_bytes = outer_and_inner(x, dim)
+        wanted = to in (_ALL, self.rank)
+        out = x.new_empty(gathered_shape(x, dim, parts)) if wanted else None
+        x = x.contiguous()
+        row_bytes = (_I64 * self.size)(*(length * unit_bytes for length in parts))
+        out_pointer = None if out is None else out.data_ptr()
+        self._call(self._gather_parts, x.data_ptr(), out_pointer, rows, row_bytes, to, self._timeout_ns)
+        return out
+
+    def reduce_scatter(self, x: Tensor, *, sizes: Sequence[int] | None = None) -> Tensor:
+        check_reducible(x)
+        parts = parts_of_rows(x, sizes, size=self.size)
+        x = x.contiguous()
+        row = x.numel() // x.shape[0] if x.shape[0] else 0
+        out = x.new_empty((parts[self.rank], *x.shape[1:]))
+        counts = (_I64 * self.size)(*(rows * row for rows in parts))
+        self._call(
+            *(self._scatter, x.data_ptr(), out.data_ptr(), counts, _CODES[x.dtype], self._timeout_ns),
+        )
+        return out
+
+    def broadcast_(self, x: Tensor, *, source: int = 0) -> Tensor:
+        check_root(self.size, source)
+        check_in_place(x)
+        self._call(self._broadcast, x.data_ptr(), x.nbytes, source, self._timeout_ns)
+        return x
+
+    def send(self, x: Tensor, to: int) -> None:
+        check_peer(self.rank, self.size, to)
+        if to not in self._rings:
+            self._segment.reserve_ring(to)
+            self._rings.add(to)
+        x = x.contiguous()
+        kind = _kind(x.shape, x.dtype)
+        self._call(self._send, x.data_ptr(), x.nbytes, kind, to, self._timeout_ns)
+
+    def recv(self, shape: Sequence[int], dtype: torch.dtype, source: int) -> Tensor:
+        check_peer(self.rank, self.size, source)
+        out = torch.empty(tuple(shape), dtype=dtype)
+        kind = _kind(out.shape, dtype)
+        self._call(self._receive, out.data_ptr(), out.nbytes, kind, source, self._timeout_ns)
+        return out
+
+    def end_reason(self) -> str:
+        """Why the group is over, by a look at every rank; empty: it is not. Any thread may ask."""
+        return self._segment.end_reason()
+
+    def abort(self, reason: str) -> None:
+        self._segment.abort(reason)
+
+    def close(self) -> None:
+        self._segment.close()
+
+
+def _kind(shape: Sequence[int], dtype: torch.dtype) -> int:
+    """A number that tells tensors apart that have the same number of bytes. The same in every process."""
+    number = _DTYPES.index(dtype)
+    for length in shape:
+        number = (number * 1_000_003 + length + 1) % 2**64
+    return number

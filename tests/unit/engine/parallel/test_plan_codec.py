@@ -1,0 +1,78 @@
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton.core.ids import BlockId, SeqKey, SequenceId
+from baton.core.sampling import SamplingParams
+from baton.core.steps import StepItem, StepPlan
+from engine.parallel.plan_codec import PlanDecoder, PlanEncoder
+from tests.unit.engine.parallel.plans import plan
+
+keys = st.builds(
+    SeqKey, st.sampled_from([SequenceId("a/0"), SequenceId("b/0"), SequenceId("ü")]), st.integers(0, 2)
+)
+numbers = st.integers(0, 2**31)
+tuples = st.lists(st.integers(0, 3), max_size=5).map(tuple)
+samplings = st.sampled_from(
+    [SamplingParams(max_tokens=5), SamplingParams(max_tokens=5, seed=2**64 - 1, top_k=3)]
+)
+items = st.builds(
+    StepItem,
+    key=keys,
+    tokens=st.lists(st.integers(-1, 9), max_size=3).map(tuple),
+    first_position=numbers,
+    block_ids=tuples,
+    sample_index=st.none() | numbers,
+    sampling=samplings,
+    draft_count=st.integers(0, 3),
+    prompt_token_count=st.integers(0, 5),
+    history=st.none() | tuples,
+    want_drafts=st.integers(0, 2),
+    next_prompt_token=st.none() | numbers,
+    adapter=st.sampled_from(["", "poet"]),
+    wants_embedding=st.booleans(),
+)
+pairs = st.lists(st.tuples(numbers, numbers), max_size=2).map(tuple)
+step_plans = st.builds(
+    StepPlan,
+    items=st.lists(items, max_size=4).map(tuple),
+    step_number=numbers,
+    copies=pairs,
+    swap_out=pairs,
+    swap_in=pairs,
+    ended=st.lists(keys, max_size=3).map(tuple),
+)
+
+
+@settings(deadline=None)
+@given(st.lists(step_plans, max_size=8), st.integers(1, 4))
+def test_plans_come_out_as_they_went_in(plans, remembered_max):
+    encoder, decoder = (one(remembered_max=remembered_max) for one in (PlanEncoder, PlanDecoder))
+    for one in plans:
+        decoded = decoder.decode(memoryview(encoder.encode(one)))
+        assert decoded == one
+        assert all(type(item.key) is SeqKey for item in decoded.items)
+        assert all(type(key) is SeqKey for key in decoded.ended)
+
+
+def test_only_what_is_new_travels():
+    encoder = PlanEncoder()
+    first = plan(1, 4, block_count=5000)
+    grown = tuple(
+        msgspec.structs.replace(item, block_ids=(*item.block_ids, BlockId(7))) for item in first.items
+    )
+    assert len(encoder.encode(first)) > 50_000
+    assert len(encoder.encode(msgspec.structs.replace(first, items=grown))) < 1000
+
+
+def test_a_lost_plan_is_noticed():
+    encoder, decoder = PlanEncoder(), PlanDecoder()
+    encoder.encode(plan(1, 1))
+    with pytest.raises(ValueError, match="not known here"):
+        decoder.decode(encoder.encode(plan(1, 1)))
+
+
+def test_bytes_of_something_else_are_refused():
+    with pytest.raises(msgspec.DecodeError):
+        PlanDecoder().decode(b"\x93\x01\x02\x03")
