@@ -17,8 +17,10 @@ from engine.kernels.choose import make_kernels
 from engine.kernels.interface import Kernels
 from engine.kv.pool import KVPool
 from engine.loading.checkpoint import Checkpoint
+from engine.loading.divided_source import DividedSource
 from engine.loading.gguf_checkpoint import GgufCheckpoint
 from engine.loading.sources import open_checkpoint, open_source
+from engine.model_files.division import Division, check_division
 from engine.model_files.fallback_spec import check_fallback
 from engine.model_files.quant_scheme import check_quantization
 from engine.model_files.read_spec import load_spec
@@ -29,11 +31,16 @@ from engine.models.decoder import Decoder, Progress
 from engine.models.fallback import FallbackModel
 from engine.models.linear import Linear, Loader
 from engine.models.model import LanguageModel
+from engine.models.tensor_ranks import TensorRanks
+from engine.parallel.group import Group
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     spec: ModelSpec
+    """The whole model."""
+    division: Division
+    """The part of it that this rank holds. `kv`, `model` and `linears` are the rank's."""
     folder: Path
     """Folder of the model on this machine, with its tokenizer."""
     name: str
@@ -50,18 +57,30 @@ class LoadedModel:
     might."""
 
 
-def load_model(model: ModelConfig, engine: EngineConfig, *, progress: Progress | None = None) -> LoadedModel:
-    """Read the model and allocate its KV pool. `progress(layers loaded, layers in all)`.
+def load_model(
+    model: ModelConfig,
+    engine: EngineConfig,
+    *,
+    group: Group | None = None,
+    progress: Progress | None = None,
+) -> LoadedModel:
+    """Read the model and allocate its KV pool. `progress(layers loaded, layers in all)`. group: the tensor ranks
+    among which the model is divided; only the part of `group.rank` is read.
 
-    Raises SetupError: no such model, an unsupported or damaged one, no such device, too little memory.
+    Raises SetupError: no such model, an unsupported or damaged one, one that cannot be divided so, no such device,
+    too little memory.
     """
     device = torch_device(model.device)
     folder = resolve_model(model.path, model.revision)
     spec = load_spec(folder)
     check_quantization(spec.quantization, model)
     check_fallback(spec, model)
+    tensor = 1 if group is None else group.size
+    check_division(spec, tensor=tensor)
+    division = Division(spec, tensor, 0 if group is None else group.rank)
+    rank_spec = division.rank_spec() if tensor > 1 else spec
     tokens = context_tokens(spec, model)
-    geometry = kv_geometry(spec, model, engine)
+    geometry = kv_geometry(rank_spec, model, engine)
     checkpoint = open_checkpoint(folder)
     digest = _model_digest(spec, checkpoint.digest(), tokens, model.quantization)
     kv = KVPool(geometry, kv_bytes=engine.kv_bytes, device=device)
@@ -72,9 +91,12 @@ def load_model(model: ModelConfig, engine: EngineConfig, *, progress: Progress |
     dtype = TORCH_DTYPES[geometry.dtype]
     linears: tuple[Linear[Any], ...] = ()
     if spec.is_native:
-        source = open_source(checkpoint, spec.quantization, model, dtype=dtype, device=device)
+        source = open_source(checkpoint, spec, model, dtype=dtype, device=device)
         loader = Loader(source, kernels)
-        network = Decoder(spec, loader, context_tokens=tokens, progress=_releasing(checkpoint, progress))
+        if group is not None and tensor > 1:
+            ranks = TensorRanks(group, division.vocabulary)
+            loader = Loader(DividedSource(source, division), kernels, ranks)
+        network = Decoder(rank_spec, loader, context_tokens=tokens, progress=_releasing(checkpoint, progress))
         linears = tuple(loader.linears)
         _release(checkpoint)
     else:
@@ -85,12 +107,14 @@ def load_model(model: ModelConfig, engine: EngineConfig, *, progress: Progress |
     name = model.name or default_name(model.path) or folder.resolve().name
     return LoadedModel(
         spec=spec,
+        division=division,
         folder=folder,
         name=name,
         fingerprint=fingerprint(
             model=name,
             weights_digest=digest,
-            geometry=geometry,
+            # Of the whole model: workers of all shapes hold the same KV.
+            geometry=kv_geometry(spec, model, engine),
             wire_version=WIRE_VERSION,
         ),
         context_tokens=min(tokens, kv.block_count * geometry.block_tokens),

@@ -38,6 +38,7 @@ class Layer:
         def norm(name: str) -> Norm:
             return loader.norm(at + name, spec.hidden_size, spec.norm_eps, offset=spec.norm_offset)
 
+        self._ranks = loader.ranks
         self._attention_norm = norm("input_layernorm")
         self.attention: Attention
         if spec.mla is None:
@@ -65,10 +66,17 @@ class Layer:
         """The rest of the layer after attention. `hidden` is the layer's input, of the same rows, and may be
         overwritten."""
         if self._after_attention is None or self._after_mlp is None:
-            hidden = self.attention.output(attended, step, residual=hidden)
-            return self._mlp(self._mlp_norm(hidden), step, residual=hidden)
-        hidden = hidden + self._after_attention(self.attention.output(attended, step))
-        return hidden + self._after_mlp(self._mlp(self._mlp_norm(hidden), step))
+            residual = self._own_residual(hidden)
+            hidden = self._total(self.attention.output(attended, step, residual=residual))
+            return self._total(self._mlp(self._mlp_norm(hidden), step, residual=self._own_residual(hidden)))
+        hidden = hidden + self._after_attention(self._total(self.attention.output(attended, step)))
+        return hidden + self._after_mlp(self._total(self._mlp(self._mlp_norm(hidden), step)))
+
+    def _own_residual(self, hidden: Tensor) -> Tensor | None:
+        return hidden if self._ranks is None else self._ranks.residual(hidden)
+
+    def _total(self, part: Tensor) -> Tensor:
+        return part if self._ranks is None else self._ranks.total(part)
 
 
 class Decoder(Generic[Plan, Packed, PackedExperts]):
@@ -87,7 +95,7 @@ class Decoder(Generic[Plan, Packed, PackedExperts]):
         Raises SetupError: a tensor is missing or has another shape than the spec asks for.
         """
         source = loader.source
-        self._spec, self._kernels = spec, loader.kernels
+        self._spec, self._kernels, self._ranks = spec, loader.kernels, loader.ranks
         at = next((p for p in _PREFIXES if source.has(f"{p}embed_tokens")), _PREFIXES[0])
         vocab, hidden = spec.vocab_size, spec.hidden_size
         self._embedding = source.tensor(f"{at}embed_tokens.weight", vocab, hidden)
@@ -122,7 +130,10 @@ class Decoder(Generic[Plan, Packed, PackedExperts]):
 
     def compute(self, tokens: Tensor, step: StepContext[Plan], rows: Tensor) -> Tensor:
         """`forward` without what the host does for it."""
-        hidden = self._kernels.embed(tokens, self._embedding)
+        if self._ranks is None:
+            hidden = self._kernels.embed(tokens, self._embedding)
+        else:
+            hidden = self._ranks.embed(self._kernels, tokens, self._embedding)
         if self._embedding_scale != 1.0:
             hidden = hidden * self._embedding_scale
         *earlier, last = self._layers
@@ -139,7 +150,8 @@ class Decoder(Generic[Plan, Packed, PackedExperts]):
     def logits(self, hidden: Tensor) -> Tensor:
         logits = self._head.logits(hidden)
         cap = self._spec.logit_softcap
-        return torch.tanh(logits / cap) * cap if cap else logits
+        logits = torch.tanh(logits / cap) * cap if cap else logits
+        return logits if self._ranks is None else self._ranks.logits(logits)
 
 
 def _step_context(plan: Plan, layout: BatchLayout, device: torch.device) -> StepContext[Plan]:
