@@ -104,8 +104,8 @@ class Executor:
         group: Group | None = None,
         progress: Progress | None = None,
     ) -> "Executor":
-        """group: the tensor ranks that execute the same plans as this one. Raises SetupError, see `load_model` and
-        `DraftModel.load`."""
+        """group: the tensor ranks that execute the same plans as this one. Raises SetupError, see
+        `load_model` and `DraftModel.load`."""
         if engine.threads:
             torch.set_num_threads(engine.threads)
         Executor.load_count += 1

@@ -115,7 +115,8 @@ def select_rows(matrix: Matrix, rows: Tensor, dtype: torch.dtype) -> Matrix:
 
 
 def cut_columns(matrix: Matrix, columns: range) -> Matrix:
-    """The matrix of some of the inputs. Groups that the cut goes through become smaller ones of the same scale."""
+    """The matrix of some of the inputs. Groups that the cut goes through become smaller ones of the same
+    scale."""
     part = slice(columns.start, columns.stop)
     match matrix:
         case DenseMatrix():

@@ -69,8 +69,8 @@ class Checkpoint:
         device: torch.device,
         cuts: Cuts = (),
     ) -> Tensor:
-        """A view of the mapped file if `dtype`, `device` and `cuts` allow it, else a copy. `shape` is that of the
-        whole tensor; only what `cuts` leave is read.
+        """A view of the mapped file if `dtype`, `device` and `cuts` allow it, else a copy. `shape` is that of
+        the whole tensor; only what `cuts` leave is read.
 
         Raises SetupError: no such tensor, another shape, or a dtype that is not a float's.
         """
@@ -97,8 +97,8 @@ class Checkpoint:
         return entry is not None and entry.dtype in _DTYPES
 
     def raw(self, name: str, *, device: torch.device, cuts: Cuts = ()) -> Tensor | None:
-        """The tensor (what `cuts` leave of it) as it is stored, whatever its shape; None if there is none. Raises
-        SetupError for an unknown dtype."""
+        """The tensor (what `cuts` leave of it) as it is stored, whatever its shape; None if there is none.
+        Raises SetupError for an unknown dtype."""
         entry = self._entries.get(name)
         if entry is None:
             return None

@@ -9,8 +9,8 @@ from engine.model_files.division import Cut, Division
 
 
 class DividedSource:
-    """Implements `engine.models.linear.MatrixSource` for forward passes that are built from the rank's spec: the
-    sizes that they ask for are the rank's, and no more is read."""
+    """Implements `engine.models.linear.MatrixSource` for forward passes that are built from the rank's spec:
+    the sizes that they ask for are the rank's, and no more is read."""
 
     def __init__(self, inner: PartSource, division: Division) -> None:
         self._inner, self._division = inner, division
@@ -41,6 +41,7 @@ class DividedSource:
         cut = self._division.cut(name.removesuffix(".weight"))
         if cut == Cut():
             return self._inner.tensor(name, *shape, dtype=dtype)
-        assert cut.rows is not None and sum(map(len, cut.rows.places)) == shape[0], name
+        assert cut.rows is not None, name
+        assert sum(map(len, cut.rows.places)) == shape[0], name
         whole = (cut.rows.total, *shape[1:])
         return self._inner.tensor(name, *whole, dtype=dtype, cuts=(cut.rows.places,))

@@ -142,8 +142,8 @@ class GgufCheckpoint:
             raise SetupError(
                 f"{self._header.files[0]}: {place.name} has {row_count} rows, no multiple of {heads} heads"
             )
-        # llama.cpp pairs neighbours where Hugging Face pairs the halves of a head, and its converter sorts the
-        # rows of q and k accordingly.
+        # llama.cpp pairs neighbours where Hugging Face pairs the halves of a head, and its converter sorts
+        # the rows of q and k accordingly.
         order = np.arange(row_count).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
         return (
             order
@@ -203,9 +203,9 @@ def _block_bytes(place: GgufPlace, tensor: GgufTensor, columns: range) -> slice:
     per_block, block_bytes = _BLOCKS[tensor.type]
     if columns.start % per_block or columns.stop % per_block:
         raise SetupError(
-            f"{tensor.file}: {columns.start} to {columns.stop} of the {tensor.shape[-1]} inputs of {place.name}, "
-            f"which one rank would hold, are not whole {tensor.type} blocks of {per_block}: choose a smaller tensor "
-            "size, or a file with smaller blocks"
+            f"{tensor.file}: the {tensor.shape[-1]} inputs of {place.name} cannot be divided: "
+            f"{columns.start} to {columns.stop}, which one rank would hold, are not whole {tensor.type} "
+            f"blocks of {per_block}; choose a smaller tensor size, or a file of a type with smaller blocks"
         )
     return slice(columns.start // per_block * block_bytes, columns.stop // per_block * block_bytes)
 

@@ -64,11 +64,11 @@ def load_model(
     group: Group | None = None,
     progress: Progress | None = None,
 ) -> LoadedModel:
-    """Read the model and allocate its KV pool. `progress(layers loaded, layers in all)`. group: the tensor ranks
-    among which the model is divided; only the part of `group.rank` is read.
+    """Read the model and allocate its KV pool. `progress(layers loaded, layers in all)`. group: the tensor
+    ranks among which the model is divided; only the part of `group.rank` is read.
 
-    Raises SetupError: no such model, an unsupported or damaged one, one that cannot be divided so, no such device,
-    too little memory.
+    Raises SetupError: no such model, an unsupported or damaged one, one that cannot be divided so, no such
+    device, too little memory.
     """
     device = torch_device(model.device)
     folder = resolve_model(model.path, model.revision)

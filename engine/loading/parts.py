@@ -46,8 +46,8 @@ class PartSource(Protocol):
 
 
 def take(tensor: Tensor, cuts: Cuts) -> Tensor:
-    """The part of a tensor. It is a view where it is contiguous in memory, else a copy, so that nothing refers
-    to what lies between."""
+    """The part of a tensor. It is a view where it is contiguous in memory, else a copy, so that nothing
+    refers to what lies between."""
     whole = tensor
     for dim, places in enumerate(cuts):
         if places is None:

@@ -1,7 +1,7 @@
 """Parts of the modules of quantised checkpoints.
 
-Cut between groups, the tensors of a module are again those of a module: `quant.unpack` reads a part as it reads
-the whole.
+Cut between groups, the tensors of a module are again those of a module: `quant.unpack` reads a part as it
+reads the whole.
 """
 
 from collections.abc import Callable
@@ -64,8 +64,8 @@ class QuantisedPart:
         for one in places:
             if one.start % per or (one.stop % per and one.stop != total):
                 raise SetupError(
-                    f"{self._name}.{suffix}: {one.start} to {one.stop} of {total}, which one rank would hold, are "
-                    f"not whole groups of {per}: choose a smaller tensor size"
+                    f"{self._name}.{suffix} cannot be divided: {one.start} to {one.stop} of {total}, which "
+                    f"one rank would hold, are not whole groups of {per}; choose a smaller tensor size"
                 )
             found.append(range(one.start // per, -(-one.stop // per)))
         return tuple(found)
@@ -77,7 +77,7 @@ class QuantisedPart:
             return found
         if bool((found[1:] < found[:-1]).any()):
             raise SetupError(
-                f"{self._name}: its inputs are ordered by activation (act-order, desc_act), so groups do not stay "
-                "whole when inputs are divided: take a checkpoint without it, or tensor=1"
+                f"{self._name}: its inputs are ordered by activation (act-order, desc_act), so groups do not "
+                "stay whole when inputs are divided: take a checkpoint without it, or tensor=1"
             )
         return None

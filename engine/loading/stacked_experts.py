@@ -25,8 +25,8 @@ class StoredSource(PartSource, Protocol):
 
 
 class StackedExpertsSource:
-    """Gives each expert the matrices that it has in other models: gate_proj, up_proj and down_proj. Implements
-    `PartSource`."""
+    """Gives each expert the matrices that it has in other models: gate_proj, up_proj and down_proj.
+    Implements `PartSource`."""
 
     def __init__(self, inner: StoredSource, moe: MoeSpec) -> None:
         self._inner, self._moe = inner, moe

@@ -1,7 +1,7 @@
 """Division of a model over ranks: tensor ranks hold a part of every layer, stages hold whole layers.
 
-Heads, intermediate sizes and the vocabulary are divided over tensor ranks. Key-value heads that are fewer than
-ranks are held by several of them. The latent of MLA, routers and norms are on every rank.
+Heads, intermediate sizes and the vocabulary are divided over tensor ranks. Key-value heads that are fewer
+than ranks are held by several of them. The latent of MLA, routers and norms are on every rank.
 """
 
 from collections.abc import Iterator, Sequence
@@ -54,7 +54,7 @@ class Division:
 
     @property
     def adds_biases(self) -> bool:
-        """True for the one rank that adds the residual and the biases of matrices whose products are summed."""
+        """True for the one rank that adds the biases of matrices whose products are summed."""
         return self.rank == 0
 
     @property
@@ -164,8 +164,8 @@ def check_division(spec: ModelSpec, *, tensor: int = 1, pipeline: int = 1) -> No
 def divide_layers(
     costs: Sequence[float], stages: int, *, first_cost: float = 0.0, last_cost: float = 0.0
 ) -> tuple[range, ...]:
-    """Layers of each pipeline stage, such that the dearest stage is as cheap as possible, and the others as equal
-    as that allows.
+    """Layers of each pipeline stage, such that the dearest stage is as cheap as possible, and the others as
+    equal as that allows.
 
     costs: of each layer, in any unit. first_cost: what the first stage has beside its layers (the embedding).
     last_cost: what the last has (the head).
@@ -243,8 +243,8 @@ def _split_groups(spec: ModelSpec, tensor: int) -> Iterator[str]:
     for what, total in sizes:
         if total % (group * tensor):
             yield (
-                f"the {what} {total} inputs are {-(-total // group)} groups of {group} ({scheme.label}), which do "
-                f"not divide by {tensor}"
+                f"the {what} {total} inputs are {-(-total // group)} groups of {group} ({scheme.label}), "
+                f"which do not divide by {tensor}"
             )
 
 

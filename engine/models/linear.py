@@ -55,7 +55,7 @@ class MatrixSource(Protocol):
     def matrix(self, name: str, out_size: int, in_size: int, *, bias: bool = False) -> Matrix: ...
 
     def tied(self, name: str, matrix: DenseMatrix) -> Matrix:
-        """The same result as `matrix`, of a head that is the embedding's table, which is in memory already."""
+        """The same result as `matrix`, of a head that is the embedding's table, which is in memory."""
         ...
 
     def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:

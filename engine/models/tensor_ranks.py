@@ -1,7 +1,7 @@
 """The arithmetic of a forward pass that tensor ranks share (Megatron-LM, arXiv 1909.08053 section 3).
 
-Heads and MLPs are divided by their outputs, the matrices behind them by their inputs, so that a layer needs two
-sums over the ranks. Each rank holds a part of the vocabulary. After a sum all ranks hold the same bits.
+Heads and MLPs are divided by their outputs, the matrices behind them by their inputs, so that a layer needs
+two sums over the ranks. Each rank holds a part of the vocabulary. After a sum all ranks hold the same bits.
 """
 
 from typing import Any

@@ -46,7 +46,7 @@ def expected_tokens(folder: Path, tokens: tuple[int, ...]) -> list[int]:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_tokens_equal_transformers_at_tensor_2_and_4(tmp_path: Path, name: str) -> None:
-    """Two of the four ranks hold the same key-value head. Prompts are computed whole, in chunks, and together."""
+    """Two of four ranks hold the same key-value head. Prompts are computed whole, in chunks, and together."""
     kind, changes = MODELS[name]
     folder = make_model(tmp_path, kind, with_tokenizer=False, **changes)
     prompts = [prompt(36), prompt(130)]

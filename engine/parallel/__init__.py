@@ -1,1 +1,0 @@
-"""Ranks of one worker: what they say to each other while they compute a step."""
