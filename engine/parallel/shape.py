@@ -1,0 +1,95 @@
+"""How the ranks of one worker are arranged. A worker of one process has the shape 1 x 1 x 1.
+
+Ranks are numbered with the tensor rank running fastest, then the context rank, then the stage, so that the
+ranks of one tensor group, which talk most, are neighbours.
+"""
+
+import re
+from dataclasses import dataclass
+
+from baton.core.errors import SetupError
+
+RANKS_MAX = 64
+_PARTS = re.compile(r"(tp|pp|cp)([0-9]{1,3})")
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The place of one rank."""
+
+    tensor_rank: int
+    stage: int
+    """The pipeline rank: stage 0 holds the first layers."""
+    context_rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The number of ranks along each axis."""
+
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("tensor", "pipeline", "context"):
+            if getattr(self, name) < 1:
+                raise SetupError(f"{name} parallel over {getattr(self, name)} ranks: it must be at least 1")
+        if self.rank_count > RANKS_MAX:
+            raise SetupError(f"{self} has {self.rank_count} ranks; a worker has at most {RANKS_MAX}")
+
+    @classmethod
+    def parse(cls, text: str) -> "Shape":
+        """Read "tp2", "pp2", "tp2pp2cp2" (in any order) or "1". Raises SetupError."""
+        if text.strip() == "1":
+            return cls()
+        parts = _PARTS.findall(text)
+        counts = {axis: int(count) for axis, count in parts}
+        if not parts or "".join(axis + count for axis, count in parts) != text.strip():
+            raise SetupError(f'shape "{text}" is not understood: write "1", "tp2", "pp2" or "tp2pp2cp2"')
+        if len(counts) < len(parts):
+            raise SetupError(f'shape "{text}" names one axis twice')
+        return cls(counts.get("tp", 1), counts.get("pp", 1), counts.get("cp", 1))
+
+    def __str__(self) -> str:
+        axes = (("tp", self.tensor), ("pp", self.pipeline), ("cp", self.context))
+        return "".join(f"{axis}{count}" for axis, count in axes if count > 1) or "1"
+
+    @property
+    def rank_count(self) -> int:
+        return self.tensor * self.pipeline * self.context
+
+    @property
+    def is_single(self) -> bool:
+        return self.rank_count == 1
+
+    def position(self, rank: int) -> Position:
+        self._check(rank)
+        rest, tensor_rank = divmod(rank, self.tensor)
+        stage, context_rank = divmod(rest, self.context)
+        return Position(tensor_rank, stage, context_rank)
+
+    def rank(self, position: Position) -> int:
+        rank = (position.stage * self.context + position.context_rank) * self.tensor + position.tensor_rank
+        if not 0 <= rank < self.rank_count or self.position(rank) != position:
+            raise ValueError(f"{position} is not in {self}")
+        return rank
+
+    def tensor_group(self, rank: int) -> tuple[int, ...]:
+        """The ranks that hold the other parts of this rank's matrices, by tensor rank."""
+        here = self.position(rank)
+        return tuple(self.rank(Position(i, here.stage, here.context_rank)) for i in range(self.tensor))
+
+    def pipeline_group(self, rank: int) -> tuple[int, ...]:
+        """The ranks through which this rank's activations pass, by stage."""
+        here = self.position(rank)
+        return tuple(self.rank(Position(here.tensor_rank, i, here.context_rank)) for i in range(self.pipeline))
+
+    def context_group(self, rank: int) -> tuple[int, ...]:
+        """The ranks that hold the other tokens of this rank's prompts, by context rank."""
+        here = self.position(rank)
+        return tuple(self.rank(Position(here.tensor_rank, here.stage, i)) for i in range(self.context))
+
+    def _check(self, rank: int) -> None:
+        if not 0 <= rank < self.rank_count:
+            raise ValueError(f"rank {rank} of a worker of {self.rank_count}")
