@@ -62,10 +62,12 @@ def load_model(
     engine: EngineConfig,
     *,
     group: Group | None = None,
+    layers: range | None = None,
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Read the model and allocate its KV pool. `progress(layers loaded, layers in all)`. group: the tensor
-    ranks among which the model is divided; only the part of `group.rank` is read.
+    ranks among which the model is divided; only the part of `group.rank` is read. layers: those of the
+    pipeline stage; None: all.
 
     Raises SetupError: no such model, an unsupported or damaged one, one that cannot be divided so, no such
     device, too little memory.
@@ -77,8 +79,8 @@ def load_model(
     check_fallback(spec, model)
     tensor = 1 if group is None else group.size
     check_division(spec, tensor=tensor)
-    division = Division(spec, tensor, 0 if group is None else group.rank)
-    rank_spec = division.rank_spec() if tensor > 1 else spec
+    division = Division(spec, tensor, 0 if group is None else group.rank, layers)
+    rank_spec = division.rank_spec() if tensor > 1 or layers is not None else spec
     tokens = context_tokens(spec, model)
     geometry = kv_geometry(rank_spec, model, engine)
     checkpoint = open_checkpoint(folder)
@@ -96,7 +98,13 @@ def load_model(
         if group is not None and tensor > 1:
             ranks = TensorRanks(group, division.vocabulary)
             loader = Loader(DividedSource(source, division), kernels, ranks)
-        network = Decoder(rank_spec, loader, context_tokens=tokens, progress=_releasing(checkpoint, progress))
+        network = Decoder(
+            rank_spec,
+            loader,
+            context_tokens=tokens,
+            stage=division.stage,
+            progress=_releasing(checkpoint, progress),
+        )
         linears = tuple(loader.linears)
         _release(checkpoint)
     else:

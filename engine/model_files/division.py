@@ -15,14 +15,14 @@ from engine.model_files.spec import ModelSpec, MoeSpec
 MXFP4_BLOCK = 32
 """Numbers of an MXFP4 matrix that share a scale."""
 _VOCABULARY_UNIT = 64
-"""Rows of the embedding are dealt in multiples of this where there are enough of them."""
+"""Rows of the embedding are divided in multiples of this where there are enough of them."""
 
 Places = tuple[range, ...]
 """Places along one dimension of a tensor, in the order in which they are wanted."""
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class Shard:
     """Places along one dimension that a rank holds."""
 
     total: int
@@ -34,10 +34,24 @@ class Share:
 class Cut:
     """Part of a matrix that a rank holds; None: all of that dimension. At most one of the two is divided."""
 
-    rows: Share | None = None
+    rows: Shard | None = None
     """Outputs. One-dimensional tensors have rows only."""
-    columns: Share | None = None
+    columns: Shard | None = None
     """Inputs: the products of all ranks must be added up. `places` is one range."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Place of a pipeline stage in the model."""
+
+    first_layer: int
+    is_first: bool
+    """It embeds the tokens."""
+    is_last: bool
+    """It has the last norm and the head."""
+
+
+ONLY_STAGE = Stage(0, is_first=True, is_last=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +70,11 @@ class Division:
     def adds_biases(self) -> bool:
         """True for the one rank that adds the biases of matrices whose products are summed."""
         return self.rank == 0
+
+    @property
+    def stage(self) -> Stage:
+        layers, count = self.layers or range(self.spec.layer_count), self.spec.layer_count
+        return Stage(layers.start, is_first=layers.start == 0, is_last=layers.stop == count)
 
     @property
     def vocabulary(self) -> tuple[range, ...]:
@@ -107,7 +126,7 @@ class Division:
             case "down_proj" | "w2":
                 return Cut(columns=self._inner(module))
             case "embed_tokens" | "lm_head":
-                return Cut(rows=Share(spec.vocab_size, (_vocabulary(spec, self.tensor, self.rank),)))
+                return Cut(rows=Shard(spec.vocab_size, (_vocabulary(spec, self.tensor, self.rank),)))
             case _:
                 return Cut()
 
@@ -126,23 +145,23 @@ class Division:
         first = self.rank * count // self.tensor
         return range(first, first + 1)
 
-    def _heads(self, dim: int) -> Share:
+    def _heads(self, dim: int) -> Shard:
         heads = _even(self.spec.head_count, self.tensor, self.rank)
-        return Share(self.spec.head_count * dim, (range(heads.start * dim, heads.stop * dim),))
+        return Shard(self.spec.head_count * dim, (range(heads.start * dim, heads.stop * dim),))
 
-    def _keys(self) -> Share:
+    def _keys(self) -> Shard:
         heads, dim = self._kv_heads(), self.spec.head_dim
-        return Share(self.spec.kv_head_count * dim, (range(heads.start * dim, heads.stop * dim),))
+        return Shard(self.spec.kv_head_count * dim, (range(heads.start * dim, heads.stop * dim),))
 
-    def _inner(self, module: str) -> Share:
+    def _inner(self, module: str) -> Shard:
         moe = self.spec.moe
         if moe is not None and ".experts." in module:
-            return Share(moe.intermediate_size, (_expert_inner(moe, self.tensor, self.rank),))
+            return Shard(moe.intermediate_size, (_expert_inner(moe, self.tensor, self.rank),))
         if moe is not None and ".shared_expert" in module:
             total = moe.shared_intermediate_size
         else:
             total = self.spec.intermediate_size
-        return Share(total, (_even(total, self.tensor, self.rank),))
+        return Shard(total, (_even(total, self.tensor, self.rank),))
 
 
 def check_division(spec: ModelSpec, *, tensor: int = 1, pipeline: int = 1) -> None:
@@ -164,7 +183,7 @@ def check_division(spec: ModelSpec, *, tensor: int = 1, pipeline: int = 1) -> No
 def divide_layers(
     costs: Sequence[float], stages: int, *, first_cost: float = 0.0, last_cost: float = 0.0
 ) -> tuple[range, ...]:
-    """Layers of each pipeline stage, such that the dearest stage is as cheap as possible, and the others as
+    """Layers of each pipeline stage, such that the costliest stage is as cheap as possible, and the others as
     equal as that allows.
 
     costs: of each layer, in any unit. first_cost: what the first stage has beside its layers (the embedding).
@@ -181,7 +200,7 @@ def divide_layers(
         extra = (first_cost if stage == 0 else 0.0) + (last_cost if stage == stages - 1 else 0.0)
         return sums[stop] - sums[start] + extra
 
-    # best[stop]: (dearest, sum of squares, starts) of the stages so far, which end before layer `stop`.
+    # best[stop]: (costliest, sum of squares, starts) of the stages so far, which end before layer `stop`.
     best: dict[int, tuple[float, float, tuple[int, ...]]] = {0: (0.0, 0.0, ())}
     for stage in range(stages):
         left = stages - stage - 1
@@ -189,8 +208,8 @@ def divide_layers(
         following: dict[int, tuple[float, float, tuple[int, ...]]] = {}
         for stop in ends:
             following[stop] = min(
-                (max(dearest, cost), squares + cost * cost, (*starts, start))
-                for start, (dearest, squares, starts) in best.items()
+                (max(costliest, cost), squares + cost * cost, (*starts, start))
+                for start, (costliest, squares, starts) in best.items()
                 if start < stop
                 for cost in [cost_of(stage, start, stop)]
             )
@@ -208,10 +227,10 @@ def _problems(spec: ModelSpec, tensor: int) -> Iterator[str]:
         yield f"{spec.head_count} attention heads do not divide by {tensor}"
     if spec.mla is None and kv % tensor and tensor % kv:
         yield f"{kv} key-value heads neither divide by {tensor} nor divide it"
-    for what, total, is_dealt in _inner_sizes(spec):
-        if is_dealt and -(-total // MXFP4_BLOCK) < tensor:
+    for what, total, in_blocks in _inner_sizes(spec):
+        if in_blocks and -(-total // MXFP4_BLOCK) < tensor:
             yield f"the {what} size {total} has fewer than {tensor} MXFP4 blocks of {MXFP4_BLOCK}"
-        elif not is_dealt and total % tensor:
+        elif not in_blocks and total % tensor:
             yield f"the {what} size {total} does not divide by {tensor}"
     if spec.vocab_size < tensor:
         yield f"the vocabulary of {spec.vocab_size} is smaller"
@@ -219,7 +238,7 @@ def _problems(spec: ModelSpec, tensor: int) -> Iterator[str]:
 
 
 def _inner_sizes(spec: ModelSpec) -> Iterator[tuple[str, int, bool]]:
-    """(name, size, True if it is dealt in MXFP4 blocks) of each kind of MLP that the model has."""
+    """(name, size, True if it is divided in MXFP4 blocks) of each kind of MLP that the model has."""
     moe = spec.moe
     if moe is None or len(moe.layers) < spec.layer_count:
         yield "intermediate", spec.intermediate_size, False
@@ -239,7 +258,7 @@ def _split_groups(spec: ModelSpec, tensor: int) -> Iterator[str]:
         return
     value_dim = spec.head_dim if spec.mla is None else spec.mla.value_dim
     sizes = [("attention output's", spec.head_count * value_dim)]
-    sizes += [(f"{what} size's", total) for what, total, is_dealt in _inner_sizes(spec) if not is_dealt]
+    sizes += [(f"{what} size's", total) for what, total, in_blocks in _inner_sizes(spec) if not in_blocks]
     for what, total in sizes:
         if total % (group * tensor):
             yield (
@@ -259,7 +278,7 @@ def _even(total: int, parts: int, index: int) -> range:
     return range(index * size, (index + 1) * size)
 
 
-def _dealt(total: int, unit: int, parts: int, index: int) -> range:
+def _in_units(total: int, unit: int, parts: int, index: int) -> range:
     """Part `index` of `total` in whole units, the first parts having one more; the last unit may be short."""
     each, more = divmod(-(-total // unit), parts)
     start = index * each + min(index, more)
@@ -269,21 +288,21 @@ def _dealt(total: int, unit: int, parts: int, index: int) -> range:
 
 def _expert_inner(moe: MoeSpec, tensor: int, rank: int) -> range:
     if moe.is_mxfp4:
-        # gpt-oss has 90 blocks, which 4 or 8 ranks cannot share evenly.
-        return _dealt(moe.intermediate_size, MXFP4_BLOCK, tensor, rank)
+        # gpt-oss has 90 blocks, which 4 or 8 ranks cannot divide evenly.
+        return _in_units(moe.intermediate_size, MXFP4_BLOCK, tensor, rank)
     return _even(moe.intermediate_size, tensor, rank)
 
 
 def _vocabulary(spec: ModelSpec, tensor: int, rank: int) -> range:
     unit = _VOCABULARY_UNIT if spec.vocab_size >= _VOCABULARY_UNIT * tensor else 1
-    return _dealt(spec.vocab_size, unit, tensor, rank)
+    return _in_units(spec.vocab_size, unit, tensor, rank)
 
 
-def _behind_one_another(*shares: Share) -> Share:
-    """The share of a tensor in which those of all shares follow one another."""
+def _behind_one_another(*shards: Shard) -> Shard:
+    """The shard of a tensor in which several tensors follow one another, of their shards."""
     places: list[range] = []
     first = 0
-    for share in shares:
-        places += [range(first + one.start, first + one.stop) for one in share.places]
-        first += share.total
-    return Share(first, tuple(places))
+    for shard in shards:
+        places += [range(first + one.start, first + one.stop) for one in shard.places]
+        first += shard.total
+    return Shard(first, tuple(places))

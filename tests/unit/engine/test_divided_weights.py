@@ -1,4 +1,4 @@
-"""Parts of every kind of checkpoint: tensor ranks hold what one rank holds, each its share, and read no
+"""Parts of every kind of checkpoint: tensor ranks hold what one rank holds, each its shard, and read no
 more."""
 
 import json
@@ -227,7 +227,7 @@ def _random_blocks(values: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.nd
 # --- gpt-oss --------------------------------------------------------------------------------------
 
 
-def test_mxfp4_blocks_are_dealt_to_ranks(tmp_path: Path) -> None:
+def test_mxfp4_blocks_are_divided_unevenly(tmp_path: Path) -> None:
     """Three blocks for two ranks: one holds two of them."""
     plain = make_model(tmp_path / "m", "gpt_oss", with_tokenizer=False, intermediate_size=96)
     packed = Path(shutil.copytree(plain, tmp_path / "packed"))
@@ -284,10 +284,10 @@ def test_an_adapter_of_another_model_is_refused_on_every_rank(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("kind", "replicated"), [("llama", 0.01), ("phi3", 0.01), ("gpt_oss", 0.05)])
-def test_a_rank_reads_and_holds_its_share(
+def test_a_rank_reads_and_holds_its_shard_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, replicated: float
 ) -> None:
-    """replicated: the share of the model that all ranks hold, norms and routers."""
+    """replicated: the fraction of the model that all ranks hold, norms and routers."""
     folder = make_model(tmp_path, kind, with_tokenizer=False)
     whole = sum(tensor.nbytes for tensor in load_file(folder / "model.safetensors").values())
     read = 0

@@ -37,10 +37,10 @@ def test_ranks_together_hold_every_place_once(kind: str, tensor: int) -> None:
     for module in (*MODULES[kind], "embed_tokens", "lm_head"):
         cuts = [Division(spec, tensor, rank).cut(f"model.layers.0.{module}") for rank in range(tensor)]
         is_by_inputs = module.endswith(("o_proj", "down_proj", "w2"))
-        shares = [cut.columns if is_by_inputs else cut.rows for cut in cuts]
+        shards = [cut.columns if is_by_inputs else cut.rows for cut in cuts]
         assert all((cut.rows is None) == is_by_inputs for cut in cuts)
-        places = sorted(place for share in shares if share for one in share.places for place in one)
-        assert [places] == [list(range(share.total)) for share in shares[:1] if share], module
+        places = sorted(place for shard in shards if shard for one in shard.places for place in one)
+        assert [places] == [list(range(shard.total)) for shard in shards[:1] if shard], module
     for name in ("input_layernorm", "q_norm", "mlp.gate", "mlp.shared_expert_gate", "kv_a_proj_with_mqa"):
         cut = Division(spec, tensor, 0).cut(f"model.layers.0.{name}")
         assert (cut.rows, cut.columns) == (None, None)
@@ -141,8 +141,8 @@ def test_more_stages_than_layers_are_refused() -> None:
     check_division(spec_of("llama"), tensor=2, pipeline=2)
 
 
-def test_gpt_oss_blocks_are_dealt_where_they_do_not_divide() -> None:
-    """gpt-oss has 90 blocks of 32 per expert, which eight ranks cannot share evenly."""
+def test_gpt_oss_blocks_need_not_divide() -> None:
+    """gpt-oss has 90 blocks of 32 per expert, which eight ranks cannot divide evenly."""
     spec = spec_of("gpt_oss", intermediate_size=2880, num_attention_heads=64, num_key_value_heads=8)
     assert spec.moe is not None
     spec = replace(spec, moe=replace(spec.moe, is_mxfp4=True))
@@ -166,7 +166,7 @@ def test_stages_are_as_even_as_layers_allow(costs: list[int], stages: int, first
             divide_layers(costs, stages)
         return
 
-    def dearest(ranges: tuple[range, ...]) -> int:
+    def costliest(ranges: tuple[range, ...]) -> int:
         sums = [sum(costs[layer] for layer in one) for one in ranges]
         sums[0] += first
         sums[-1] += last
@@ -175,7 +175,7 @@ def test_stages_are_as_even_as_layers_allow(costs: list[int], stages: int, first
     found = divide_layers(costs, stages, first_cost=first, last_cost=last)
     assert [layer for one in found for layer in one] == list(range(count))
     assert all(found)
-    assert dearest(found) == min(dearest(ranges) for ranges in _all_ways(count, stages))
+    assert costliest(found) == min(costliest(ranges) for ranges in _all_ways(count, stages))
 
 
 def _all_ways(count: int, stages: int, start: int = 0) -> list[tuple[range, ...]]:
@@ -185,6 +185,6 @@ def _all_ways(count: int, stages: int, start: int = 0) -> list[tuple[range, ...]
     return [(range(start, end), *rest) for end in ends for rest in _all_ways(count, stages - 1, end)]
 
 
-def test_equal_layers_with_a_dear_head_leave_the_last_stage_fewer() -> None:
+def test_equal_layers_with_a_costly_head_leave_the_last_stage_fewer() -> None:
     assert divide_layers([1.0] * 8, 2) == (range(4), range(4, 8))
     assert divide_layers([1.0] * 8, 2, last_cost=4.0) == (range(6), range(6, 8))
