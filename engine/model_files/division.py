@@ -93,7 +93,8 @@ class Division:
             intermediate_size=len(_even(spec.intermediate_size, self.tensor, rank)) if has_mlps else 0,
             layer_count=len(layers),
             head_count=spec.head_count // self.tensor,
-            kv_head_count=len(self._kv_heads()),
+            # MLA has one latent for all heads.
+            kv_head_count=spec.kv_head_count if spec.mla is not None else len(self._kv_heads()),
             windows=spec.windows[layers.start : layers.stop],
             layer_ropes=spec.layer_ropes[layers.start : layers.stop],
             moe=moe,
