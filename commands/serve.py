@@ -1,8 +1,6 @@
 """Commands that run the processes of a cluster until they are stopped."""
 
 import asyncio
-import contextlib
-import ctypes
 import logging
 import os
 import secrets
@@ -17,13 +15,12 @@ from baton.core.errors import PlatformLost, SetupError
 from baton.core.ids import WorkerId
 from baton.core.messages import Member, Role
 from baton.telemetry.logs import configure_logs
+from baton.wire.parent import end_with_parent
 from baton.wire.transport import secure
 from control_plane.child import PARENT_VARIABLE
 from control_plane.ray_ops import worker_environment
 
 log = logging.getLogger(__name__)
-
-_PR_SET_PDEATHSIG = 1
 
 
 def serve_cluster(config: Config, *, with_router: bool) -> None:
@@ -241,7 +238,5 @@ def tell_parent(line: str) -> None:
 
 def die_with_parent() -> None:
     """Ask Linux to send SIGTERM when the process that started this one is gone, however it ended."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.environ.get(PARENT_VARIABLE, "") not in ("", str(os.getppid())):
-        raise SystemExit(0)  # the parent ended before the call
+    named = os.environ.get(PARENT_VARIABLE, "")
+    end_with_parent(int(named) if named else None)

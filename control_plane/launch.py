@@ -21,9 +21,10 @@ from baton.wire.address import host_port, reachable_host
 from baton.wire.background import Background
 from control_plane.child import child_environment
 from control_plane.control_child import ControlChild
+from control_plane.orphans import OrphanWatch, adopt_orphans
 from control_plane.plane import restart_policy
 from control_plane.ray_cluster import RayCluster
-from control_plane.ray_watch import RayWatch, adopt_orphans
+from control_plane.ray_watch import RayWatch
 from control_plane.reaper import Reaper
 from control_plane.router_child import RouterChildren, reserved_address, reserved_port
 from control_plane.runtime_folder import RuntimeFolder
@@ -211,6 +212,7 @@ class _ClusterProcesses:
             adopt_orphans()
             await self._ray.open()
             self._ray_watch.start()
+        self._background.spawn(OrphanWatch().run())
         if self._router is not None:
             self._router.check()
         return await self._until_ready(self._start_control(port))

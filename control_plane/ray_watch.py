@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import ctypes
 import logging
 import os
 from collections.abc import Callable
@@ -13,15 +12,6 @@ log = logging.getLogger(__name__)
 
 ESSENTIAL = ("gcs_server", "raylet")
 """Names of the processes without which Ray cannot work."""
-
-_PR_SET_CHILD_SUBREAPER = 36
-
-
-def adopt_orphans() -> None:
-    """Make this process the parent of descendants whose own parent dies, so that none is lost track of at the
-    end (Linux)."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 class RayWatch:

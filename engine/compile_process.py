@@ -1,10 +1,11 @@
 """The process that compiles grammars for one worker, see `engine.compiling`.
 
 It has one thread and forks for each grammar. The fork's timers have the kernel's default action, which ends
-it in the middle of anything, and also when the worker is gone.
+it in the middle of anything. The kernel ends both when the worker is gone, even if a signal has stopped them.
 """
 
 import contextlib
+import importlib
 import os
 import resource
 import signal
@@ -14,8 +15,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import msgspec
-from xgrammar import GrammarCompiler, TokenizerInfo
 
+from baton.wire.parent import end_with_parent
 from engine.compiling import (
     LENGTH_BYTES,
     CompileFailed,
@@ -28,7 +29,8 @@ from engine.compiling import (
     GrammarRefused,
     frame,
 )
-from engine.grammar import GrammarError, check_start, compile_grammar
+from engine.grammar_compile import GrammarError, check_start, compile_grammar
+from engine.stand_ins import leave_out
 
 NICENESS = 10
 """Compiling must not take the processor from those who compute or answer."""
@@ -39,31 +41,53 @@ AGAIN_S = 0.1
 as long as compiling a small one."""
 
 
-def main() -> None:
+LEFT_OUT = ("torch", "transformers")
+"""Packages that xgrammar imports and that compiling needs nothing of: 1.5 s and 200 MB."""
+WHOLE = "--whole"
+"""Argument with which nothing is left out, in case that this version of xgrammar does not bear it."""
+
+
+def main(parent_pid: int, *, is_whole: bool) -> None:
+    end_with_parent(parent_pid, signal.SIGKILL)
     # The thread that started this one may give way already.
     os.setpriority(os.PRIO_PROCESS, 0, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
     # Whatever prints must not come between the answers.
     answers = os.dup(1)
     os.dup2(2, 1)
+    xgrammar = _xgrammar(answers, is_whole=is_whole)
     payload = _read()
     if payload is None:
         return
     setup = msgspec.msgpack.decode(payload, type=CompilerSetup)
-    info = TokenizerInfo.deserialize_json(setup.tokenizer)
-    compiler = GrammarCompiler(info, max_threads=1, cache_enabled=False)
+    info = xgrammar.TokenizerInfo.deserialize_json(setup.tokenizer)
+    compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
     _write(answers, CompilerReady())
     while (payload := _read()) is not None:
         job = msgspec.msgpack.decode(payload, type=CompileJob)
+        ours = os.getpid()
         pid = os.fork()
         if pid == 0:
-            _work(compiler, setup, job, answers)
+            _work(compiler, setup, job, answers, ours)
         _, status = os.waitpid(pid, 0)
         if status:
             _write(answers, _verdict(os.waitstatus_to_exitcode(status), job))
 
 
-def _work(compiler: Any, setup: CompilerSetup, job: CompileJob, answers: int) -> NoReturn:
+def _xgrammar(answers: int, *, is_whole: bool) -> Any:
+    """Return xgrammar, loaded without what is left out where that works."""
+    if is_whole:
+        return importlib.import_module("xgrammar")
+    try:
+        leave_out(*LEFT_OUT)
+        return importlib.import_module("xgrammar")
+    except Exception:
+        os.dup2(answers, 1)
+        os.execv(sys.executable, [sys.executable, "-m", "engine.compile_process", *sys.argv[1:], WHOLE])
+
+
+def _work(compiler: Any, setup: CompilerSetup, job: CompileJob, answers: int, parent_pid: int) -> NoReturn:
     """Compile in the fork, and end it."""
+    end_with_parent(parent_pid, signal.SIGKILL)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + MEMORY_BYTES_MAX
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -133,4 +157,4 @@ def _write(fd: int, answer: CompilerAnswer) -> None:
 
 if __name__ == "__main__":
     with contextlib.suppress(BrokenPipeError):  # the worker has ended, and nobody waits for an answer
-        main()
+        main(int(sys.argv[1]), is_whole=WHOLE in sys.argv)

@@ -6,7 +6,7 @@ import torch
 from xgrammar import GrammarCompiler, GrammarMatcher, TokenizerInfo
 
 from baton.core.sampling import Grammar
-from engine.grammar import compile_grammar
+from engine.grammar_compile import compile_grammar
 
 END = 256
 LIKELY = frozenset(b'abx-09."\\u{},:[]')

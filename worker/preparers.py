@@ -15,7 +15,8 @@ from baton.core.ids import tenant_of
 from baton.core.messages import AdapterRef, RefusalReason, StartSequence
 from baton.core.sampling import Grammar
 from engine.execution.executor import Executor
-from engine.grammar import CompilerBusy, GrammarError
+from engine.grammar import CompilerBusy
+from engine.grammar_compile import GrammarError
 from worker.engine_thread import EngineThread
 from worker.preparation import NotPrepared
 from worker.turns import FairTurns

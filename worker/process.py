@@ -57,6 +57,8 @@ from worker.transfer import grant_sender, transfer_manager
 
 log = logging.getLogger(__name__)
 
+LAST_READ_S = 3.0
+"""The longest time that the end of a worker waits for routers to read what was said last."""
 LAST_STEP_S = 10.0
 """The time at the end for the step under way."""
 
@@ -93,7 +95,7 @@ class WorkerProcess:
     ) -> None:
         """An empty `control_address` means that there is no directory. `port` 0 stands for
         `cluster.worker_port`. `node` and `version` go into `Member` as they are."""
-        self._worker_id, self._role, self._config = worker_id, role, config
+        self._worker_id, self._role, self._config = worker_id, role, config.settled()
         self._node, self._version = node, version
         self._control_address, self._port = control_address, port or config.cluster.worker_port
         self._crash = Crash()
@@ -363,8 +365,8 @@ class WorkerProcess:
     # --- tasks ------------------------------------------------------------------------------------
 
     async def _stop_server(self, server: grpc.aio.Server) -> None:
-        """Stop the server. Messages sent last are still delivered, for at most FLUSH_S."""
-        self._routers.hang_up()
+        """Stop the server. Messages sent last are still delivered, for at most LAST_READ_S and FLUSH_S."""
+        await self._routers.end(LAST_READ_S)
         self._readers.hang_up()
         await server.stop(FLUSH_S)
 

@@ -1,12 +1,13 @@
 """The worker's side of its sessions with routers."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import Protocol
 
 from baton.core.ids import RouterId
-from baton.core.messages import Role, RouterMessage, WorkerMessage
+from baton.core.messages import Role, RouterMessage, SessionEnds, WorkerMessage
 from baton.wire.link import LinkBroken
 from baton.wire.server import WorkerEnd
 from baton.wire.services import WorkerStatusReply
@@ -42,12 +43,16 @@ class RouterSessions:
         self._sink, self._status, self._set_role = sink, status, set_role
         self._sessions: dict[RouterId, tuple[WorkerEnd, asyncio.Event]] = {}
         """The link of each router, and an event that ends the session from our side."""
+        self._is_ending = False
+        self._none_left = asyncio.Event()
 
     @property
     def router_count(self) -> int:
         return len(self._sessions)
 
     async def serve_router(self, router_id: RouterId, link: WorkerEnd) -> None:
+        if self._is_ending:
+            return
         self._drop(router_id, "replaced by a new session")
         dropped = asyncio.Event()
         self._sessions[router_id] = (link, dropped)
@@ -60,6 +65,7 @@ class RouterSessions:
                 del self._sessions[router_id]
                 log.info("router %s left", router_id)
                 self._sink.router_lost(router_id)
+                self._look_who_is_left()
 
     async def _read(self, router_id: RouterId, link: WorkerEnd) -> None:
         async for message in link:
@@ -67,7 +73,7 @@ class RouterSessions:
                 return
             self._sink.from_router(router_id, message)
 
-    def send(self, router_id: RouterId, message: WorkerMessage) -> None:
+    def send(self, router_id: RouterId, message: WorkerMessage | SessionEnds) -> None:
         """Send a message, or drop it if the session is gone."""
         session = self._sessions.get(router_id)
         if session is None:
@@ -77,8 +83,16 @@ class RouterSessions:
         except LinkBroken as error:
             self._drop(router_id, str(error))
 
-    def hang_up(self) -> None:
-        """End all sessions; what is queued for them is still sent."""
+    async def end(self, within_s: float) -> None:
+        """End all sessions and take no new ones. Routers read what is queued for them and hang up; one that
+        does not within `within_s` is dropped."""
+        self._is_ending = True
+        for router_id in list(self._sessions):
+            self.send(router_id, SessionEnds())
+        self._look_who_is_left()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._none_left.wait()
         for router_id in list(self._sessions):
             self._drop(router_id, "this worker ends")
 
@@ -102,3 +116,8 @@ class RouterSessions:
         log.info("router %s dropped: %s", router_id, reason)
         session[1].set()
         self._sink.router_lost(router_id)
+        self._look_who_is_left()
+
+    def _look_who_is_left(self) -> None:
+        if self._is_ending and not self._sessions:
+            self._none_left.set()

@@ -47,6 +47,11 @@ class ModelConfig(Section):
     """LoRA adapters that are served from the start, each as NAME=FOLDER_OR_HUB_ID."""
 
 
+PREPARE_S_MAX = 10.0
+"""Longest time that a worker takes by itself to make a sequence ready. Whatever takes longer is stuck, or in
+a queue that is shorter elsewhere."""
+
+
 class EngineConfig(Section):
     block_tokens: Annotated[int, Field(ge=1, le=512)] = 32
     """Token positions in one KV block, the same in the whole cluster."""
@@ -93,9 +98,11 @@ class EngineConfig(Section):
     compile_s: Seconds = 10.0
     """Processor time that one grammar may take to compile. A request whose grammar needs more is refused with
     400. The grammars of other requests wait for it at most this long for each tenant."""
-    prepare_s: Seconds = 30.0
+    prepare_s: Annotated[float, Field(ge=0, le=86_400)] = 0.0
     """Longest time to wait for a compiled grammar or a loaded adapter. A sequence that waits longer goes to
-    another worker. A worker's first one also loads the libraries that it needs."""
+    another worker, so it must be shorter than `router.queue_wait_s` and `router.request_timeout_s`. 0: a
+    third of the shorter one, and at most 10 s. A worker's first one also loads the libraries that it needs.
+    """
     adapters_max: Annotated[int, Field(ge=1, le=1024)] = 16
     """LoRA adapters that one worker holds at once. The least recently used one makes room."""
     adapter_rank_max: Annotated[int, Field(ge=1, le=512)] = 64
@@ -344,6 +351,31 @@ class Config(BaseSettings):
                     f"models.{name}.model.path: name a Hugging Face folder, hub id, or GGUF file"
                 )
         return self
+
+    @model_validator(mode="after")
+    def _second_worker_has_time(self) -> "Config":
+        self._check_prepare_s("")
+        for name in self.models:
+            self.of_model(name)._check_prepare_s(f"models.{name}.")
+        return self
+
+    def _check_prepare_s(self, where: str) -> None:
+        for name in ("queue_wait_s", "request_timeout_s"):
+            limit_s, prepare_s = getattr(self.router, name), self.engine.prepare_s
+            if prepare_s >= limit_s:
+                raise ValueError(
+                    f"{where}engine.prepare_s: {prepare_s:g} must be below router.{name}, {limit_s:g}: when "
+                    "a worker gives a request up after that time, none is left to try a second worker; "
+                    f"leave it out, or take {limit_s / 3:g} or less"
+                )
+
+    def settled(self) -> "Config":
+        """Return the configuration with numbers for what is worked out from other sections."""
+        if self.engine.prepare_s > 0:
+            return self
+        limit_s = min(self.router.queue_wait_s, self.router.request_timeout_s)
+        engine = self.engine.model_copy(update={"prepare_s": min(PREPARE_S_MAX, limit_s / 3)})
+        return self.model_copy(update={"engine": engine})
 
     def of_model(self, name: str) -> "Config":
         """The configuration of one of `models`, as if there were no others. Raises ValueError."""

@@ -306,6 +306,14 @@ WorkerMessage = (
 )
 
 
+class SessionEnds(msgspec.Struct, frozen=True, tag=True):
+    """The last message of a session that the worker ends in good order. The router then hangs up.
+
+    If the worker hung up, a router that writes at that moment would lose what it has not read yet, and with
+    it the news that the worker drains.
+    """
+
+
 # --- decode worker -> prefill worker --------------------------------------------------------------
 
 

@@ -67,12 +67,18 @@ async def worker_session(
                 read=call.read,
                 write=call.write,
                 encode=mapping.router_envelope_to_pb,
-                decode=mapping.worker_envelope_from_pb,
+                decode=_message_or_end,
             )
             try:
                 yield message, link
             finally:
                 await link.close()
+
+
+def _message_or_end(envelope: pb.WorkerEnvelope) -> Any:
+    """Decode the envelope. The end that the worker announces is the end of the stream."""
+    message = mapping.worker_envelope_from_pb(envelope)
+    return END if isinstance(message, m.SessionEnds) else message
 
 
 @asynccontextmanager

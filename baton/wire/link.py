@@ -40,7 +40,9 @@ class LinkRefused(LinkBroken):
 class Link(Generic[Out, In]):
     """Send without waiting, receive by iteration.
 
-    Iteration ends when the peer closes the stream in good order and raises LinkBroken otherwise.
+    Iteration ends when the peer closes the stream in good order and raises LinkBroken otherwise. A write that
+    comes after the peer's end breaks the link, whatever is still unread: `decode` may return END for a
+    message that announces the end, so that this side can close first.
     """
 
     def __init__(
@@ -90,9 +92,10 @@ class Link(Generic[Out, In]):
     async def __anext__(self) -> In:
         try:
             envelope = await self._read()
-            if envelope is END:
+            message = END if envelope is END else self._decode(envelope)
+            if message is END:
                 raise StopAsyncIteration
-            return self._decode(envelope)
+            return message
         except (grpc.RpcError, WireError, OSError, asyncio.InvalidStateError, grpc.aio.BaseError) as error:
             self._broken = self._broken or describe(error)
             raise LinkBroken(f"{self.peer}: {self._broken}") from error

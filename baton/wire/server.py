@@ -25,7 +25,7 @@ from baton.wire.store_directory import StoreDirectoryHandler, StoreDirectoryServ
 from baton.wire.store_nodes import StoreHandler, add_store_node
 from baton.wire.transport import listen, new_server, require_operator
 
-WorkerEnd = Link[m.WorkerMessage, m.RouterMessage]
+WorkerEnd = Link[m.WorkerMessage | m.SessionEnds, m.RouterMessage]
 OwnerEnd = Link[m.OwnerMessage, m.ReaderMessage]
 
 

@@ -116,7 +116,9 @@ class Envelope:
 ROUTER_ENVELOPE = Envelope(
     "RouterEnvelope", m.RouterMessage, "What a router says to a worker.", opening=m.RouterHello
 )
-WORKER_ENVELOPE = Envelope("WorkerEnvelope", m.WorkerMessage, "What a worker says to a router.")
+WORKER_ENVELOPE = Envelope(
+    "WorkerEnvelope", m.WorkerMessage | m.SessionEnds, "What a worker says to a router."
+)
 READER_ENVELOPE = Envelope(
     "ReaderEnvelope", m.ReaderMessage, "What the reader of KV says to its owner.", opening=m.PeerHello
 )

@@ -1,19 +1,14 @@
-"""Constraints on the next token: grammar, allowed tokens, stop tokens that must not come yet.
+"""Constraints on the next token: grammar, allowed tokens, stop tokens that must not come yet."""
 
-A mask is a bit per token, in int32 words (bit i of word w is token 32 w + i), as xgrammar fills them.
-"""
-
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from baton.core.sampling import Grammar, SamplingParams
-
-Mask = npt.NDArray[np.int32]
+from engine.sampling.masks import Mask, mask_of, mask_words
 
 
 class Matcher(Protocol):
@@ -34,17 +29,6 @@ class Matcher(Protocol):
 
 class MatcherSource(Protocol):
     def matcher(self, grammar: Grammar, stop_token_ids: Sequence[int]) -> Matcher: ...
-
-
-def mask_words(vocab: int) -> int:
-    return -(-vocab // 32)
-
-
-def mask_of(token_ids: Iterable[int], vocab: int) -> Mask:
-    """Ids beyond the vocabulary are left out."""
-    bits = np.zeros(mask_words(vocab) * 32, dtype=np.uint8)
-    bits[[token for token in token_ids if 0 <= token < vocab]] = 1
-    return np.packbits(bits, bitorder="little").view(np.int32)
 
 
 def forbid(logits: Tensor, rows: Sequence[int], masks: Sequence[Mask]) -> None:

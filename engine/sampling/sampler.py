@@ -15,8 +15,9 @@ from baton.core.ids import SeqKey
 from baton.core.sampling import SamplingParams, finish_after
 from baton.core.steps import TokenLogprobs
 from engine.sampling.choose import Draw, choose
-from engine.sampling.constraints import Mask, MatcherSource, forbid
+from engine.sampling.constraints import MatcherSource, forbid
 from engine.sampling.logprobs import logprobs_of
+from engine.sampling.masks import Mask
 from engine.sampling.penalties import Ids, Numbers, RowCounts, add_bias, penalise
 from engine.sampling.state import SequenceState, SequenceStates
 

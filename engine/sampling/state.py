@@ -10,7 +10,8 @@ import numpy as np
 
 from baton.core.ids import SeqKey
 from baton.core.sampling import SamplingParams
-from engine.sampling.constraints import Constraints, GrammarState, Mask, MatcherSource
+from engine.sampling.constraints import Constraints, GrammarState, MatcherSource
+from engine.sampling.masks import Mask
 from engine.sampling.penalties import Ids, Numbers, TokenCounts
 
 

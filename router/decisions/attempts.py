@@ -1,6 +1,7 @@
 """The attempts of one sequence: start messages, suspects and back-off, and how many may be lost. Pure."""
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import NamedTuple
 
 from baton.core.ids import BlockHash, SequenceId, WorkerId
@@ -69,6 +70,36 @@ def suspects(phases: Mapping[WorkerId, Phase], worker_id: WorkerId, reason: Fail
 def backoff_s(times: int) -> float:
     """Return how long a sequence rests that was lost or refused `times` times. The first time it does not."""
     return 0.0 if times <= 1 else min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2.0 ** (times - 2))
+
+
+class PlaceWait:
+    """The wait of one sequence for a place. It begins with the request, and anew whenever the sequence got on
+    or was lost, but not when a worker refuses it."""
+
+    def __init__(self, limit_s: float, now_s: float) -> None:
+        self.limit_s, self.since_s = limit_s, now_s
+        self.refusals = 0
+        """Refusals since the sequence got on last."""
+        self.last_refusal = ""
+        """The worker that refused the sequence last during this wait, and its reason."""
+        self.is_displaced = False
+        """True while the sequence looks for a place because the cluster took its worker away."""
+
+    def begin(self, now_s: float) -> None:
+        self.since_s, self.last_refusal = now_s, ""
+
+    def got_on(self, now_s: float) -> None:
+        self.begin(now_s)
+        self.refusals, self.is_displaced = 0, False
+
+    def ends_s(self, *, is_running: bool) -> float:
+        """Return when the wait is over. A running stream that was displaced waits until its deadline."""
+        return inf if self.is_displaced and is_running else self.since_s + self.limit_s
+
+    def explain(self, waits_for: str) -> str:
+        """Say why no worker took the sequence. `waits_for` holds if none was asked."""
+        reason = self.last_refusal or waits_for
+        return f"no worker could take the request within {self.limit_s:g} s: {reason}"
 
 
 class AttemptsOver(NamedTuple):

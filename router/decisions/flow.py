@@ -25,7 +25,7 @@ from baton.core.messages import (
     Task,
 )
 from baton.core.sampling import FinishReason, SamplingParams
-from router.decisions.attempts import AttemptAccount, backoff_s, start_messages, suspects
+from router.decisions.attempts import AttemptAccount, PlaceWait, backoff_s, start_messages, suspects
 from router.decisions.events import (
     Deliver,
     Failed,
@@ -82,9 +82,8 @@ class Flow:
         """When the current attempt began."""
         self.hedge_at_s = inf
         """When a backup attempt is due if no token has come by then."""
-        self._queue_wait_s = queue_wait_s
         self.submitted_at_s = now_s
-        self._waiting_since_s = now_s
+        self._wait = PlaceWait(queue_wait_s, now_s)
         self._participants: Mapping[WorkerId, Phase] = {}
         """All workers of the current attempt, including those that hold nothing for it any more."""
         self._has_joined = False
@@ -92,9 +91,6 @@ class Flow:
         """Why the KV source refused the decode worker, as long as the source itself has not reported a
         reason."""
         self._losses = AttemptAccount(attempts_max, retries)
-        self._refusals = 0
-        self._is_displaced = False
-        """True while the sequence looks for a place because the cluster took its worker away."""
         self.failure: FailureKind | None = None
         self._cached_token_count: int | None = None
 
@@ -154,9 +150,7 @@ class Flow:
 
     @property
     def _wait_ends_s(self) -> float:
-        # A running stream that the cluster displaced waits until its deadline.
-        is_running = self._is_displaced and bool(self.generated)
-        return inf if is_running else self._waiting_since_s + self._queue_wait_s
+        return self._wait.ends_s(is_running=bool(self.generated))
 
     def next_tick_s(self, now_s: float) -> float:
         """Return when `on_tick` is due, or when the back-off of a queued sequence ends."""
@@ -194,7 +188,7 @@ class Flow:
         is_begun = self.clock.has_first_token
         self._served = served_by(self._served, phases, forecast, now_s - self.arrived_s, is_begun=is_begun)
         note = "fallback" if is_fallback else "placed"
-        waited_s = now_s - self._waiting_since_s
+        waited_s = now_s - self._wait.since_s
         actions: list[RouterAction] = [self._note(note, reason, tuple(phases), seconds=waited_s)]
         actions += start_messages(
             self.submit,
@@ -224,7 +218,7 @@ class Flow:
         if self.submit.deadline_s <= now_s:
             return self.refuse(FailureKind.DEADLINE, "the request's deadline passed", now_s=now_s)
         if self.is_wait_over(now_s):
-            message = f"no worker could take the request within {self._queue_wait_s:g} s: {waits_for}"
+            message = self._wait.explain(waits_for)
             return self.refuse(FailureKind.NO_CAPACITY, message, now_s=now_s, retry_after_s=retry_after_s)
         return []
 
@@ -298,14 +292,15 @@ class Flow:
                 return [note, *self._lost(worker_id, {worker_id}, cause, reason, now_s=now_s)]
             case RefusalReason.TOO_LONG | RefusalReason.UNSUPPORTED:
                 # Another worker served the sequence before, so it is this worker that lacks something.
-                self._is_displaced = False
-                self._refusals += 1
+                self._wait.is_displaced = False
+                self._wait.refusals += 1
             case RefusalReason.NO_ROOM | RefusalReason.BUSY:
-                self._refusals += 1
+                self._wait.refusals += 1
             case RefusalReason.DRAINING:
                 pass  # the router knows it now, so the sequence need not rest
+        self._wait.last_refusal = f"{worker_id} refused it, {reason}"
         # A refusal is not counted as a loss. It is bounded by the wait for a place, which goes on.
-        return [note, *self._requeue(worker_id, {worker_id}, reason, self._refusals, now_s=now_s)]
+        return [note, *self._requeue(worker_id, {worker_id}, reason, self._wait.refusals, now_s=now_s)]
 
     def on_failed(
         self, worker_id: WorkerId, failed: SequenceFailed, *, now_s: float, is_planned: bool = False
@@ -346,7 +341,7 @@ class Flow:
             self.submit,
             arrival=self.arrival,
             attempts_max=self._losses.attempts_max,
-            queue_wait_s=self._queue_wait_s,
+            queue_wait_s=self._wait.limit_s,
             now_s=now_s,
             retries=self._losses.budget,
             name=name,
@@ -373,7 +368,7 @@ class Flow:
     # --- tokens -----------------------------------------------------------------------------------
 
     def _advance(self, phase: Phase, *, now_s: float) -> None:
-        self._refusals, self._waiting_since_s, self._is_displaced = 0, now_s, False
+        self._wait.got_on(now_s)
         if phase is Phase.PREFILL:
             if self.state is RequestState.PREFILLING:
                 self._life.to(RequestState.HANDING_OVER, now_s=now_s, cause="first token from prefill")
@@ -447,14 +442,15 @@ class Flow:
         actions = self._requeue(worker_id, avoid, reason, self._losses.count, now_s=now_s)
         if self.is_backup:
             return actions
-        self._waiting_since_s = now_s
+        self._wait.begin(now_s)
         return [note, *actions]
 
     def _displace(
         self, worker_id: WorkerId | None, avoid: Set[WorkerId], reason: str, *, now_s: float
     ) -> list[RouterAction]:
         """Queue the sequence again because the cluster takes its worker away, which is not counted."""
-        self._waiting_since_s, self._is_displaced = now_s, True
+        self._wait.begin(now_s)
+        self._wait.is_displaced = True
         return self._requeue(worker_id, avoid, reason, 0, now_s=now_s)
 
     def _requeue(

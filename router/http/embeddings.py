@@ -58,9 +58,8 @@ class EmbeddingRequest(RequestHandler):
             watch.cancel()
             self.first_token_s, self.used_tokens = group.first_token_s, group.computed_tokens
         await respond(send, 200, answer, JSON)
-        self.answered(first_token_s=group.first_token_s, tpot_s=0.0)
         usage = Usage(sum(len(prompt.tokens) for prompt in prompts), 0, cached_tokens)
-        service.observer.on_usage(usage, took_s=service.driver.now_s() - self.arrived_s)
+        self.group_answered(usage, first_token_s=group.first_token_s)
         return "completed"
 
     async def _vectors(

@@ -91,8 +91,7 @@ class GenerationRequest(RequestHandler):
             self.first_token_s, self.used_tokens = group.first_token_s, group.computed_tokens
         self.used_tokens = answer.usage.total_tokens
         await respond(send, 200, whole, JSON)
-        self.answered(first_token_s=group.first_token_s, tpot_s=0.0)
-        self.service.observer.on_usage(answer.usage, took_s=self.service.driver.now_s() - self.arrived_s)
+        self.group_answered(answer.usage, first_token_s=group.first_token_s)
         return "completed"
 
     def _format(self, call: Call) -> AnswerFormat:

@@ -94,6 +94,14 @@ class RequestRecorder:
         meter.inc(c.GENERATED_TOKENS, usage.completion_tokens, model=model)
         meter.observe(c.E2E, took_s, model=model)
 
+    def on_group_answered(
+        self, request_id: str, usage: Usage, *, first_token_s: float, arrived_s: float, now_s: float
+    ) -> None:
+        """Count a request whose answer was made of many sequences: a beam search, or embeddings."""
+        self.on_usage(usage, took_s=now_s - arrived_s)
+        ttft_s = first_token_s - arrived_s if first_token_s else None
+        self.recent_requests.answered(request_id, usage, ttft_s=ttft_s)
+
     def on_answered(self, response: ResponseStream, *, arrived_s: float) -> None:
         """Count a request that was answered in full: its tokens, and when they came."""
         meter, model = self.meter, self._model

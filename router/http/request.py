@@ -31,7 +31,7 @@ from router.http.request_ids import new_id
 from router.http.served_models import Models
 from router.http.service import Service
 from router.openai.call import Call, RequestLimits
-from router.openai.responses import error_of, retry_after_s
+from router.openai.responses import Usage, error_of, retry_after_s
 from router.tenants import service_classes as slo
 from router.tenants.service_classes import NO_OBJECTIVES, RequestVerdict, verdict_of_answer, verdict_of_error
 
@@ -98,7 +98,7 @@ class RequestHandler(ABC):
     def preparation(self, call: Call, scope: Scope, body: bytes) -> RequestPreparation:
         """Return the preparation of a parsed call, with its client and objectives. Raises ModelNotFound,
         ClientError."""
-        client = self.client = client_of(scope)
+        client = self.client
         adapter = self.service.adapter_of(call.model)
         named = header(scope, slo.HEADER.encode())
         self.objectives = self.service.classes.of(
@@ -150,6 +150,17 @@ class RequestHandler(ABC):
         ttft_s = first_token_s - self.arrived_s
         self.verdict = verdict_of_answer(self.objectives, ttft_s=ttft_s, tpot_s=tpot_s)
 
+    def group_answered(self, usage: Usage, *, first_token_s: float) -> None:
+        """Set the verdict and record the usage of an answer that was made of many sequences."""
+        self.answered(first_token_s=first_token_s, tpot_s=0.0)
+        self.service.observer.on_group_answered(
+            self.request_id,
+            usage,
+            first_token_s=first_token_s,
+            arrived_s=self.arrived_s,
+            now_s=self.service.driver.now_s(),
+        )
+
     def cancelled(self, first_token_s: float) -> None:
         """Set the verdict of a request that its client cancelled. `first_token_s` is 0 before its first
         token, which may be overdue."""
@@ -187,6 +198,7 @@ class EndpointApp:
         outcome: RequestOutcome = "failed"
         message = ""
         handler = self._kind(self._service, request_id, traceparent)
+        handler.client = client_of(scope)  # Whose request it is counts even if nobody can read its body.
         if (arrived_s := scope.get(ARRIVED)) is not None:
             handler.set_arrival(arrived_s)
         handler.verdict = RequestVerdict.FAILED  # This verdict stays if a defect ends the request.
@@ -228,7 +240,6 @@ class _UnroutedRequest(RequestHandler):
         self._error = error
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> RequestOutcome:
-        self.client = client_of(scope)
         raise self._error
 
 

@@ -8,8 +8,12 @@ that lets too much wait is dropped. The engine never waits for anybody.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+from orjson import Fragment
 
 from baton.core.errors import BatonError, ClientError, DeadlineOver
 from baton.core.steps import TokenLogprobs
@@ -17,8 +21,8 @@ from router.decisions.events import LatencyBreakdown, Served, Submit
 from router.live.defects import INTERNAL, NOT_DEFECTS, report
 from router.live.driver import Driver
 from router.openai.choice_stream import ChoiceOptions, ChoiceStream
-from router.openai.logprobs import LogprobFormat, joined
-from router.openai.responses import DONE, AnswerFormat, Usage, error_event
+from router.openai.logprobs import LogprobFormat, UnwrittenLogprobs, joined
+from router.openai.responses import DONE, AnswerFormat, Usage, encoded, error_event
 from router.openai.timings import EdgeTimes, timings_body
 from router.text.detokenizer import Detokenizer
 
@@ -33,8 +37,28 @@ DEADLINE_GRACE_S = 5.0
 """Time after a deadline until the HTTP layer stops waiting. The core ends expired requests before that."""
 
 
+LOGPROBS_ON_LOOP = 64
+"""Most tokens whose logprobs are written on the event loop at once. These take 12 ms at most."""
+
+
+class _Events(NamedTuple):
+    """Server-sent events that are taken and not yet written."""
+
+    token_count: int
+    """Number of tokens that come with logprobs."""
+    write: Callable[[], bytes]
+
+
 def _never_now(_: bytes) -> bool:
     return False
+
+
+def _are_many(events: Iterable[_Events]) -> bool:
+    return sum(some.token_count for some in events) > LOGPROBS_ON_LOOP
+
+
+def _written(events: Iterable[_Events]) -> bytes:
+    return b"".join(some.write() for some in events)
 
 
 class ResponseStream:
@@ -67,6 +91,8 @@ class ResponseStream:
         self._is_flush_due = False
         self._unwritten = b""
         """Events that could not be written without waiting."""
+        self._is_in_thread = False
+        """True while events are written in a thread, for which tokens wait and not for the client."""
         self._is_broken = False
         """True after a defect. Something is missing, so nothing may follow but the error."""
         self._on_drop: Callable[[BatonError], None] = lambda _: None
@@ -111,7 +137,8 @@ class ResponseStream:
         elif not self._is_flush_due:
             self._is_flush_due = True
             self._driver.flusher.add(self._flush)
-        if self._is_streaming and choice.unsent_tokens > self._unsent_tokens_max:
+        is_awaited = self._is_streaming and not self._is_in_thread
+        if is_awaited and choice.unsent_tokens > self._unsent_tokens_max:
             tokens = choice.unsent_tokens
             error = ClientError(
                 f"the client does not read the stream: {tokens} tokens wait to be sent; read it faster",
@@ -191,7 +218,8 @@ class ResponseStream:
         if self.is_gone:
             return b""
         answered = self._answered()
-        if any(choice.prompt_logprobs for choice in self.choices):  # The work grows with the prompt.
+        logprob_count = sum(choice.logprob_count for choice in answered)
+        if logprob_count > LOGPROBS_ON_LOOP or any(choice.prompt_logprobs for choice in self.choices):
             return await asyncio.to_thread(self._whole, answered)
         return self._whole(answered)
 
@@ -209,7 +237,9 @@ class ResponseStream:
         ]
 
     def _whole(self, answered: Sequence[ChoiceStream]) -> bytes:
-        bodies = [self._choice_body(index, choice) for index, choice in enumerate(answered)]
+        # Every choice is encoded by itself: encoding or freeing all at once would hold up the loop, even from
+        # a thread, by the interpreter's lock.
+        bodies = [Fragment(encoded(self._choice_body(index, one))) for index, one in enumerate(answered)]
         extra: dict[str, Any] = {}
         if self._answer.is_chat and (found := self._prompt_logprobs(answered[0])) is not None:
             extra = {"prompt_logprobs": found}
@@ -239,7 +269,8 @@ class ResponseStream:
                 said["prompt_logprobs"] = found
             if (prompt_ids := choice.prompt_ids) is not None:
                 said["prompt_token_ids"] = prompt_ids
-        logprobs = joined([choice.echo_logprobs(self._of_prompt(choice)), choice.take_logprobs()])
+        taken = (choice.echo_logprobs(self._of_prompt(choice)), choice.take_logprobs())
+        logprobs = joined([some.write() for some in taken if some is not None])
         return self._answer.choice(index, said, choice.finish_reason, logprobs, ids)
 
     async def stream(
@@ -262,15 +293,17 @@ class ResponseStream:
                 while not self.is_gone:
                     self._wake.clear()
                     self._is_writing = True
-                    events = self._unwritten + self._made(self._take_events)
+                    # More may come while events are written in a thread. It is taken in the next round.
+                    has_failed, is_last = self.error is not None, self.is_complete
+                    events = self._unwritten + await self._due_events()
                     self._unwritten = b""
-                    if self.error is None and self.is_complete:
+                    if self.error is None and is_last:
                         events += self._made(lambda: self._end_chunk(include_usage))
-                    if self.error is not None:
+                    if self.error is not None and (has_failed or is_last or self._is_broken):
                         return events + error_event(self.error)
-                    if self.is_complete:
+                    if is_last:
                         return events + DONE
-                    if events:
+                    if events and not self.is_gone:
                         await write(events)
                     self._is_writing = False
                     await self._wake.wait()
@@ -283,7 +316,8 @@ class ResponseStream:
     def _flush(self) -> None:
         """Write the events that wait. The flusher calls it after all else that came at the same time."""
         self._is_flush_due = False
-        if self._is_writing or self.is_gone or self.error is not None or self.is_complete:
+        is_over = self.is_gone or self.error is not None or self.is_complete
+        if self._is_writing or is_over or self._has_many_logprobs():
             self._wake.set()
             return
         if events := self._made(self._flush_events):
@@ -291,24 +325,48 @@ class ResponseStream:
             self._is_writing = True
             self._wake.set()
 
+    def _has_many_logprobs(self) -> bool:
+        """Whether the streaming task has to write the events, since it may wait for a thread."""
+        return sum(choice.logprob_count for choice in self.choices) > LOGPROBS_ON_LOOP
+
     def _flush_events(self) -> bytes:
         """Write the events that are due, and return those that could not be written without waiting."""
-        events = self._take_events()
+        events = _written(self._take_events())
         return b"" if events and self._write_now(events) else events
+
+    async def _due_events(self) -> bytes:
+        """Return all events that are due now, in one piece. A defect has the effect that `_made` tells of."""
+        if self._is_broken:
+            return b""
+        with self._ended_by_defects():
+            events = self._take_events()
+            if not _are_many(events):
+                return _written(events)
+            self._is_in_thread = True
+            try:
+                return await asyncio.to_thread(_written, events)
+            finally:
+                self._is_in_thread = False
+        return b""
 
     def _made(self, make: Callable[[], bytes]) -> bytes:
         """Return the events that `make` makes. A defect in it ends the request with an error, and from then
         on there are no events: what was taken and not made would be missing before them."""
         if self._is_broken:
             return b""
-        try:
+        with self._ended_by_defects():
             return make()
+        return b""
+
+    @contextmanager
+    def _ended_by_defects(self) -> Generator[None]:
+        try:
+            yield
         except NOT_DEFECTS:
             raise
         except BaseException as defect:
             log.error("defect in the answer of %s: %s", self._answer.request_id, report(defect))
             self.fail(BatonError(INTERNAL), is_defect=True)
-            return b""
 
     async def write_end(self, writing: Awaitable[None], *, on_drop: Callable[[], None]) -> None:
         """Await the last write, no longer than the request may take, as every other write."""
@@ -330,27 +388,33 @@ class ResponseStream:
         if self.error is not None and not self.is_gone:
             raise self.error
 
-    def _take_events(self) -> bytes:
-        """Return all events that are due now, in one piece."""
-        answer, events = self._answer, list[bytes]()
+    def _take_events(self) -> list[_Events]:
+        """Take all events that are due now."""
+        answer, events = self._answer, list[_Events]()
+
+        def add(written: bytes) -> None:
+            events.append(_Events(0, lambda: written))
+
         for choice in self.choices:
             if choice.is_closed or not (choice.token_count or choice.finish):
                 continue
             if not choice.is_opened:
                 choice.is_opened = True
-                events.append(answer.first_chunk(choice.index, choice.prompt_ids))
+                add(answer.first_chunk(choice.index, choice.prompt_ids))
                 if choice.options.echo is not None:
-                    events.append(self._echo_chunk(choice))
+                    text = choice.options.echo.text
+                    echoed = choice.echo_logprobs(choice.prompt_logprobs)
+                    events.append(self._rich_chunk(choice, {"text": text}, echoed, None))
             if choice.is_plain:
                 text, ids = choice.take()
                 if text or ids:
-                    events.append(answer.chunk(choice.index, text, ids))
+                    add(answer.chunk(choice.index, text, ids))
             else:
                 events += self._rich_chunks(choice)
             if choice.finish is not None:
                 choice.is_closed = True
-                events.append(answer.last_chunk(choice.index, choice.finish_reason))
-        return b"".join(events)
+                add(answer.last_chunk(choice.index, choice.finish_reason))
+        return events
 
     def _end_chunk(self, include_usage: bool) -> bytes:
         """Return the chunk after all choices. It is empty if the client asked for none of its content."""
@@ -360,13 +424,19 @@ class ResponseStream:
         timings = timings_body(self.edge, self.choices) if self.with_timings else None
         return self._answer.end_chunk(usage, timings)
 
-    def _echo_chunk(self, choice: ChoiceStream) -> bytes:
-        echo = choice.options.echo
-        assert echo is not None
-        logprobs = choice.echo_logprobs(choice.prompt_logprobs)
-        return self._answer.rich_chunk(choice.index, {"text": echo.text}, logprobs, None)
+    def _rich_chunk(
+        self,
+        choice: ChoiceStream,
+        said: dict[str, Any],
+        logprobs: UnwrittenLogprobs | None,
+        ids: list[int] | None,
+    ) -> _Events:
+        chunk = partial(self._answer.rich_chunk, choice.index, said)
+        if logprobs is None:
+            return _Events(0, lambda: chunk(None, ids))
+        return _Events(logprobs.token_count, lambda: chunk(logprobs.write(), ids))
 
-    def _rich_chunks(self, choice: ChoiceStream) -> list[bytes]:
+    def _rich_chunks(self, choice: ChoiceStream) -> list[_Events]:
         """Return chunks with logprobs and token ids. They go with the first piece of the text that they
         belong to."""
         text, ids = choice.take()
@@ -379,8 +449,8 @@ class ResponseStream:
         logprobs = choice.take_logprobs()
         if not said and (ids or logprobs):
             said = [{"delta": {}} if self._answer.is_chat else {"text": ""}]
-        chunks: list[bytes] = []
+        chunks: list[_Events] = []
         for body in said:
-            chunks.append(self._answer.rich_chunk(choice.index, body, logprobs, ids))
+            chunks.append(self._rich_chunk(choice, body, logprobs, ids))
             logprobs, ids = None, None if ids is None else []
         return chunks

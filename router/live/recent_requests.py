@@ -5,7 +5,7 @@ asks, which is seldom.
 """
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from itertools import chain
 
@@ -186,9 +186,16 @@ class RecentRequests:
             decode_worker=served.decode_worker if served else "",
             predicted_ttft_s=served.predicted_ttft_s if served else None,
             predicted_tpot_s=served.predicted_tpot_s if served else None,
-            attempts=served.attempts if served else sum(note.what in PLACED for _, note in timeline.notes),
+            attempts=served.attempts if served else _attempts(timeline),
             moments=tuple(_moment(at_s - timeline.began_s, note) for at_s, note in timeline.notes),
         )
+
+
+def _attempts(timeline: RequestTimeline) -> int:
+    """Return how often the sequence was placed that was placed most often. A request may have thousands of
+    sequences, each of which is placed once."""
+    placed = Counter(note.seq_id for _, note in timeline.notes if note.what in PLACED)
+    return max(placed.values(), default=0)
 
 
 def _parts(timeline: RequestTimeline) -> dict[str, float]:

@@ -21,7 +21,7 @@ from baton.core.ids import SequenceId
 from baton.core.sampling import FinishReason
 from baton.core.steps import TokenLogprobs
 from router.decisions.events import Failed, FailureKind, Finished, LatencyBreakdown, Served, Submit
-from router.openai.logprobs import Entry, LogprobFormat, Track
+from router.openai.logprobs import Entry, LogprobFormat, Track, UnwrittenLogprobs
 from router.text.detokenizer import Detokenizer
 from router.text.parsers.deltas import (
     CallArguments,
@@ -285,22 +285,31 @@ class ChoiceStream:
         unsent_deltas, self.unsent_deltas = self.unsent_deltas, []
         return merged(unsent_deltas)
 
-    def take_logprobs(self) -> dict[str, Any] | None:
-        """Return OpenAI's object for the tokens whose text is taken now. None: the client does not want any,
-        or there are none."""
+    @property
+    def logprob_count(self) -> int:
+        """Number of tokens that wait to be sent with logprobs, those of an echoed prompt included."""
         if self.options.logprobs is None or self.track is None:
+            return 0
+        echo = None if self.is_opened else self.options.echo
+        return len(self.track.ready) + (0 if echo is None else len(echo.starts))
+
+    def take_logprobs(self) -> UnwrittenLogprobs | None:
+        """Return the logprobs of the tokens whose text is taken now. None: the client does not want any, or
+        there are none."""
+        form = self.options.logprobs
+        if form is None or self.track is None:
             return None
         entries: list[Entry] = self.track.take()
         if not entries or self.options.prompt_only:
             return None
         offset = len(self.options.echo.text) if self.options.echo is not None else 0
-        return self.options.logprobs.of(entries, offset=offset)
+        return UnwrittenLogprobs(len(entries), lambda: form.of(entries, offset=offset))
 
-    def echo_logprobs(self, of_prompt: tuple[TokenLogprobs, ...] | None) -> dict[str, Any] | None:
+    def echo_logprobs(self, of_prompt: tuple[TokenLogprobs, ...] | None) -> UnwrittenLogprobs | None:
         echo, form = self.options.echo, self.options.logprobs
         if echo is None or form is None or of_prompt is None:
             return None
-        return form.of_echo(echo.tokens, echo.starts, of_prompt)
+        return UnwrittenLogprobs(len(of_prompt), lambda: form.of_echo(echo.tokens, echo.starts, of_prompt))
 
     def delta_bodies(self) -> list[dict[str, Any]]:
         """Return the unsent deltas as OpenAI's chunks write them."""

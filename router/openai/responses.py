@@ -140,9 +140,11 @@ class AnswerFormat:
         inner = encoded(body)[len(b'{"index":') : -1]
         return self._chunk_head + inner + self._chunk_tail
 
-    def whole(self, choices: Sequence[dict[str, Any]], usage: Usage, extra: dict[str, Any]) -> bytes:
-        """Return the complete answer. `choices` are made by `choice`, by index. `extra` has further
-        fields."""
+    def whole(
+        self, choices: Sequence[dict[str, Any] | orjson.Fragment], usage: Usage, extra: dict[str, Any]
+    ) -> bytes:
+        """Return the complete answer. `choices` are made by `choice`, by index, and may be encoded. `extra`
+        has further fields."""
         return encoded(self._head | {"choices": choices, "usage": usage.as_dict()} | extra)
 
     def choice(

@@ -17,7 +17,8 @@ from engine.model_files.resolve import FILES_WITHOUT_WEIGHTS, resolve_model
 from router.text.conversation import Template
 from router.text.model_card import ModelCard, prompt_too_long, read_model_card
 from router.text.quick_encoder import QuickEncoder, quick_encoder
-from router.text.template_bounds import THREAD_S, TookTooLong, bound_operations, run_bounded
+from router.text.template_bounds import THREAD_S, TookTooLong, run_bounded
+from router.text.template_sizes import bound_operations
 from router.text.text_bound import characters_per_token_max
 from router.text.token_bytes import TokenBytes, token_bytes_of
 from router.text.tokenizer_files import check_tokenizer_files, largest_id

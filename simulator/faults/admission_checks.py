@@ -14,6 +14,9 @@ from simulator.faults.scenario import Scenario
 PASSED_MAX = OLDEST_EVERY + OVERTAKEN_MAX + 4
 """Placements that may pass the oldest sequence: until its turn comes, and after that for want of room. A few
 are placed in one scan."""
+PASSED_SCANS_MAX = 2
+"""Scans of the queue in which one that is less urgent may go first. A tenant that has had its share leaves
+room to others. It may have its turn again in the same scan, which goes on behind the one that left room."""
 CLOCK_SLACK = 1.02
 LATE_SLACK_S = 0.3
 """Time within which a router refuses a sequence that cannot meet its objective any more."""
@@ -40,6 +43,8 @@ class AdmissionChecks:
         self._running: dict[str, SimSequence] = {}
         self._oldest: SimSequence | None = None
         self._passed = 0
+        self._passed_s: defaultdict[str, set[float]] = defaultdict(set)
+        """Instants at which less urgent ones of its tenant were placed, by sequence."""
         self._served: defaultdict[str, float] = defaultdict(float)
 
     def submitted(self, sequence: SimSequence) -> None:
@@ -129,7 +134,12 @@ class AdmissionChecks:
         for one in self._waiting.values():
             other = one.submit
             is_urgent = other.tenant == mine.tenant and other.priority < mine.priority
-            if is_urgent and len(other.prompt) <= len(mine.prompt) and _is_short(one) == _is_short(placed):
+            is_like = len(other.prompt) <= len(mine.prompt) and _is_short(one) == _is_short(placed)
+            if not (is_urgent and is_like):
+                continue
+            passed_s = self._passed_s[one.seq_id]
+            passed_s.add(self._run.clock.now_s)
+            if len(passed_s) > PASSED_SCANS_MAX:
                 raise Violation(
                     6,
                     f"{self._name}: {placed.seq_id} (priority {mine.priority}) is placed before "

@@ -225,6 +225,7 @@ class SimWorker(SimProcess):
     def feed(self, event: WorkerEvent) -> None:
         if not isinstance(event, WorkerTick):
             self.run.note(self.name, event)
+            self._checkers.workers.heard(event)
             if isinstance(event, FromReader):
                 self._checkers.observe_reader_message(self, event.reader, event.message)
         actions = self.core.handle(event, now_s=self.local_clock.now_s())

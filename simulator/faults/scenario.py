@@ -222,6 +222,7 @@ def _crowd(scenario: Scenario) -> Scenario:
         router=scenario.router.model_copy(update={"disaggregate": True, "queue_requests_max": 64}),
         faults=frozenset({"small_pool", "repeats"}),
         block_count=24,
+        ends_within_s=30.0,
         request_count=60,
         leave_chance=0.5,
         step_base_s=0.03,
@@ -239,6 +240,7 @@ def _rush(scenario: Scenario) -> Scenario:
         block_count=60,
         prefix_chance=0.1,
         leave_chance=0.05,
+        ends_within_s=30.0,
         step_base_s=0.02,
         engine=scenario.engine.model_copy(
             update={"batch_sequences_max": 3, "waiting_sequences_max": 64, "step_tokens_max": 16}
@@ -266,6 +268,7 @@ def _burst(scenario: Scenario) -> Scenario:
         class_chance=0.0,
         leave_chance=0.0,
         arrivals_s=0.6,
+        ends_within_s=30.0,
         step_base_s=0.02,
         engine=scenario.engine.model_copy(update={"waiting_sequences_max": 64}),
         router=scenario.router.model_copy(
@@ -292,6 +295,7 @@ def _flood(scenario: Scenario) -> Scenario:
         class_chance=0.0,
         leave_chance=0.0,
         arrivals_s=1.2,
+        ends_within_s=30.0,
         step_base_s=0.02,
         engine=scenario.engine.model_copy(update={"batch_sequences_max": 4, "waiting_sequences_max": 64}),
         router=scenario.router.model_copy(
@@ -311,6 +315,7 @@ def _forgetful(scenario: Scenario) -> Scenario:
         faults=frozenset({*faults, "small_pool", "store_crash", "worker_crash", "memory_flip", "disk_flip"}),
         strikes_max=12,
         block_count=24,
+        ends_within_s=30.0,
         request_count=60,
         prefix_chance=1.0,
         prefix_count=8,

@@ -19,6 +19,7 @@ from router.decisions.hedging import submitted_name
 from simulator.faults.observed_processes import ObservedWorker
 from simulator.faults.run_context import RunContext, Violation
 from simulator.faults.scenario import Scenario
+from worker.events import FromRouter, PreparationBegan, WorkerEvent
 
 SLACK_S = 0.001
 LOOK_AGAIN_S = 0.25
@@ -72,10 +73,19 @@ class WorkerChecks:
 
     # --- what happens -------------------------------------------------------------------------------
 
+    def heard(self, event: WorkerEvent) -> None:
+        """Take note of what a worker hears: it remembers sequences that were cancelled before they began."""
+        match event:
+            case FromRouter(_, StartSequence(seq_id=seq_id) | CancelSequence(seq_id=seq_id)):
+                self._names.add(seq_id)
+            case PreparationBegan(key):
+                self._names.add(key.seq_id)
+            case _:
+                pass
+
     def started(self, worker: ObservedWorker, router_id: RouterId, start: StartSequence) -> None:
         """Take note of a start, after the worker handled it."""
         key = SeqKey(start.seq_id, start.epoch)
-        self._names.add(key.seq_id)
         if key not in worker.core.live_keys or (worker.worker_id, key) in self._attempts:
             return
         attempt = self._attempts[worker.worker_id, key] = _Attempt(worker, router_id, start)

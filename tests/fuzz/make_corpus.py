@@ -20,6 +20,7 @@ def main() -> None:
     _wire()
     _dashboard()
     _kv_server()
+    _templates()
 
 
 def _put(fuzzer: str, name: str, content: bytes) -> None:
@@ -191,6 +192,57 @@ def _kv_server() -> None:
     _put("kv_server", "ranges", b"k\x03" + ranges)
     _put("kv_server", "stranger", b"sGET / HTTP/1.1\r\nHost: somebody\r\n\r\n")
     _put("kv_server", "greeting", b"sBKVT\x02\x00" + b"x" * 16)
+
+
+def _templates() -> None:
+    loop = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{{ eos_token }}{% endfor %}"
+    start = "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    hermes = (
+        "{% if tools %}{% for t in tools %}{{ t|tojson(indent=2) }}\n{% endfor %}{% endif %}"
+        "{% for m in messages %}{% if m.tool_calls %}{% for c in m.tool_calls %}{{ c.function.name }}"
+        "({{ c.function.arguments|tojson }}){% endfor %}{% else %}{{ m.content }}{% endif %}{% endfor %}"
+    )
+    function = {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": "b"}'}}
+    user = {"role": "user", "content": "hi"}
+    plain = {"model": "m", "messages": [user]}
+    tools = plain | {
+        "messages": [
+            user,
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c", "content": "1"},
+        ],
+        "tools": [{"type": "function", "function": function}],
+        "chat_template_kwargs": {"x": [1]},
+    }
+    doubling = (
+        "{% set ns = namespace(a='x') %}{% for i in range(40) %}{% set ns.a = ns.a ~ ns.a %}{% endfor %}"
+        "{% set t %}{{ ns.a }}{{ ns.a }}{% endset %}"
+    )
+    macro = "{% macro f(a, b=1) %}{{ a * b }}{% endmacro %}{{ f('x', 3) }}{{ f(f('y'), 2)|upper }}"
+    methods = (
+        "{{ 'a'.center(9) }}{{ 'ab'.replace('a', 'b') }}{{ '%s|%02d' % ('a', 1) }}{{ '{:>4}'.format('a') }}"
+        "{{ ', '.join(['a', 'b']) }}{{ 'xy'.translate({120: 'z'}) }}{{ 'a\nb'|indent(2) }}"
+        "{{ [1, 2, 3]|batch(2, 0)|list }}{{ messages|map(attribute='role')|join(',') }}"
+    )
+    escape = (
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}{{ self.__init__.__globals__ }}"
+        "{{ messages|attr('append') }}{{ cycler.__init__ }}{{ lipsum.__globals__['os'] }}"
+    )
+    for name, template, asked in (
+        ("chat", "{{ bos_token }}" + loop + start, plain),
+        ("tools", hermes, tools),
+        ("doubling", doubling, plain),
+        ("macro", macro, plain),
+        ("methods", methods, plain),
+        ("escape", escape, plain),
+        ("endless", "{% for a in range(99999) %}" * 3 + "{% endfor %}" * 3, plain),
+        ("refusal", "{{ raise_exception('roles must alternate') }}", plain),
+        ("include", "{% include '/etc/passwd' %}{% import 'os' as os %}", plain),
+    ):
+        _put("templates", name, template.encode() + b"\0" + json.dumps(asked).encode())
+    bare = plain | {"continue_final_message": True, "add_generation_prompt": False}
+    _put("templates", "continued", loop.encode() + b"\0" + json.dumps(bare).encode())
 
 
 if __name__ == "__main__":

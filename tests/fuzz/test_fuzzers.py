@@ -13,6 +13,7 @@ FUZZERS = {
     "gguf": 1000,
     "kv_server": 150,
     "safetensors": 1500,
+    "templates": 150,
     "trace_files": 1500,
     "wire": 3000,
 }

@@ -99,7 +99,6 @@ def cluster(path, collector):
     settings = {
         "model__dtype": "float32",
         "engine__block_tokens": 16,
-        "engine__prepare_s": 60,
         "telemetry__otlp_endpoint": f"http://127.0.0.1:{collector.port}",
     }
     with Cluster(path, **settings) as running:

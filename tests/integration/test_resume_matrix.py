@@ -16,6 +16,8 @@ from tests.models import make_model
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
+HELD_S = 120
+LEASE_S = 30
 LONG = {"type": "array", "items": {"type": "integer"}, "minItems": 60, "maxItems": 64}
 TOOL = {
     "type": "function",
@@ -82,7 +84,14 @@ def cluster(tmp_path_factory):
         "model__dtype": "float32",
         "engine__block_tokens": 16,
         "engine__step_tokens_max": 64,
-        "engine__prepare_s": 120,  # a worker's first grammar loads the tokenizer, on cores that are busy here
+        # A worker's first grammar loads the tokenizer, on cores that are busy here.
+        "engine__prepare_s": 120,
+        "router__queue_wait_s": 240,
+        # A stopped worker is not lost, and what it will read is kept for it.
+        "router__worker_silence_s": HELD_S,
+        "cluster__member_suspect_s": HELD_S,
+        "cluster__member_lease_s": 2 * HELD_S,
+        "transfer__lease_s": LEASE_S,
     }
     with Cluster(path, **settings, model__adapters=json.dumps([f"own={own}"])) as cluster:
         yield cluster
@@ -193,6 +202,11 @@ def results(asked):
     return {kind: one.result() for kind, one in asked.items()}
 
 
+def in_flight(cluster, worker):
+    listed = (one for workers in cluster.health()["workers"].values() for one in workers)
+    return next(one["in_flight"] for one in listed if one["id"] == worker.worker_id)
+
+
 def retries(cluster):
     return cluster.metric("baton_router_retries_total")
 
@@ -206,17 +220,27 @@ def test_requests_of_every_kind_survive_the_loss_of_their_decode_worker(cluster)
     wanted = results(ask(cluster, kinds, 60))
     victim = cluster.worker("decode")
     before = retries(cluster)
-    asked = ask(cluster, kinds, 60)
+    sequence_count = len(kinds) + 3  # the choices and those of best_of, each
 
-    def all_decode():
+    def all_have(token_count):
         dead = [one.error for one in asked.values() if one.error is not None]
         assert not dead, dead
-        return all(asked[kind].token_count >= 3 for kind in STREAMED)
+        return all(asked[kind].token_count >= token_count for kind in STREAMED)
 
-    eventually("every stream has begun", all_decode, timeout_s=90, every_s=0.01)
+    # No stream gets ahead: first tokens come from the prefill worker, and all others are held back until each
+    # has its first one. From there on all are computed in the same steps.
+    os.kill(victim.pid, signal.SIGSTOP)
+    asked = ask(cluster, kinds, 60)
+    eventually(
+        "every sequence is placed, and every stream has its first token",
+        lambda: all_have(1) and in_flight(cluster, victim) == sequence_count,
+        timeout_s=LEASE_S,
+    )
+    os.kill(victim.pid, signal.SIGCONT)
+    eventually("every stream is decoded", lambda: all_have(3), timeout_s=90, every_s=0.005)
     os.kill(victim.pid, signal.SIGKILL)
     compare(results(asked), wanted)
     assert {kind: one.attempts for kind, one in asked.items() if one.attempts < 2} == {}
-    assert retries(cluster) - before >= len(kinds) + 3  # of the choices and of best_of, each
+    assert retries(cluster) - before >= sequence_count
     cluster.await_workers(prefill=1, decode=1)
-    cluster.assert_idle()
+    cluster.assert_idle(timeout_s=LEASE_S + 15.0)

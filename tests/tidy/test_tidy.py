@@ -89,6 +89,7 @@ SLEEPERS = {
     "worker/leave.py",  # another process can only be asked until it is empty
     "worker/registration.py",  # a heartbeat has a period
     "worker/store_link.py",  # backoff before dialling again
+    "control_plane/orphans.py",  # a child's end is looked at at intervals
     "control_plane/control.py",  # Ray's list of nodes can only be looked at
     "control_plane/dashboard/collector.py",  # processes' metrics are looked at at intervals
     "control_plane/child.py",  # backoff before a restart

@@ -287,7 +287,7 @@ class ResyncBlocks(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerEnvelope(_message.Message):
-    __slots__ = ("worker_hello", "step_columns", "sequence_joined", "sequence_refused", "sequence_failed", "block_events", "load_report")
+    __slots__ = ("worker_hello", "step_columns", "sequence_joined", "sequence_refused", "sequence_failed", "block_events", "load_report", "session_ends")
     WORKER_HELLO_FIELD_NUMBER: _ClassVar[int]
     STEP_COLUMNS_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_JOINED_FIELD_NUMBER: _ClassVar[int]
@@ -295,6 +295,7 @@ class WorkerEnvelope(_message.Message):
     SEQUENCE_FAILED_FIELD_NUMBER: _ClassVar[int]
     BLOCK_EVENTS_FIELD_NUMBER: _ClassVar[int]
     LOAD_REPORT_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ENDS_FIELD_NUMBER: _ClassVar[int]
     worker_hello: WorkerHello
     step_columns: StepColumns
     sequence_joined: SequenceJoined
@@ -302,7 +303,8 @@ class WorkerEnvelope(_message.Message):
     sequence_failed: SequenceFailed
     block_events: BlockEvents
     load_report: LoadReport
-    def __init__(self, worker_hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., step_columns: _Optional[_Union[StepColumns, _Mapping]] = ..., sequence_joined: _Optional[_Union[SequenceJoined, _Mapping]] = ..., sequence_refused: _Optional[_Union[SequenceRefused, _Mapping]] = ..., sequence_failed: _Optional[_Union[SequenceFailed, _Mapping]] = ..., block_events: _Optional[_Union[BlockEvents, _Mapping]] = ..., load_report: _Optional[_Union[LoadReport, _Mapping]] = ...) -> None: ...
+    session_ends: SessionEnds
+    def __init__(self, worker_hello: _Optional[_Union[WorkerHello, _Mapping]] = ..., step_columns: _Optional[_Union[StepColumns, _Mapping]] = ..., sequence_joined: _Optional[_Union[SequenceJoined, _Mapping]] = ..., sequence_refused: _Optional[_Union[SequenceRefused, _Mapping]] = ..., sequence_failed: _Optional[_Union[SequenceFailed, _Mapping]] = ..., block_events: _Optional[_Union[BlockEvents, _Mapping]] = ..., load_report: _Optional[_Union[LoadReport, _Mapping]] = ..., session_ends: _Optional[_Union[SessionEnds, _Mapping]] = ...) -> None: ...
 
 class WorkerHello(_message.Message):
     __slots__ = ("worker_id", "role", "fingerprint", "model", "block_tokens", "block_count", "max_model_tokens", "wire_version", "costs", "block_bytes", "step_tokens_max", "batch_sequences_max", "tpot_slo_s", "chunk_tokens_min", "host")
@@ -505,6 +507,10 @@ class LoadReport(_message.Message):
     tokens_per_step: float
     incoming_count: int
     def __init__(self, role: _Optional[_Union[Role, str]] = ..., is_draining: _Optional[bool] = ..., free_blocks: _Optional[int] = ..., running_count: _Optional[int] = ..., waiting_count: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., step_s: _Optional[float] = ..., costs: _Optional[_Union[StepCosts, _Mapping]] = ..., decoding_count: _Optional[int] = ..., context_tokens: _Optional[int] = ..., tokens_per_step: _Optional[float] = ..., incoming_count: _Optional[int] = ...) -> None: ...
+
+class SessionEnds(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class Empty(_message.Message):
     __slots__ = ()

@@ -11,7 +11,7 @@ from typing import Any, assert_never
 from baton.core.budgets import Ask, Grant, Scarce, Settle
 from baton.core.costs import PhaseTimings, StepCosts
 from baton.core.demand import Bin, ClassLoad, DemandReply, DemandReport, Traits, WorkerLoad
-from baton.core.messages import AdapterRef, BlockEvents, CancelSequence, FailureReason, KVGrant, KVRefused, KVReleased, KVRequest, LoadReport, Member, MembershipView, PeerHello, PeerRef, Phase, RefusalReason, ResyncBlocks, Role, RouterHello, SequenceFailed, SequenceJoined, SequenceOutput, SequenceRefused, StartSequence, StepOutput, Task, WorkerHello
+from baton.core.messages import AdapterRef, BlockEvents, CancelSequence, FailureReason, KVGrant, KVRefused, KVReleased, KVRequest, LoadReport, Member, MembershipView, PeerHello, PeerRef, Phase, RefusalReason, ResyncBlocks, Role, RouterHello, SequenceFailed, SequenceJoined, SequenceOutput, SequenceRefused, SessionEnds, StartSequence, StepOutput, Task, WorkerHello
 from baton.core.operate import AutoscaleState, ClusterState, Decision, DrainNode, DrainWorker, NodeState, Order, Outcome, Pool, ReplicaState, ReplicaStatus, Resize, RoleOutlook, RollOut, RouterState, Scale, SwitchRole, Version
 from baton.core.recent_requests import Moment, RecentRequest, RecentRequestsQuery, RecentRequestsReply
 from baton.core.sampling import FinishReason, Grammar, GrammarKind, SamplingParams
@@ -343,7 +343,7 @@ def resync_blocks_from_pb(x: pb.ResyncBlocks) -> ResyncBlocks:
     return ResyncBlocks()
 
 
-def worker_envelope_fields(x: WorkerHello | StepOutput | SequenceJoined | SequenceRefused | SequenceFailed | BlockEvents | LoadReport) -> dict[str, Any]:
+def worker_envelope_fields(x: WorkerHello | StepOutput | SequenceJoined | SequenceRefused | SequenceFailed | BlockEvents | LoadReport | SessionEnds) -> dict[str, Any]:
     match x:
         case WorkerHello():
             return {"worker_hello": worker_hello_fields(x)}
@@ -359,15 +359,17 @@ def worker_envelope_fields(x: WorkerHello | StepOutput | SequenceJoined | Sequen
             return {"block_events": block_events_fields(x)}
         case LoadReport():
             return {"load_report": load_report_fields(x)}
+        case SessionEnds():
+            return {"session_ends": session_ends_fields(x)}
         case _:
             assert_never(x)
 
 
-def worker_envelope_to_pb(x: WorkerHello | StepOutput | SequenceJoined | SequenceRefused | SequenceFailed | BlockEvents | LoadReport) -> pb.WorkerEnvelope:
+def worker_envelope_to_pb(x: WorkerHello | StepOutput | SequenceJoined | SequenceRefused | SequenceFailed | BlockEvents | LoadReport | SessionEnds) -> pb.WorkerEnvelope:
     return pb.WorkerEnvelope(**worker_envelope_fields(x))
 
 
-def worker_envelope_from_pb(x: pb.WorkerEnvelope) -> WorkerHello | StepOutput | SequenceJoined | SequenceRefused | SequenceFailed | BlockEvents | LoadReport:
+def worker_envelope_from_pb(x: pb.WorkerEnvelope) -> WorkerHello | StepOutput | SequenceJoined | SequenceRefused | SequenceFailed | BlockEvents | LoadReport | SessionEnds:
     match x.WhichOneof("message"):
         case "worker_hello":
             return worker_hello_from_pb(x.worker_hello)
@@ -383,6 +385,8 @@ def worker_envelope_from_pb(x: pb.WorkerEnvelope) -> WorkerHello | StepOutput | 
             return block_events_from_pb(x.block_events)
         case "load_report":
             return load_report_from_pb(x.load_report)
+        case "session_ends":
+            return session_ends_from_pb(x.session_ends)
         case other:
             raise WireError(f"WorkerEnvelope: message {other!r} is not allowed here")
 
@@ -702,6 +706,18 @@ def load_report_from_pb(x: pb.LoadReport) -> LoadReport:
         tokens_per_step=x.tokens_per_step,
         incoming_count=x.incoming_count,
     )
+
+
+def session_ends_fields(x: SessionEnds) -> dict[str, Any]:
+    return {}
+
+
+def session_ends_to_pb(x: SessionEnds) -> pb.SessionEnds:
+    return pb.SessionEnds(**session_ends_fields(x))
+
+
+def session_ends_from_pb(x: pb.SessionEnds) -> SessionEnds:
+    return SessionEnds()
 
 
 def empty_fields(x: Empty) -> dict[str, Any]:

@@ -5,9 +5,11 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import msgspec
 import numpy as np
+import psutil
 import pytest
 from xgrammar import GrammarCompiler, TokenizerInfo
 
@@ -23,7 +25,9 @@ from engine.compiling import (
     GrammarRefused,
     frame,
 )
-from engine.grammar import REFUSAL_S, CompilerBusy, GrammarError, GrammarStore, compile_grammar
+from engine.grammar import REFUSAL_S, CompilerBusy, GrammarStore
+from engine.grammar_compile import GrammarError, compile_grammar
+from tests.integration.cluster import eventually
 from tests.models import EOS_ID, save_tokenizer
 
 VOCAB = 520
@@ -49,6 +53,11 @@ def folder(tmp_path_factory):
 def setup(folder):
     store = GrammarStore(folder, VOCAB, (EOS_ID,))
     return store._setup()
+
+
+@pytest.fixture
+def quick_looks(monkeypatch):
+    monkeypatch.setattr("engine.compiling.LOOK_S", 0.02)
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +95,148 @@ def test_a_process_that_was_killed_is_started_anew(process, setup):
     process._process.wait()
     assert isinstance(process.compile(REGEX, lambda: setup, times=100), GrammarCompiled)
     assert pid_of(process) != pid
+
+
+def test_a_process_that_was_stopped_is_given_up_soon_and_replaced(process, setup, quick_looks):
+    process.compile(REGEX, lambda: setup, times=100)
+    pid = pid_of(process)
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(CompilerLost, match="hangs, or was stopped"):
+        process.compile(REGEX, lambda: setup, times=100)
+    assert not psutil.pid_exists(pid)
+    assert isinstance(process.compile(REGEX, lambda: setup, times=100), GrammarCompiled)
+
+
+@pytest.mark.parametrize("hangs_at", ["load", "setup", "job", "fork"])
+def test_a_process_that_hangs_anywhere_is_given_up_soon(setup, quick_looks, hangs_at):
+    process = CompilerProcess(compile_s=1000, argv=("-c", HANGS, hangs_at))
+    much = CompilerSetup("x" * 2**20, 1, has_end=False)  # more than a pipe holds
+    with pytest.raises(CompilerLost, match="hangs, or was stopped"):
+        process.compile(REGEX, lambda: much)
+    assert process._process is None
+
+
+HANGS = """
+import os, signal, sys
+from engine.compiling import CompilerReady, frame
+import msgspec
+def read():
+    size = int.from_bytes(sys.stdin.buffer.read(4), "big")
+    return sys.stdin.buffer.read(size)
+def hang():
+    os.kill(os.getpid(), signal.SIGSTOP)
+where = sys.argv[1]
+if where == "load":
+    hang()
+read()
+if where == "setup":
+    hang()
+os.write(1, frame(msgspec.msgpack.encode(CompilerReady())))
+read()
+if where == "fork" and (pid := os.fork()):
+    os.waitpid(pid, 0)
+hang()
+"""
+
+
+BUSY = """
+import os, sys, time
+from engine.compiling import CompilerReady, frame
+import msgspec
+if os.fork() == 0:
+    while time.process_time() < 0.5:
+        pass
+    os._exit(0)
+os.wait()
+os.write(1, frame(msgspec.msgpack.encode(CompilerReady())))
+"""
+
+
+def test_a_process_that_works_for_long_does_not_hang(setup, quick_looks):
+    process = CompilerProcess(compile_s=1, argv=("-c", BUSY))
+    with pytest.raises(CompilerLost, match="it ended"):
+        process.compile(REGEX, lambda: setup)
+
+
+def test_a_tokenizer_that_cannot_be_read_leaves_no_process():
+    def fails():
+        raise GrammarError("no tokenizer")
+
+    fresh = CompilerProcess(compile_s=0.1)
+    with pytest.raises(GrammarError):
+        fresh.compile(REGEX, fails)
+    assert fresh._process is None
+
+
+def test_the_process_has_loaded_no_torch(process, setup):
+    process.compile(REGEX, lambda: setup, times=100)
+    files = {Path(mapped.path).name for mapped in psutil.Process(pid_of(process)).memory_maps()}
+    assert any("xgrammar" in name for name in files)
+    assert not [name for name in files if "torch" in name]
+
+
+def in_another_worker(script):
+    """A process that is a worker to its compiler, and has printed the compiler's id."""
+    worker = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
+    )
+    assert worker.stdout is not None
+    return worker, int(worker.stdout.readline())
+
+
+WORKER = """
+import sys
+from engine.compiling import *
+process = CompilerProcess(compile_s=1)
+process._started(lambda: CompilerSetup(sys.argv[1], 520, has_end=True))
+print(process._process.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def is_over(process):
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_the_process_ends_with_its_worker(setup, is_stopped):
+    worker, pid = in_another_worker(WORKER.replace("sys.argv[1]", repr(setup.tokenizer)))
+    compiler = psutil.Process(pid)
+    if is_stopped:
+        compiler.suspend()
+    with worker:
+        worker.kill()
+    eventually("the compiler is gone", lambda: is_over(compiler), timeout_s=10)
+
+
+def test_a_process_whose_worker_is_gone_already_ends():
+    other = str(os.getpid() + 1)
+    done = subprocess.run([sys.executable, "-m", "engine.compile_process", other], timeout=60, check=True)
+    assert done.returncode == 0
+
+
+ADOPTS = """
+import ctypes, os, sys
+from engine.compiling import *
+ctypes.CDLL(None).prctl(36, 1)  # what process 1 of a container is without asking
+forks = "import os, signal; pid = os.fork(); pid or signal.pause(); os.write(1, b'....'); signal.pause()"
+process = CompilerProcess(compile_s=1, argv=("-c", forks))
+child = process._process = subprocess.Popen(
+    [sys.executable, "-c", forks], stdin=-1, stdout=-1, start_new_session=True
+)
+child.stdout.read(4)
+process.close()
+try:
+    print(os.waitpid(-1, os.WNOHANG))
+except ChildProcessError:
+    print(0)
+"""
+
+
+def test_a_worker_that_adopts_orphans_takes_the_status_of_killed_forks(setup):
+    worker, left = in_another_worker(ADOPTS)
+    worker.communicate(timeout=10)
+    assert left == 0
 
 
 ENDS = "import sys; sys.stdin.buffer.read(4)"
@@ -185,7 +336,7 @@ def test_what_is_read_from_the_process_is_what_took_long():
 
 def test_a_compiler_whose_worker_is_gone_ends_without_a_word(setup):
     with subprocess.Popen(
-        [sys.executable, "-m", "engine.compile_process"],
+        [sys.executable, "-m", "engine.compile_process", str(os.getpid())],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -14,7 +14,8 @@ from transformers import AutoTokenizer
 
 from baton.core.ids import SeqKey
 from baton.core.sampling import FinishReason, Grammar, GrammarKind, SamplingParams, finish_after
-from engine.grammar import GrammarError, GrammarStore
+from engine.grammar import GrammarStore
+from engine.grammar_compile import GrammarError
 from engine.sampling.sampler import Sampler, SampleRequest
 from tests.json_schemas import SCHEMAS
 from tests.models import EOS_ID, save_tokenizer
@@ -219,7 +220,7 @@ def test_a_schema_of_thousands_of_schemas_is_refused(store):
 
 
 def test_a_grammar_that_is_slow_from_the_start_is_refused(folder, monkeypatch):
-    monkeypatch.setattr("engine.grammar.START_S_MAX", -1.0)
+    monkeypatch.setattr("engine.grammar_compile.START_S_MAX", -1.0)
     store = GrammarStore(folder, VOCAB, (EOS_ID,))
     with pytest.raises(GrammarError, match="ambiguous"):
         store.prepare(Grammar(GrammarKind.REGEX, "(([a-z]?){1,5}x?){1,5}"))
@@ -258,7 +259,7 @@ def test_a_model_without_stop_tokens_goes_on_after_the_text(folder, tokenizer, c
 
 
 def test_a_grammar_that_takes_ever_longer_ends_the_text(store, tokenizer, monkeypatch):
-    monkeypatch.setattr("engine.grammar.TOKEN_S_MAX", 0.002)
+    monkeypatch.setattr("engine.grammar_compile.TOKEN_S_MAX", 0.002)
     grammar = Grammar(GrammarKind.EBNF, 'root ::= s\ns ::= s s | "a" | ""')
     sampler = Sampler(vocab=VOCAB, grammars=store, eos_token_ids=(EOS_ID,))
     params = SamplingParams(2000, stop_token_ids=(EOS_ID,), grammar=grammar)

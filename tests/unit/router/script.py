@@ -163,8 +163,10 @@ class Script:
     def joined(self, worker: str = "d", *, seq: str = "s") -> list[RouterAction]:
         return self.says(worker, SequenceJoined(SequenceId(seq), self.epoch(seq), 4096, 0.02, 0.03))
 
-    def refused(self, worker: str, reason: RefusalReason, *, seq: str = "s") -> list[RouterAction]:
-        return self.says(worker, SequenceRefused(SequenceId(seq), self.epoch(seq), reason, "no"))
+    def refused(
+        self, worker: str, reason: RefusalReason, *, seq: str = "s", message: str = "no"
+    ) -> list[RouterAction]:
+        return self.says(worker, SequenceRefused(SequenceId(seq), self.epoch(seq), reason, message))
 
     def failed(
         self, worker: str, reason: FailureReason = FailureReason.INTERNAL, *, seq: str = "s"

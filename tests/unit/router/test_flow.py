@@ -135,11 +135,24 @@ def test_busy_everywhere_ends_with_no_capacity_and_a_hint_when_to_come_back():
     script.submit()
     while not script.core.is_idle:
         while "p" in script.phases():
-            script.refused("p", RefusalReason.BUSY)
+            script.refused("p", RefusalReason.BUSY, message="its grammar was not ready")
         script.at(script.core.next_tick_s)
     assert script.now_s == 5.0
-    assert script.ends["s"].kind is FailureKind.NO_CAPACITY
-    assert script.ends["s"].retry_after_s >= 1.0
+    end = script.ends["s"]
+    assert end.kind is FailureKind.NO_CAPACITY
+    assert end.retry_after_s >= 1.0
+    assert end.message.endswith("within 5 s: p refused it, busy: its grammar was not ready")
+
+
+def test_a_refusal_before_a_loss_does_not_explain_the_wait_after_it():
+    script = Script(queue_wait_s=5.0, fallback_to_other_pool=False)
+    script.pair()
+    script.submit()
+    script.refused("p", RefusalReason.BUSY)
+    script.at(script.core.next_tick_s)
+    script.lose("d")
+    script.at(script.now_s + 5.0)
+    assert "no decode worker" in script.ends["s"].message
 
 
 def test_decode_lost_while_streaming_resumes_with_all_tokens_sent(pair):

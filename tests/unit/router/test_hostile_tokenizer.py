@@ -118,6 +118,36 @@ def test_a_template_that_a_conversation_makes_endless_costs_that_conversation_on
         "''.__class__.__mro__[1].__subclasses__()",
         "messages.__init__.__globals__",
         "range(10**9)|list",
+        "'x'.center(10**9)",
+        "'x'.ljust(10**9)",
+        "'x'.zfill(10**9)",
+        "'\\t'.expandtabs(10**9)",
+        "(5).to_bytes(10**9, 'big')",
+        "'a'.replace('', 'b' * 16000000)",
+        "('x' * 16000000).replace('x', 'y' * 1000)",
+        "('x' * 16000000).translate({120: 'y' * 1000})",
+        "('x' * 16000000).join(['a'] * 99)",
+        "''.join(['x' * 16000000] * 200)",
+        "'{:>1000000000}'.format(1)",
+        "'{:>{w}}'.format(1, w=10**9)",
+        "'{:.1000000000f}'.format(1.0)",
+        "('%9999d' * 9999) % ((1,) * 9999)",
+        "('%s' * 999) % (('x' * 160000,) * 999)",
+        "'x'|center(10**9)",
+        "'x'|indent(10**9)",
+        "'x'|indent('y' * 16000000, first=True) ~ 'z' * 16000000",
+        "[1]|batch(10**9, 'x')|list",
+        "[1]|slice(10**9)|list",
+        "('x' * 16000000)|replace('x', 'y' * 1000)",
+        "(['x' * 16000000] * 200)|join",
+        "([{'a': 'x' * 16000000}] * 200)|join(attribute='a')",
+        "'%1000000000d'|format(1)",
+        "['x']|map('center', 10**9)|list",
+        "[[1]]|sum(start=[])",
+        "[1]|tojson(indent=10**9)",
+        "[1, 2]|tojson(separators=('x' * 16000000, ':'))",
+        "('x' * 16000000) + ('x' * 16000000)",
+        "('x' * 16000000) ~ ('x' * 16000000)",
     ],
 )
 def test_a_template_makes_no_bomb_and_does_not_leave_its_sandbox(folder, bomb):
@@ -127,10 +157,63 @@ def test_a_template_makes_no_bomb_and_does_not_leave_its_sandbox(folder, bomb):
         tokenizer.chat_prompt([{"role": "user", "content": "evil"}])
 
 
-def test_what_templates_do_goes_on_as_before(folder):
-    source = "{{ '=' * 3 }}{{ 2 * 3 }}{{ 2 ** 3 }}{{ 7 % 4 }}{{ '%s|%02d' % ('a', 1) }}"
+@pytest.mark.parametrize(
+    "doubled",
+    [
+        "{% set ns = namespace(a='x') %}{% for i in range(40) %}{% set ns.a = ns.a ~ ns.a %}{% endfor %}",
+        "{% set ns = namespace(a='x') %}{% for i in range(40) %}{% set ns.a = ns.a + ns.a %}{% endfor %}",
+        "{% set ns = namespace(a='x') %}{% for i in range(40) %}"
+        "{% set t %}{{ ns.a }}{{ ns.a }}{% endset %}{% set ns.a = t %}{% endfor %}",
+        "{% set ns = namespace(a=[1]) %}{% for i in range(40) %}{% set ns.a = ns.a + ns.a %}{% endfor %}",
+        "{% for i in range(9999) %}{{ 'x' * 1600000 }}{% endfor %}",
+    ],
+)
+def test_a_text_that_is_doubled_again_and_again_is_refused_soon(folder, doubled):
+    source = "{% if messages[0].content == 'evil' %}" + doubled + "{% endif %}"
     tokenizer = Tokenizer.load(str(with_template(folder, source)))
-    assert tokenizer.chat_prompt([{"role": "user", "content": "x"}]).end == "===683a|01"
+    with pytest.raises(ClientError, match="more than 16777216"):
+        tokenizer.chat_prompt([{"role": "user", "content": "evil"}])
+
+
+AS_BEFORE = {
+    "'=' * 3": "===",
+    "2 * 3": "6",
+    "2 ** 3": "8",
+    "7 % 4": "3",
+    "'%s|%02d' % ('a', 1)": "a|01",
+    "'%(a)s' % {'a': 'b'}": "b",
+    "'%s-%s'|format('a', 1)": "a-1",
+    "1 + 2": "3",
+    "'a' + 'b'": "ab",
+    "[1] + [2]": "[1, 2]",
+    "'a' ~ 1 ~ none": "a1None",
+    "'a,b'.replace(',', '; ')": "a; b",
+    "'aaa'.replace('a', 'b', 2)": "bba",
+    "'aaa'|replace('a', 'b', 2)": "bba",
+    "'ab'|center(6)": "  ab",
+    "'a'.ljust(3) ~ '|'": "a  |",
+    "'{:>4}|{a}'.format('a', a=2)": "   a|2",
+    "'a\nb'|indent(2)": "a\n  b",
+    "'a\nb'|indent(width=2, first=true)": "  a\n  b",
+    "{'a': [1]}|tojson(indent=2)": '{\n  "a": [\n    1\n  ]\n}',
+    "{'a': [1]}|tojson": '{"a": [1]}',
+    "[1, 2]|join(', ')": "1, 2",
+    "'ab'|join('-')": "a-b",
+    "[{'n': 1}, {'n': 2}]|join('+', attribute='n')": "1+2",
+    "', '.join(['a', 'b'])": "a, b",
+    "'-'.join('ab')": "a-b",
+    "[1, 2]|sum": "3",
+    "[{'n': 1}]|sum(attribute='n', start=2)": "3",
+    "[1, 2, 3]|batch(2)|list": "[[1, 2], [3]]",
+    "messages|map(attribute='role')|map('upper')|join": "USER",
+}
+
+
+@pytest.mark.parametrize(("expression", "text"), AS_BEFORE.items(), ids=AS_BEFORE)
+def test_what_templates_do_goes_on_as_before(plain, expression, text):
+    tokenizer = Tokenizer.load(str(plain))
+    tokenizer._pretrained.chat_template = "{{ " + expression + " }}"
+    assert tokenizer.chat_prompt([{"role": "user", "content": "x"}]).end.rstrip() == text
 
 
 def test_work_in_time_is_let_through_and_threads_do_not_disturb_each_other():

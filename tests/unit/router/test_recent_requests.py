@@ -13,6 +13,7 @@ from router.live.recent_requests import MOMENTS_MAX, RECENT_MAX, TROUBLED_MAX, R
 from router.openai.responses import Usage
 from router.openai.timings import EdgeTimes
 from router.tenants.service_classes import NO_OBJECTIVES, RequestObjectives, RequestVerdict
+from tests.unit.router.http_fakes import MODEL, FakeWorker, cluster, make_folder
 
 ROUTER = RouterId("router-1")
 
@@ -145,6 +146,35 @@ def test_moments_are_bounded_and_unknown_requests_ignored(recent_requests):
     recent_requests.answered("stranger", Usage())
     (record,) = all_of(recent_requests)
     assert len(record.moments) == MOMENTS_MAX
+
+
+def test_many_sequences_placed_once_each_are_one_attempt(recent_requests):
+    recent_requests.begin("r")
+    for at in range(8):
+        recent_requests.note("r", Note(SequenceId(f"r/{at}"), "placed", ""))
+    assert all_of(recent_requests)[0].attempts == 1
+    recent_requests.note("r", Note(SequenceId("r/3"), "fallback", ""))
+    assert all_of(recent_requests)[0].attempts == 2
+
+
+BEAMS = {"prompt": [5, 6, 7], "max_tokens": 4, "n": 2, "use_beam_search": True}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/v1/completions", BEAMS), ("/v1/embeddings", {"input": [[5, 6], [7]]})],
+    ids=["beams", "embeddings"],
+)
+async def test_answers_of_many_sequences_have_their_usage_and_ttft(tmp_path, path, body):
+    folder = make_folder(tmp_path / "tiny")
+    async with cluster(folder, FakeWorker(reply=[9], vector=(1.0, 0.0))) as c, c.http() as http:
+        answer = await http.post(path, json=body | {"model": MODEL})
+        assert answer.status_code == 200
+        usage = answer.json()["usage"]
+        (record,) = all_of(c.router.models.first.observer.recent_requests)
+        assert (record.attempts, record.ttft_s is not None) == (1, True)
+        assert record.prompt_tokens == usage["prompt_tokens"] > 0
+        assert record.completion_tokens == usage.get("completion_tokens", 0)
 
 
 async def test_they_are_told_over_the_network(recent_requests):

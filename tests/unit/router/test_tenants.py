@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import math
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -17,11 +18,13 @@ from commands.app import app
 from commands.keys import _create_in_file, _revoke_in_file
 from kv_store.directory.interface import DirectoryLost
 from router.http.authentication import duration
+from router.http.request import ON_LOOP_BODY_BYTES
 from router.tenants import key_files
 from router.tenants.budgets import LocalBudgets, SharedBudgets
 from router.tenants.key_files import read_file, write_file
 from router.tenants.keyring import FileSource, LiveKeys
 from router.tenants.keys import KeyBook, KeyRecord, Keyring, Tenant, digest_of, new_key, read_book, salt_of
+from router.text import tokenizer
 from tests.unit.router.http_fakes import MODEL, FakeWorker, cluster, make_folder
 
 ASK = {"model": MODEL, "prompt": "hi", "max_tokens": 3}
@@ -340,6 +343,21 @@ async def test_limits_are_told_kept_and_settled(folder, tmp_path):
             meter.value(SLO_REQUESTS, model=MODEL, slo_class="none", tenant="acme", outcome="refused_quota")
             == 1
         )
+
+
+async def test_a_request_that_nobody_read_is_its_tenants(folder, tmp_path, monkeypatch, caplog):
+    path, key = tmp_path / "keys.json", new_key()
+    write_file(path, book_of({key: "acme"}, acme=Tenant()))
+    monkeypatch.setattr(tokenizer, "WAITING_MAX", 0)
+    caplog.set_level(logging.INFO, "baton.requests")
+    async with cluster(folder, FakeWorker(reply=[9]), keys=str(path)) as c, c.http() as http:
+        large = ASK | {"metadata": {"a": "a" * ON_LOOP_BODY_BYTES}}
+        answer = await http.post("/v1/completions", json=large, headers=bearer(key))
+        assert answer.status_code == 503
+        meter = c.router.models.first.observer.meter
+        labels = {"model": MODEL, "slo_class": "none", "outcome": "refused_queue"}
+        assert meter.value(SLO_REQUESTS, tenant="acme", **labels) == 1
+        assert "tenant acme" in caplog.text
 
 
 async def test_requests_at_once_are_given_back_however_they_end(folder, tmp_path):

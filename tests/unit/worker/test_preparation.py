@@ -22,7 +22,8 @@ from baton.core.messages import (
     StartSequence,
 )
 from baton.core.sampling import Grammar, GrammarKind, SamplingParams
-from engine.grammar import CompilerBusy, GrammarError
+from engine.grammar import CompilerBusy
+from engine.grammar_compile import GrammarError
 from worker.preparation import NotPrepared, StartPreparation
 from worker.preparers import AdapterPreparer, GrammarPreparer, compiling_threads
 from worker.turns import FairTurns

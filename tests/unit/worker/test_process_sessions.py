@@ -31,6 +31,7 @@ ROUTER = RouterId("r")
 SOURCE = WorkerId("prefill-0.a")
 HELLO = WorkerHello(SOURCE, Role.PREFILL, "f", "m", 16, 8, 128)
 REPORT = LoadReport(Role.PREFILL, False, 8, 0, 0, 0, 0.0)
+DRAINING = LoadReport(Role.PREFILL, True, 8, 0, 0, 0, 0.0)
 ASK = KVRequest(SequenceId("s/0"), 1, 0)
 GRANT = KVGrant(SequenceId("s/0"), 1, 0, (1, 2), (5, 6), 1.0)
 WAIT_S = 10.0
@@ -137,6 +138,35 @@ async def test_a_second_session_of_a_router_replaces_the_first_whose_end_is_told
         with pytest.raises((LinkBroken, StopAsyncIteration)):
             await asyncio.wait_for(anext(first), WAIT_S)
         assert sessions.router_count == 1
+
+
+async def test_a_router_that_lags_still_hears_that_the_worker_drains_before_the_session_ends():
+    """A router writes to a session that its worker has ended, before it has read what came last."""
+    async with worker() as (_, sessions, address), worker_session(address, ROUTER) as (_, link):
+        sessions.send(ROUTER, DRAINING)
+        ending = asyncio.create_task(sessions.end(WAIT_S))
+        for _ in range(3):
+            with contextlib.suppress(LinkBroken):
+                link.send(ResyncBlocks())
+            await worker_status(address)  # what was under way has arrived by now
+        assert [message async for message in link] == [DRAINING]
+    await asyncio.wait_for(ending, WAIT_S / 2)
+
+
+async def test_a_router_that_reads_nothing_does_not_hold_up_the_end_of_a_worker():
+    async with worker() as (ear, sessions, address), worker_session(address, ROUTER):
+        await sessions.end(0.01)
+        assert ("router lost", ROUTER) in ear.heard
+        assert sessions.router_count == 0
+
+
+async def test_a_worker_that_ends_takes_no_new_session():
+    async with worker() as (ear, sessions, address):
+        await sessions.end(WAIT_S)
+        with pytest.raises(LinkBroken, match="before saying hello"):
+            async with worker_session(address, ROUTER):
+                pass
+        assert ear.heard == []
 
 
 async def test_a_router_that_does_not_read_is_dropped_and_the_worker_does_not_wait():

@@ -85,7 +85,7 @@ class Machine:
     name: str
     block_count: int = 16
     engine: EngineConfig = field(
-        default_factory=lambda: EngineConfig(step_tokens_max=16, batch_sequences_max=8)
+        default_factory=lambda: EngineConfig(step_tokens_max=16, batch_sequences_max=8, prepare_s=30.0)
     )
     transfer: TransferConfig = field(default_factory=TransferConfig)
     role: Role = Role.AGGREGATED

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from baton.core.errors import ClientError
 from baton.core.sampling import Grammar, GrammarKind
-from engine.grammar import GrammarError
+from engine.grammar_compile import GrammarError
 from engine.structured.grammars import check_grammar
 from router.openai.response_format import schema_grammar
 from tests.grammar_walks import Walker

@@ -1,0 +1,41 @@
+"""A worker gives a request up while there is time for a second one."""
+
+import pytest
+
+from baton.core.errors import SetupError
+from commands.settings import load_config
+
+
+@pytest.mark.parametrize(
+    ("sets", "expected"),
+    [
+        ([], 10.0),
+        (["router.queue_wait_s=6"], 2.0),
+        (["router.request_timeout_s=3"], 1.0),
+        (["router.queue_wait_s=120"], 10.0),
+        (["engine.prepare_s=25"], 25.0),
+    ],
+)
+def test_the_time_leaves_room_for_a_second_worker(sets, expected):
+    config = load_config(sets)
+    assert config.settled().engine.prepare_s == expected
+    assert config.settled().settled() == config.settled()
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        ["engine.prepare_s=30"],
+        ["engine.prepare_s=31"],
+        ["engine.prepare_s=2", "router.queue_wait_s=2"],
+        ["engine.prepare_s=20", "router.request_timeout_s=20"],
+        ["models.m.model.path=a", "models.m.engine.prepare_s=40"],
+    ],
+)
+def test_a_time_that_leaves_none_is_one_line_that_says_what_to_do(sets):
+    with pytest.raises(
+        SetupError, match=r"engine\.prepare_s: .* must be below router\..*leave it out"
+    ) as caught:
+        load_config(sets)
+    assert "\n" not in str(caught.value)
+    assert "second worker" in str(caught.value)
