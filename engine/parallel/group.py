@@ -1,8 +1,8 @@
 """What the ranks of one group do together, whatever carries it.
 
-Every rank of a group makes the same calls in the same order. A call ends within the group's deadline: with its
-result, or with GroupBroken if a peer died, gave the group up, called something else, or did not call at all.
-A broken group stays broken. Its worker is lost as a whole and starts anew.
+Every rank of a group makes the same calls in the same order. A call ends within the group's deadline: with
+its result, or with GroupBroken if a peer died, gave the group up, called something else, or did not call at
+all. A broken group stays broken. Its worker is lost as a whole and starts anew.
 """
 
 from collections.abc import Sequence
@@ -47,8 +47,8 @@ class Group(Protocol):
         ...
 
     def reduce_scatter(self, x: Tensor, *, sizes: Sequence[int] | None = None) -> Tensor:
-        """This rank's part of the sum of all ranks' x. The parts divide the first dimension, into `sizes` rows
-        or alike."""
+        """This rank's part of the sum of all ranks' x. The parts divide the first dimension, into `sizes`
+        rows or alike."""
         ...
 
     def broadcast_(self, x: Tensor, *, source: int = 0) -> Tensor:
