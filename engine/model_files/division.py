@@ -41,7 +41,7 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class StagePlace:
     """Place of a pipeline stage in the model."""
 
     first_layer: int
@@ -51,7 +51,7 @@ class Stage:
     """It has the last norm and the head."""
 
 
-ONLY_STAGE = Stage(0, is_first=True, is_last=True)
+ONLY_STAGE = StagePlace(0, is_first=True, is_last=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +72,9 @@ class Division:
         return self.rank == 0
 
     @property
-    def stage(self) -> Stage:
+    def stage(self) -> StagePlace:
         layers, count = self.layers or range(self.spec.layer_count), self.spec.layer_count
-        return Stage(layers.start, is_first=layers.start == 0, is_last=layers.stop == count)
+        return StagePlace(layers.start, is_first=layers.start == 0, is_last=layers.stop == count)
 
     @property
     def vocabulary(self) -> tuple[range, ...]:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from engine.kernels.interface import BatchLayout, Packed, PackedExperts, Plan, RopeTables
 from engine.kernels.weights import DenseMatrix
-from engine.model_files.division import ONLY_STAGE, Stage
+from engine.model_files.division import ONLY_STAGE, StagePlace
 from engine.model_files.spec import ModelSpec
 from engine.models.attention import Attention, GroupedAttention
 from engine.models.expert_counts import ExpertCounts
@@ -90,7 +90,7 @@ class Decoder(Generic[Plan, Packed, PackedExperts]):
         loader: Loader[Plan, Packed, PackedExperts],
         *,
         context_tokens: int,
-        stage: Stage = ONLY_STAGE,
+        stage: StagePlace = ONLY_STAGE,
         progress: Progress | None = None,
     ) -> None:
         """Read the weights. spec: of the rank. context_tokens: the longest sequence that will be admitted.
