@@ -34,6 +34,7 @@ from engine.loading.adapters import AdapterSlots
 from engine.loading.load import LoadedModel, load_model
 from engine.models.decoder import Progress
 from engine.models.model import LanguageModel
+from engine.parallel.group import Group
 from engine.sampling.logprobs import logprobs_of
 from engine.sampling.sampler import Sampler
 
@@ -76,6 +77,7 @@ class Executor:
         """Tokens that the previous step sampled, by sequence. They take the place of `PENDING_TOKEN`."""
         self.adapters = AdapterSlots(
             loaded.linears,
+            loaded.division,
             slot_count=engine.adapters_max,
             rank_max=engine.adapter_rank_max,
             dtype=TORCH_DTYPES[self.geometry.dtype],
@@ -95,13 +97,19 @@ class Executor:
 
     @classmethod
     def load(
-        cls, model: ModelConfig, engine: EngineConfig, *, progress: Progress | None = None
+        cls,
+        model: ModelConfig,
+        engine: EngineConfig,
+        *,
+        group: Group | None = None,
+        progress: Progress | None = None,
     ) -> "Executor":
-        """Raises SetupError, see `load_model` and `DraftModel.load`."""
+        """group: the tensor ranks that execute the same plans as this one. Raises SetupError, see
+        `load_model` and `DraftModel.load`."""
         if engine.threads:
             torch.set_num_threads(engine.threads)
         Executor.load_count += 1
-        loaded = load_model(model, engine, progress=progress)
+        loaded = load_model(model, engine, group=group, progress=progress)
         draft = DraftModel.load(model, engine, loaded) if engine.speculation == "draft" else None
         return cls(loaded, engine, draft=draft)
 

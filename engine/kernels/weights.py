@@ -114,6 +114,36 @@ def select_rows(matrix: Matrix, rows: Tensor, dtype: torch.dtype) -> Matrix:
             return DenseMatrix(to_dense(matrix, dtype).weight[rows], bias)
 
 
+def cut_columns(matrix: Matrix, columns: range) -> Matrix:
+    """The matrix of some of the inputs. Groups that the cut goes through become smaller ones of the same
+    scale."""
+    part = slice(columns.start, columns.stop)
+    match matrix:
+        case DenseMatrix():
+            return DenseMatrix(matrix.weight[:, part].contiguous(), matrix.bias)
+        case IntMatrix():
+            assert matrix.order is None, "inputs in an order of their own"
+            old = matrix.group_size or matrix.values.shape[1]
+            is_within_one = columns.start // old == (columns.stop - 1) // old
+            new = old if is_within_one else math.gcd(old, columns.start, columns.stop)
+            groups = slice(columns.start // new, -(-columns.stop // new))
+
+            def regrouped(values: Tensor) -> Tensor:
+                return values.repeat_interleave(old // new, dim=1)[:, groups].contiguous()
+
+            return IntMatrix(
+                bits=matrix.bits,
+                values=matrix.values[:, part].contiguous(),
+                scales=regrouped(matrix.scales),
+                zeros=None if matrix.zeros is None else regrouped(matrix.zeros),
+                group_size=0 if is_within_one else new,
+                bias=matrix.bias,
+            )
+        case Fp8Matrix():
+            assert not matrix.block, "scales in blocks"
+            return Fp8Matrix(matrix.values[:, part].contiguous(), matrix.scales, 0, matrix.bias)
+
+
 def join_rows(matrices: Sequence[Matrix], dtype: torch.dtype | None = None) -> Matrix:
     """One matrix whose rows are those of all, in order; they have the same inputs.
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from baton.core.errors import SetupError
 from baton.core.messages import AdapterRef
+from engine.loading.parts import take
 from engine.model_files.adapter_files import (
     LoraModule,
     check_values,
@@ -17,6 +18,7 @@ from engine.model_files.adapter_files import (
     read_adapter,
     resolve_adapter,
 )
+from engine.model_files.division import Division
 from engine.model_files.safetensors_files import TensorEntry
 from engine.models.linear import Linear
 from engine.models.lora import LowRank, LowRankPart, join_parts
@@ -38,13 +40,14 @@ class AdapterSlots:
     def __init__(
         self,
         linears: Sequence[Linear[Any]],
+        division: Division,
         *,
         slot_count: int,
         rank_max: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self._linears = tuple(linears)
+        self._linears, self._division = tuple(linears), division
         self._rank_max = rank_max
         self._dtype, self._device = dtype, device
         self._free = list(range(slot_count))
@@ -113,8 +116,13 @@ class AdapterSlots:
         for part in linear.parts:
             module = modules.get(part.name)
             if module is not None:
-                _check_shape(module, part.row_count, linear.in_size, folder)
-                a, b = _read(module.a), _read(module.b)
+                # The rank's rows of B where outputs are divided, its columns of A where inputs are.
+                cut = self._division.cut(part.name)
+                out_size = part.row_count if cut.rows is None else cut.rows.total
+                in_size = linear.in_size if cut.columns is None else cut.columns.total
+                _check_shape(module, out_size, in_size, folder)
+                a = take(_read(module.a), (None, cut.columns and cut.columns.places))
+                b = take(_read(module.b), (cut.rows and cut.rows.places,))
                 parts.append(LowRankPart(a, b, module.scale, first_row))
             first_row += part.row_count
         if not parts:

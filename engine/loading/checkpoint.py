@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from baton.core.errors import SetupError
+from engine.loading.parts import Cuts, take
 from engine.model_files.safetensors_files import TensorEntry, read_header, weight_files
 
 _DTYPES: dict[str, torch.dtype] = {
@@ -60,9 +61,16 @@ class Checkpoint:
         return frozenset(self._entries)
 
     def tensor(
-        self, name: str, shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        cuts: Cuts = (),
     ) -> Tensor:
-        """A view of the mapped file if `dtype` and `device` allow it, else a copy.
+        """A view of the mapped file if `dtype`, `device` and `cuts` allow it, else a copy. `shape` is that of
+        the whole tensor; only what `cuts` leave is read.
 
         Raises SetupError: no such tensor, another shape, or a dtype that is not a float's.
         """
@@ -76,23 +84,28 @@ class Checkpoint:
         stored = _DTYPES.get(entry.dtype)
         if stored is None:
             raise SetupError(f"{entry.file}: {name} is {entry.dtype}; supported are {', '.join(_DTYPES)}")
-        return self._view(entry, stored).to(device=device, dtype=dtype)
+        return take(self._view(entry, stored), cuts).to(device=device, dtype=dtype)
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """Shape of a stored tensor; None if there is none."""
+        entry = self._entries.get(name)
+        return None if entry is None else entry.shape
 
     def is_float(self, name: str) -> bool:
         """True if there is such a tensor and `tensor` can return it."""
         entry = self._entries.get(name)
         return entry is not None and entry.dtype in _DTYPES
 
-    def raw(self, name: str, *, device: torch.device) -> Tensor | None:
-        """The tensor as it is stored, whatever its shape; None if there is none. Raises SetupError for an
-        unknown dtype."""
+    def raw(self, name: str, *, device: torch.device, cuts: Cuts = ()) -> Tensor | None:
+        """The tensor (what `cuts` leave of it) as it is stored, whatever its shape; None if there is none.
+        Raises SetupError for an unknown dtype."""
         entry = self._entries.get(name)
         if entry is None:
             return None
         stored = (_DTYPES | _PACKED_DTYPES).get(entry.dtype)
         if stored is None:
             raise SetupError(f"{entry.file}: {name} is {entry.dtype}, which is not supported")
-        return self._view(entry, stored).to(device)
+        return take(self._view(entry, stored), cuts).to(device)
 
     def _view(self, entry: TensorEntry, stored: torch.dtype) -> Tensor:
         mapped = self._files[entry.file]

@@ -4,6 +4,7 @@ import hashlib
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -11,6 +12,8 @@ from baton.core.errors import SetupError
 from engine.kernels.weights import DenseMatrix, IntMatrix, Matrix
 from engine.loading.checkpoint import refuse_if_shorter, sample_ranges
 from engine.loading.gguf_blocks import Bytes, blocks_to_matrix, dequantize, is_exact
+from engine.loading.parts import Cuts
+from engine.model_files.division import Places
 from engine.model_files.fields import Fields
 from engine.model_files.gguf.folder import weight_files_of
 from engine.model_files.gguf.names import GgufPlace, place_of
@@ -38,38 +41,50 @@ class GgufCheckpoint:
         tensor = None if place is None else self._header.tensors.get(place.name)
         return None if place is None or tensor is None else (place, tensor)
 
-    def floats(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Raises SetupError: no such tensor, or another shape."""
+    def floats(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, *, rows: Places | None = None
+    ) -> Tensor:
+        """rows: along the first dimension of `shape`. Raises SetupError: no such tensor, or another shape."""
         place, tensor = self._found(name)
         found = (1, *tensor.shape) if place.change == "row" and len(tensor.shape) == 1 else tensor.shape
         if found != shape:
             raise SetupError(f"{tensor.file}: {place.name} is {list(found)}, expected is {list(shape)}")
-        rows = self._rows(tensor, -1)
-        if tensor.is_float:
-            values = _float_rows(rows, tensor.type).view(shape)
+        stored = self._rows(tensor, -1)
+        if len(shape) == 1:
+            values = _float_rows(stored, tensor).view(shape)
+            wanted = self._wanted_rows(name, place, shape[0], rows)
+            values = values if wanted is None else values[wanted]
         else:
-            values = dequantize(rows, tensor.type, torch.float32).view(shape)
-        if place.change == "minus_one":
-            values = values.float() - 1
-        order = self._row_order(name, place, shape[0])
-        return (values if order is None else values[order]).to(dtype)
+            part = _selected(stored, self._wanted_rows(name, place, shape[0], rows))
+            values = _float_rows(part, tensor).view(-1, *shape[1:])
+        return (values.float() - 1 if place.change == "minus_one" else values).to(dtype)
 
-    def matrix(self, name: str, out_size: int, in_size: int, dtype: torch.dtype) -> Matrix:
-        """`name` with ".weight". Raises SetupError, as `floats`."""
+    def matrix(
+        self,
+        name: str,
+        out_size: int,
+        in_size: int,
+        dtype: torch.dtype,
+        *,
+        rows: Places | None = None,
+        columns: range | None = None,
+    ) -> Matrix:
+        """`name` with ".weight". Raises SetupError, as `floats`, or if `columns` are not whole blocks."""
         place, tensor = self._found(name)
-        if tensor.is_float and place.expert < 0:
+        if place.change == "row":
             return DenseMatrix(self.floats(name, (out_size, in_size), dtype))
         shape = tensor.shape[1:] if place.expert >= 0 else tensor.shape
         if shape != (out_size, in_size) or (place.expert >= 0 and place.expert >= tensor.shape[0]):
             raise SetupError(
                 f"{tensor.file}: {place.name} is {list(tensor.shape)}, expected is {[out_size, in_size]}"
             )
-        rows = self._rows(tensor, place.expert)
+        stored = self._rows(tensor, place.expert)
+        if columns is not None:
+            stored = stored[:, _block_bytes(place, tensor, columns)]
+        part = _selected(stored, self._wanted_rows(name, place, out_size, rows))
         if tensor.is_float:
-            return DenseMatrix(_float_rows(rows, tensor.type).to(dtype))
-        found = blocks_to_matrix(rows, tensor.type, dtype)
-        order = self._row_order(name, place, out_size)
-        return found if order is None else _reordered(found, order)
+            return DenseMatrix(_float_rows(part, tensor).to(dtype))
+        return blocks_to_matrix(part, tensor.type, dtype)
 
     def dense_types(self) -> list[str]:
         """Quantised types of matrices that are made dense when they are read."""
@@ -112,21 +127,33 @@ class GgufCheckpoint:
             raise SetupError(f"{tensor.file} is truncated: it has {len(content)} of {tensor.end} bytes")
         return content[tensor.start : tensor.end]
 
-    def _row_order(self, name: str, place: GgufPlace, row_count: int) -> Tensor | None:
-        """Rows of the file in the order in which they are needed. llama.cpp pairs neighbours where Hugging
-        Face pairs the halves of a head, and its converter sorts the rows of q and k accordingly."""
+    def _wanted_rows(
+        self, name: str, place: GgufPlace, row_count: int, rows: Places | None
+    ) -> npt.NDArray[np.int64] | slice | None:
+        """Rows of the file in the order in which they are needed; None: all, as they are."""
         if place.change != "rope_rows":
-            return None
+            if rows is None:
+                return None
+            if len(rows) == 1:
+                return slice(rows[0].start, rows[0].stop, rows[0].step)
+            return np.concatenate([np.asarray(one, dtype=np.int64) for one in rows])
         heads = self._heads[0] if "q_proj" in name else self._heads[1]
         if row_count % (2 * heads):
             raise SetupError(
                 f"{self._header.files[0]}: {place.name} has {row_count} rows, no multiple of {heads} heads"
             )
-        return torch.arange(row_count).view(heads, -1, 2).transpose(1, 2).reshape(-1)
+        # llama.cpp pairs neighbours where Hugging Face pairs the halves of a head, and its converter sorts
+        # the rows of q and k accordingly.
+        order = np.arange(row_count).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
+        return (
+            order
+            if rows is None
+            else np.concatenate([order[one.start : one.stop : one.step] for one in rows])
+        )
 
 
 class GgufSource:
-    """Implements `engine.models.linear.MatrixSource`."""
+    """Implements `engine.loading.parts.PartSource`."""
 
     def __init__(self, checkpoint: GgufCheckpoint, *, dtype: torch.dtype, device: torch.device) -> None:
         self._checkpoint, self.dtype, self.device = checkpoint, dtype, device
@@ -135,23 +162,52 @@ class GgufSource:
         find = self._checkpoint.find
         return find(name) is not None or find(f"{name}.weight") is not None
 
-    def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        return self._checkpoint.floats(name, shape, dtype or self.dtype).to(self.device)
+    def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None, cuts: Cuts = ()) -> Tensor:
+        rows, *others = cuts or (None,)
+        assert not any(others), "only rows can be cut"
+        return self._checkpoint.floats(name, shape, dtype or self.dtype, rows=rows).to(self.device)
 
-    def stored(self, name: str, *shape: int) -> Tensor:
-        raise SetupError(f"{name} of a GGUF file is not supported")
+    def matrix(
+        self,
+        name: str,
+        out_size: int,
+        in_size: int,
+        *,
+        bias: bool = False,
+        rows: Places | None = None,
+        columns: range | None = None,
+    ) -> Matrix:
+        found = self._checkpoint.matrix(
+            f"{name}.weight", out_size, in_size, self.dtype, rows=rows, columns=columns
+        )
+        values = self.tensor(f"{name}.bias", out_size, cuts=(rows,)) if bias else None
+        return _placed(found, values, self.device)
 
-    def matrix(self, name: str, out_size: int, in_size: int, *, bias: bool = False) -> Matrix:
-        found = self._checkpoint.matrix(f"{name}.weight", out_size, in_size, self.dtype)
-        return _placed(found, self.tensor(f"{name}.bias", out_size) if bias else None, self.device)
-
-    def loaded(self, name: str, matrix: DenseMatrix) -> Matrix:
-        """A tied head is read anew, to be as small as the file has it."""
-        if name != "lm_head":
-            return matrix
-        out_size, in_size = matrix.weight.shape
-        found = self._checkpoint.matrix("model.embed_tokens.weight", out_size, in_size, self.dtype)
+    def tied(
+        self, name: str, matrix: DenseMatrix, *, out_size: int = 0, rows: Places | None = None
+    ) -> Matrix:
+        """The table is read anew, to be as small as the file has it."""
+        row_count, in_size = matrix.weight.shape
+        found = self._checkpoint.matrix(
+            "model.embed_tokens.weight", out_size or row_count, in_size, self.dtype, rows=rows
+        )
         return matrix if isinstance(found, DenseMatrix) else _placed(found, None, self.device)
+
+
+def _selected(stored: Bytes, rows: npt.NDArray[np.int64] | slice | None) -> Bytes:
+    return stored if rows is None else stored[rows]
+
+
+def _block_bytes(place: GgufPlace, tensor: GgufTensor, columns: range) -> slice:
+    """Bytes of a row that hold some of its numbers."""
+    per_block, block_bytes = _BLOCKS[tensor.type]
+    if columns.start % per_block or columns.stop % per_block:
+        raise SetupError(
+            f"{tensor.file}: the {tensor.shape[-1]} inputs of {place.name} cannot be divided: "
+            f"{columns.start} to {columns.stop}, which one rank would hold, are not whole {tensor.type} "
+            f"blocks of {per_block}; choose a smaller tensor size, or a file of a type with smaller blocks"
+        )
+    return slice(columns.start // per_block * block_bytes, columns.stop // per_block * block_bytes)
 
 
 def _mapped(file: Path) -> Bytes:
@@ -161,16 +217,10 @@ def _mapped(file: Path) -> Bytes:
         raise SetupError(f"cannot read {file}: {error}") from error
 
 
-def _float_rows(rows: Bytes, kind: str) -> Tensor:
-    return torch.from_numpy(np.array(rows)).view(_FLOATS[kind])
-
-
-def _reordered(matrix: Matrix, order: Tensor) -> Matrix:
-    if isinstance(matrix, DenseMatrix):
-        return DenseMatrix(matrix.weight[order])
-    assert isinstance(matrix, IntMatrix)
-    zeros = None if matrix.zeros is None else matrix.zeros[order]
-    return IntMatrix(matrix.bits, matrix.values[order], matrix.scales[order], zeros, matrix.group_size)
+def _float_rows(rows: Bytes, tensor: GgufTensor) -> Tensor:
+    if tensor.is_float:
+        return torch.from_numpy(np.array(rows)).view(_FLOATS[tensor.type])
+    return dequantize(np.ascontiguousarray(rows), tensor.type, torch.float32)
 
 
 def _placed(matrix: Matrix, bias: Tensor | None, device: torch.device) -> Matrix:

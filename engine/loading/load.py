@@ -17,8 +17,11 @@ from engine.kernels.choose import make_kernels
 from engine.kernels.interface import Kernels
 from engine.kv.pool import KVPool
 from engine.loading.checkpoint import Checkpoint
+from engine.loading.divided_source import DividedSource
 from engine.loading.gguf_checkpoint import GgufCheckpoint
+from engine.loading.parts import PartSource
 from engine.loading.sources import open_checkpoint, open_source
+from engine.model_files.division import Division, check_division
 from engine.model_files.fallback_spec import check_fallback
 from engine.model_files.quant_scheme import check_quantization
 from engine.model_files.read_spec import load_spec
@@ -29,11 +32,16 @@ from engine.models.decoder import Decoder, Progress
 from engine.models.fallback import FallbackModel
 from engine.models.linear import Linear, Loader
 from engine.models.model import LanguageModel
+from engine.models.tensor_ranks import TensorRanks
+from engine.parallel.group import Group
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     spec: ModelSpec
+    """The whole model."""
+    division: Division
+    """The part of it that this rank holds. `kv`, `model` and `linears` are the rank's."""
     folder: Path
     """Folder of the model on this machine, with its tokenizer."""
     name: str
@@ -50,31 +58,42 @@ class LoadedModel:
     might."""
 
 
-def load_model(model: ModelConfig, engine: EngineConfig, *, progress: Progress | None = None) -> LoadedModel:
-    """Read the model and allocate its KV pool. `progress(layers loaded, layers in all)`.
+def load_model(
+    model: ModelConfig,
+    engine: EngineConfig,
+    *,
+    group: Group | None = None,
+    layers: range | None = None,
+    progress: Progress | None = None,
+) -> LoadedModel:
+    """Read a rank's part of the model and allocate its KV pool. group: the tensor ranks; None: there is one.
+    layers: of the pipeline stage; None: all. `progress(layers loaded, layers in all)`.
 
-    Raises SetupError: no such model, an unsupported or damaged one, no such device, too little memory.
+    Raises SetupError: no such model, an unsupported or damaged one, one that cannot be divided so, no such
+    device, too little memory.
     """
     device = torch_device(model.device)
     folder = resolve_model(model.path, model.revision)
     spec = load_spec(folder)
     check_quantization(spec.quantization, model)
     check_fallback(spec, model)
+    division = _division(spec, group, layers)
+    rank_spec = division.rank_spec() if spec.is_native else spec
     tokens = context_tokens(spec, model)
-    geometry = kv_geometry(spec, model, engine)
+    geometry = kv_geometry(rank_spec, model, engine)
     checkpoint = open_checkpoint(folder)
-    digest = _model_digest(spec, checkpoint.digest(), tokens, model.quantization)
     kv = KVPool(geometry, kv_bytes=engine.kv_bytes, device=device)
     notes: list[str] = []
     kernels = make_kernels(engine, kv, tell=notes.append)
     if isinstance(checkpoint, GgufCheckpoint) and model.quantization == "none":
         notes.extend(_made_dense(checkpoint.dense_types()))
-    dtype = TORCH_DTYPES[geometry.dtype]
     linears: tuple[Linear[Any], ...] = ()
     if spec.is_native:
-        source = open_source(checkpoint, spec.quantization, model, dtype=dtype, device=device)
-        loader = Loader(source, kernels)
-        network = Decoder(spec, loader, context_tokens=tokens, progress=_releasing(checkpoint, progress))
+        dtype = TORCH_DTYPES[geometry.dtype]
+        source = open_source(checkpoint, spec, model, dtype=dtype, device=device)
+        loader = _loader(source, kernels, division, group)
+        told = _releasing(checkpoint, progress)
+        network = Decoder(rank_spec, loader, context_tokens=tokens, stage=division.stage, progress=told)
         linears = tuple(loader.linears)
         _release(checkpoint)
     else:
@@ -83,16 +102,15 @@ def load_model(model: ModelConfig, engine: EngineConfig, *, progress: Progress |
         if progress is not None:
             progress(spec.layer_count, spec.layer_count)
     name = model.name or default_name(model.path) or folder.resolve().name
+    digest = _model_digest(spec, checkpoint.digest(), tokens, model.quantization)
+    # Workers of all shapes hold the same KV, so the geometry that counts is the whole model's.
+    whole = kv_geometry(spec, model, engine)
     return LoadedModel(
         spec=spec,
+        division=division,
         folder=folder,
         name=name,
-        fingerprint=fingerprint(
-            model=name,
-            weights_digest=digest,
-            geometry=geometry,
-            wire_version=WIRE_VERSION,
-        ),
+        fingerprint=fingerprint(model=name, weights_digest=digest, geometry=whole, wire_version=WIRE_VERSION),
         context_tokens=min(tokens, kv.block_count * geometry.block_tokens),
         kv=kv,
         kernels=kernels,
@@ -100,6 +118,22 @@ def load_model(model: ModelConfig, engine: EngineConfig, *, progress: Progress |
         linears=linears,
         notes=tuple(notes),
     )
+
+
+def _division(spec: ModelSpec, group: Group | None, layers: range | None) -> Division:
+    """Raises SetupError, see `check_division`."""
+    if group is None:
+        return Division(spec, layers=layers)
+    check_division(spec, tensor=group.size)
+    return Division(spec, group.size, group.rank, layers)
+
+
+def _loader(
+    source: PartSource, kernels: Kernels[Any, Any, Any], division: Division, group: Group | None
+) -> Loader[Any, Any, Any]:
+    if group is None or group.size == 1:
+        return Loader(source, kernels)
+    return Loader(DividedSource(source, division), kernels, TensorRanks(group, division.vocabulary))
 
 
 def _made_dense(types: list[str]) -> Iterator[str]:

@@ -24,6 +24,8 @@ class QuantScheme(msgspec.Struct, frozen=True):
     """gptq: what is added to a stored zero point (1 in version 1 of the format)."""
     symmetric: bool = False
     """packed: zero points are not stored."""
+    group_size: int = 0
+    """gptq, awq, packed: inputs that share a scale; 0: the whole row."""
     fp8_block: int = 0
     """fp8: scales are per square block of this many values; 0: per row or per tensor."""
 
@@ -97,12 +99,19 @@ def _bits(value: object, supported: tuple[int, ...], method: str, where: str) ->
     raise SetupError(f"{where}: {method} with {value} bits is not supported; supported are {listed}")
 
 
+def _group_size(fields: Mapping[str, Any]) -> int:
+    """Tensors show it too; here it serves to say early which shapes of workers are possible."""
+    size: object = fields.get("group_size", fields.get("q_group_size"))
+    return size if isinstance(size, int) and size > 0 else 0
+
+
 def _gptq(fields: Mapping[str, Any], where: str) -> QuantScheme:
     version = str(fields.get("checkpoint_format") or "gptq")
     if version not in ("gptq", "gptq_v2"):
         raise SetupError(f"{where}: GPTQ checkpoint_format {version} is not supported; gptq and gptq_v2 are")
     bits = _bits(fields.get("bits"), (4, 8), "GPTQ", where)
-    return QuantScheme("gptq", bits, zero_point_offset=1 if version == "gptq" else 0)
+    offset = 1 if version == "gptq" else 0
+    return QuantScheme("gptq", bits, zero_point_offset=offset, group_size=_group_size(fields))
 
 
 def _awq(fields: Mapping[str, Any], where: str) -> QuantScheme:
@@ -111,7 +120,8 @@ def _awq(fields: Mapping[str, Any], where: str) -> QuantScheme:
         raise SetupError(f"{where}: AWQ version {version} is not supported; supported is gemm")
     if fields.get("zero_point") is False:
         raise SetupError(f"{where}: AWQ without zero points is not supported")
-    return QuantScheme("awq", _bits(fields.get("bits", fields.get("w_bit")), (4,), "AWQ", where))
+    bits = _bits(fields.get("bits", fields.get("w_bit")), (4,), "AWQ", where)
+    return QuantScheme("awq", bits, group_size=_group_size(fields))
 
 
 def _fp8(fields: Mapping[str, Any], where: str) -> QuantScheme:
@@ -154,7 +164,7 @@ def _group_scheme(group: object, outer: Mapping[str, Any], where: str) -> QuantS
     strategy = str(weights.get("strategy") or "unknown")
     if layout == "pack-quantized" and kind == "int" and strategy in ("group", "channel"):
         supported = _bits(bits, (4, 8), "compressed-tensors", where)
-        return QuantScheme("packed", supported, symmetric=symmetric)
+        return QuantScheme("packed", supported, symmetric=symmetric, group_size=_group_size(weights))
     if layout in ("int-quantized", "naive-quantized") and kind == "int":
         if not symmetric:
             raise SetupError(f"{where}: compressed-tensors {layout} with zero points is not supported")

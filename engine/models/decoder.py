@@ -8,10 +8,11 @@ from torch import Tensor
 
 from engine.kernels.interface import BatchLayout, Packed, PackedExperts, Plan, RopeTables
 from engine.kernels.weights import DenseMatrix
+from engine.model_files.division import ONLY_STAGE, StagePlace
 from engine.model_files.spec import ModelSpec
 from engine.models.attention import Attention, GroupedAttention
 from engine.models.expert_counts import ExpertCounts
-from engine.models.linear import Loader, Norm, StepContext
+from engine.models.linear import Linear, Loader, Norm, StepContext
 from engine.models.mla import LatentAttention
 from engine.models.mlp import GatedMlp, Mlp
 from engine.models.moe import MixtureOfExperts
@@ -38,6 +39,7 @@ class Layer:
         def norm(name: str) -> Norm:
             return loader.norm(at + name, spec.hidden_size, spec.norm_eps, offset=spec.norm_offset)
 
+        self._ranks = loader.ranks
         self._attention_norm = norm("input_layernorm")
         self.attention: Attention
         if spec.mla is None:
@@ -65,14 +67,22 @@ class Layer:
         """The rest of the layer after attention. `hidden` is the layer's input, of the same rows, and may be
         overwritten."""
         if self._after_attention is None or self._after_mlp is None:
-            hidden = self.attention.output(attended, step, residual=hidden)
-            return self._mlp(self._mlp_norm(hidden), step, residual=hidden)
-        hidden = hidden + self._after_attention(self.attention.output(attended, step))
-        return hidden + self._after_mlp(self._mlp(self._mlp_norm(hidden), step))
+            residual = self._own_residual(hidden)
+            hidden = self._total(self.attention.output(attended, step, residual=residual))
+            return self._total(self._mlp(self._mlp_norm(hidden), step, residual=self._own_residual(hidden)))
+        hidden = hidden + self._after_attention(self._total(self.attention.output(attended, step)))
+        return hidden + self._after_mlp(self._total(self._mlp(self._mlp_norm(hidden), step)))
+
+    def _own_residual(self, hidden: Tensor) -> Tensor | None:
+        return hidden if self._ranks is None else self._ranks.residual(hidden)
+
+    def _total(self, part: Tensor) -> Tensor:
+        return part if self._ranks is None else self._ranks.total(part)
 
 
 class Decoder(Generic[Plan, Packed, PackedExperts]):
-    """Implements `engine.models.model.LanguageModel`."""
+    """Implements `engine.models.model.LanguageModel`, or one pipeline stage of it: what a stage returns, the
+    next one is given, and only the last has logits."""
 
     def __init__(
         self,
@@ -80,17 +90,20 @@ class Decoder(Generic[Plan, Packed, PackedExperts]):
         loader: Loader[Plan, Packed, PackedExperts],
         *,
         context_tokens: int,
+        stage: StagePlace = ONLY_STAGE,
         progress: Progress | None = None,
     ) -> None:
-        """Read the weights. context_tokens: the longest sequence that will be admitted.
+        """Read the weights. spec: of the rank. context_tokens: the longest sequence that will be admitted.
 
         Raises SetupError: a tensor is missing or has another shape than the spec asks for.
         """
         source = loader.source
-        self._spec, self._kernels = spec, loader.kernels
+        self._spec, self._kernels, self._ranks, self._stage = spec, loader.kernels, loader.ranks, stage
         at = next((p for p in _PREFIXES if source.has(f"{p}embed_tokens")), _PREFIXES[0])
         vocab, hidden = spec.vocab_size, spec.hidden_size
-        self._embedding = source.tensor(f"{at}embed_tokens.weight", vocab, hidden)
+        self._embedding: Tensor | None = None
+        if stage.is_first or (stage.is_last and spec.tie_embeddings):
+            self._embedding = source.tensor(f"{at}embed_tokens.weight", vocab, hidden)
         # Gemma's authors round the factor to the model's dtype.
         self._embedding_scale = torch.tensor(spec.embedding_scale, dtype=source.dtype).item()
         self.expert_counts: ExpertCounts | None = None
@@ -98,37 +111,49 @@ class Decoder(Generic[Plan, Packed, PackedExperts]):
             self.expert_counts = ExpertCounts(spec.moe.layers, spec.moe.expert_count, source.device)
         self._layers: list[Layer] = []
         for index in range(spec.layer_count):
-            self._layers.append(Layer(spec, loader, index, f"{at}layers.{index}.", self.expert_counts))
+            name = f"{at}layers.{stage.first_layer + index}."
+            self._layers.append(Layer(spec, loader, index, name, self.expert_counts))
             if progress is not None:
                 progress(index + 1, spec.layer_count)
-        self._norm = loader.norm(f"{at}norm", hidden, spec.norm_eps, offset=spec.norm_offset)
-        tied = DenseMatrix(self._embedding) if spec.tie_embeddings else None
-        prefix = at.removesuffix("model.")
-        head = f"{prefix}lm_head" if source.has(f"{prefix}lm_head") else "lm_head"
-        self._head = loader.head(head, vocab, hidden, tied=tied)
+        self._norm: Norm | None = None
+        self._head: Linear[Packed] | None = None
+        if stage.is_last:
+            self._norm = loader.norm(f"{at}norm", hidden, spec.norm_eps, offset=spec.norm_offset)
+            table = self._embedding if spec.tie_embeddings else None
+            tied = None if table is None else DenseMatrix(table)
+            prefix = at.removesuffix("model.")
+            head = f"{prefix}lm_head" if source.has(f"{prefix}lm_head") else "lm_head"
+            self._head = loader.head(head, vocab, hidden, tied=tied)
         self.windows = frozenset(spec.windows)
         self._frequencies = [
             frequencies(rope, context_tokens=context_tokens, device=source.device) for rope in spec.ropes
         ]
 
-    def forward(self, tokens: Tensor, layout: BatchLayout, rows: Tensor) -> Tensor:
+    def forward(
+        self, tokens: Tensor, layout: BatchLayout, rows: Tensor, *, hidden: Tensor | None = None
+    ) -> Tensor:
+        """hidden: what the stage before returned, [T, hidden], which may be overwritten; None for the first.
+        A stage that is not the last returns all rows, before any norm."""
         positions = torch.from_numpy(layout.positions()).to(tokens.device)
         plan = self._kernels.plan(layout, self.ropes(positions), windows=self.windows)
-        return self.compute(tokens, _step_context(plan, layout, tokens.device), rows)
+        return self.compute(tokens, _step_context(plan, layout, tokens.device), rows, hidden=hidden)
 
     def ropes(self, positions: Tensor) -> RopeTables:
         """positions int64 [T]."""
         return {rope: table.cos_sin(positions) for rope, table in enumerate(self._frequencies)}
 
-    def compute(self, tokens: Tensor, step: StepContext[Plan], rows: Tensor) -> Tensor:
+    def compute(
+        self, tokens: Tensor, step: StepContext[Plan], rows: Tensor, *, hidden: Tensor | None = None
+    ) -> Tensor:
         """`forward` without what the host does for it."""
-        hidden = self._kernels.embed(tokens, self._embedding)
-        if self._embedding_scale != 1.0:
-            hidden = hidden * self._embedding_scale
-        *earlier, last = self._layers
+        hidden = self._embedded(tokens) if hidden is None else hidden
+        last = self._layers[-1]
+        earlier = self._layers[:-1] if self._stage.is_last else self._layers
         for layer in earlier:
             q = layer.queries(hidden, step)
             hidden = layer.finish(hidden, layer.attention.attend(q, step), step)
+        if self._norm is None:
+            return hidden
         # After the last layer's KV is written, only the rows that are asked for matter.
         q = last.queries(hidden, step)
         if not len(rows):
@@ -136,10 +161,20 @@ class Decoder(Generic[Plan, Packed, PackedExperts]):
         attended = last.attention.attend(q, step)
         return self._norm(last.finish(hidden[rows], attended[rows], step.rows(rows)))
 
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        assert self._embedding is not None, "only the first stage embeds tokens"
+        if self._ranks is None:
+            hidden = self._kernels.embed(tokens, self._embedding)
+        else:
+            hidden = self._ranks.embed(self._kernels, tokens, self._embedding)
+        return hidden if self._embedding_scale == 1.0 else hidden * self._embedding_scale
+
     def logits(self, hidden: Tensor) -> Tensor:
+        assert self._head is not None, "only the last stage has logits"
         logits = self._head.logits(hidden)
         cap = self._spec.logit_softcap
-        return torch.tanh(logits / cap) * cap if cap else logits
+        logits = torch.tanh(logits / cap) * cap if cap else logits
+        return logits if self._ranks is None else self._ranks.logits(logits)
 
 
 def _step_context(plan: Plan, layout: BatchLayout, device: torch.device) -> StepContext[Plan]:

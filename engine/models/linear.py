@@ -10,6 +10,7 @@ from torch import Tensor
 from engine.kernels.interface import Activation, Kernels, Packed, PackedExperts, Plan
 from engine.kernels.weights import DenseMatrix, ExpertMatrices, Matrix, join_rows
 from engine.models.lora import LowRank, group_by_slot
+from engine.models.tensor_ranks import TensorRanks
 
 
 class StepContext(Generic[Plan]):
@@ -53,17 +54,13 @@ class MatrixSource(Protocol):
 
     def matrix(self, name: str, out_size: int, in_size: int, *, bias: bool = False) -> Matrix: ...
 
-    def loaded(self, name: str, matrix: DenseMatrix) -> Matrix:
-        """The same result as `matrix`, made from a matrix that is in memory already (a tied head)."""
+    def tied(self, name: str, matrix: DenseMatrix) -> Matrix:
+        """The same result as `matrix`, of a head that is the embedding's table, which is in memory."""
         ...
 
     def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """A parameter that is no matrix of a `Linear` (embedding, norm), in the model's dtype unless
         another is given. The name is the whole one, ".weight" included."""
-        ...
-
-    def stored(self, name: str, *shape: int) -> Tensor:
-        """A tensor as the checkpoint has it, whatever its dtype."""
         ...
 
 
@@ -170,8 +167,14 @@ class Norm:
 class Loader(Generic[Plan, Packed, PackedExperts]):
     """Makes the parts of a model out of a source, for one set of kernels."""
 
-    def __init__(self, source: MatrixSource, kernels: Kernels[Plan, Packed, PackedExperts]) -> None:
-        self.source, self.kernels = source, kernels
+    def __init__(
+        self,
+        source: MatrixSource,
+        kernels: Kernels[Plan, Packed, PackedExperts],
+        ranks: TensorRanks | None = None,
+    ) -> None:
+        """ranks: those among which the model is divided, `source` giving one's part; None: it is whole."""
+        self.source, self.kernels, self.ranks = source, kernels, ranks
         self.linears: list[Linear[Packed]] = []
         """Those that adapters may change."""
 
@@ -202,7 +205,7 @@ class Loader(Generic[Plan, Packed, PackedExperts]):
     ) -> Linear[Packed]:
         """tied: the embedding's table, where it is also the head."""
         if tied is not None:
-            matrix = self.source.loaded(name, tied)
+            matrix = self.source.tied(name, tied)
         else:
             matrix = self.source.matrix(name, vocab_size, hidden_size)
         return Linear(self.kernels, self.kernels.pack(matrix), (LinearPart(name, vocab_size),))

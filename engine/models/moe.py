@@ -9,7 +9,6 @@ from engine.kernels.interface import Activation, Packed, PackedExperts, Plan
 from engine.kernels.weights import ExpertMatrices, Matrix, join_rows
 from engine.model_files.spec import ModelSpec, MoeSpec
 from engine.models.expert_counts import ExpertCounts
-from engine.models.expert_weights import load_gpt_oss_experts
 from engine.models.linear import Linear, Loader, StepContext
 from engine.models.mlp import GatedMlp
 
@@ -96,19 +95,20 @@ def _within_best_groups(moe: MoeSpec, scores: Tensor) -> Tensor:
 
 
 def _load_experts(spec: ModelSpec, moe: MoeSpec, loader: Loader[Any, Any, Any], name: str) -> ExpertMatrices:
-    if moe.expert_names == "gpt_oss":
-        return load_gpt_oss_experts(moe, loader.source, f"{name}.experts", spec.hidden_size)
     gate, up, down = ("w1", "w3", "w2") if moe.expert_names == "block_sparse_moe" else _PROJECTIONS
     source, hidden, inner = loader.source, spec.hidden_size, moe.intermediate_size
 
     def gate_up(expert: int) -> Matrix:
-        both = [source.matrix(f"{name}.experts.{expert}.{part}", inner, hidden) for part in (gate, up)]
+        both = [
+            source.matrix(f"{name}.experts.{expert}.{part}", inner, hidden, bias=moe.expert_bias)
+            for part in (gate, up)
+        ]
         return join_rows(both, source.dtype)
 
     return ExpertMatrices(
         tuple(gate_up(expert) for expert in range(moe.expert_count)),
         tuple(
-            source.matrix(f"{name}.experts.{expert}.{down}", hidden, inner)
+            source.matrix(f"{name}.experts.{expert}.{down}", hidden, inner, bias=moe.expert_bias)
             for expert in range(moe.expert_count)
         ),
     )

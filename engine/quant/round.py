@@ -35,20 +35,31 @@ def round_int8(matrix: DenseMatrix) -> IntMatrix:
     return _round(matrix, bits=8, group_size=0, shrinks=_SHRINKS_8, asymmetric=False)
 
 
-def round_int4(matrix: DenseMatrix, *, asymmetric: bool | None = None) -> IntMatrix:
-    """A scale, and with `asymmetric` a zero point, per group of `group_size_for` inputs. None: zero
-    points where they lower the squared error of a sample of rows by enough to pay for reading them."""
-    group_size = group_size_for(matrix.weight.shape[1])
+def sample_rows(out_size: int) -> range:
+    """Rows of a matrix that `pays_for_zeros` is asked about."""
+    return range(0, out_size, max(1, out_size // _SAMPLE_ROWS))
 
-    def rounded(dense: DenseMatrix, with_zeros: bool) -> IntMatrix:
-        return _round(dense, bits=4, group_size=group_size, shrinks=_SHRINKS_4, asymmetric=with_zeros)
 
+def pays_for_zeros(sample: DenseMatrix, group_size: int) -> bool:
+    """True if zero points lower the squared error of a sample of rows by enough to pay for reading them."""
+    errors = [
+        _squared_error(sample, round_int4(sample, group_size=group_size, asymmetric=asymmetric))
+        for asymmetric in (False, True)
+    ]
+    return errors[1] < _ZEROS_PAY * errors[0]
+
+
+def round_int4(
+    matrix: DenseMatrix, *, group_size: int | None = None, asymmetric: bool | None = None
+) -> IntMatrix:
+    """A scale, and with `asymmetric` a zero point, per group of inputs. group_size: None for that of
+    `group_size_for`, 0 for the whole row. asymmetric: None for what `pays_for_zeros` says."""
+    if group_size is None:
+        group_size = group_size_for(matrix.weight.shape[1])
     if asymmetric is None:
-        every = max(1, matrix.weight.shape[0] // _SAMPLE_ROWS)
-        sample = DenseMatrix(matrix.weight[::every])
-        errors = [_squared_error(sample, rounded(sample, with_zeros)) for with_zeros in (False, True)]
-        asymmetric = errors[1] < _ZEROS_PAY * errors[0]
-    return rounded(matrix, asymmetric)
+        rows = sample_rows(matrix.weight.shape[0])
+        asymmetric = pays_for_zeros(DenseMatrix(matrix.weight[:: rows.step]), group_size)
+    return _round(matrix, bits=4, group_size=group_size, shrinks=_SHRINKS_4, asymmetric=asymmetric)
 
 
 def round_fp8(matrix: DenseMatrix) -> Fp8Matrix:

@@ -14,10 +14,10 @@ GREEDY = SamplingParams(max_tokens=64)
 
 
 def load(
-    path: Path, *, kv_bytes: int = 16 * 2**20, block_tokens: int = 16, kernels="auto", **model
+    path: Path, *, kv_bytes: int = 16 * 2**20, block_tokens: int = 16, kernels="auto", group=None, **model
 ) -> Executor:
     engine = EngineConfig(kv_bytes=kv_bytes, block_tokens=block_tokens, threads=1, kernels=kernels)
-    return Executor.load(ModelConfig(path=str(path), **model), engine)
+    return Executor.load(ModelConfig(path=str(path), **model), engine, group=group)
 
 
 @dataclass

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from baton.core.sampling import SamplingParams
 from engine.kernels.interface import BatchLayout, Span
-from engine.models.expert_weights import dequantize_mxfp4
+from engine.loading.stacked_experts import dequantize_mxfp4
 from tests.models import Kind, make_model
 from tests.unit.engine.driver import Driver, load
 

@@ -199,10 +199,11 @@ def test_fp8_checkpoint_is_read_as_it_is(tmp_path: Path, block: int) -> None:
         config = {"quant_method": "fp8", "weight_block_size": [block, block]}
     module = partial(q.fp8_module, block=block)
     same = q.quantise_folder(dense, tmp_path / "fp8", module=module, config=config)
-    scheme = load_spec(tmp_path / "fp8").quantization
     options: dict[str, Any] = {"dtype": torch.float32, "device": torch.device("cpu")}
-    source = open_source(open_checkpoint(tmp_path / "fp8"), scheme, ModelConfig(), **options)
-    plain = open_source(open_checkpoint(same), None, ModelConfig(), **options)
+    source = open_source(
+        open_checkpoint(tmp_path / "fp8"), load_spec(tmp_path / "fp8"), ModelConfig(), **options
+    )
+    plain = open_source(open_checkpoint(same), load_spec(same), ModelConfig(), **options)
     name = "model.layers.0.mlp.down_proj"
     found = source.matrix(name, 64, 128)
     assert isinstance(found, Fp8Matrix)

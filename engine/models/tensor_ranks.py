@@ -1,0 +1,39 @@
+"""The arithmetic of a forward pass that tensor ranks share (Megatron-LM, arXiv 1909.08053 section 3).
+
+Heads and MLPs are divided by their outputs, the matrices behind them by their inputs, so that a layer needs
+two sums over the ranks. Each rank holds a part of the vocabulary. After a sum all ranks hold the same bits.
+"""
+
+from typing import Any
+
+from torch import Tensor
+
+from engine.kernels.interface import Kernels
+from engine.parallel.group import Group
+
+
+class TensorRanks:
+    def __init__(self, group: Group, vocabulary: tuple[range, ...]) -> None:
+        """vocabulary: token ids of each rank, in order."""
+        self._group = group
+        self._tokens = vocabulary[group.rank]
+        self._sizes = tuple(map(len, vocabulary))
+
+    def residual(self, hidden: Tensor) -> Tensor | None:
+        """The summand that goes into this rank's part of a sum: one rank adds it."""
+        return hidden if self._group.rank == 0 else None
+
+    def total(self, part: Tensor) -> Tensor:
+        """The sum of all ranks' parts, in the memory of this one."""
+        return self._group.all_reduce_(part)
+
+    def embed(self, kernels: Kernels[Any, Any, Any], tokens: Tensor, table: Tensor) -> Tensor:
+        """tokens int64 [T], table [this rank's part of the vocabulary, hidden] -> [T, hidden]."""
+        own = tokens - self._tokens.start
+        is_foreign = (own < 0) | (own >= len(self._tokens))
+        rows = kernels.embed(own.masked_fill(is_foreign, 0), table)
+        return self.total(rows.masked_fill_(is_foreign[:, None], 0))
+
+    def logits(self, part: Tensor) -> Tensor:
+        """float32 [R, this rank's part of the vocabulary] -> [R, vocab]."""
+        return self._group.all_gather(part.contiguous(), 1, sizes=self._sizes)

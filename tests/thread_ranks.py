@@ -1,0 +1,82 @@
+"""Ranks of one worker as threads of this process, with the sums of `engine.parallel.group.Group`."""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from engine.parallel.group import GroupBroken
+
+DEADLINE_S = 120.0
+T = TypeVar("T")
+
+
+class ThreadGroup:
+    """One rank's end. Implements `Group`, without messages between single ranks."""
+
+    def __init__(self, rank: int, size: int, barrier: threading.Barrier, parts: list[Any]) -> None:
+        self.rank, self.size = rank, size
+        self._barrier, self._parts = barrier, parts
+
+    def _exchange(self, part: Any) -> list[Any]:
+        try:
+            self._parts[self.rank] = part
+            self._barrier.wait(DEADLINE_S)
+            found = list(self._parts)
+            self._barrier.wait(DEADLINE_S)
+        except threading.BrokenBarrierError as error:
+            raise GroupBroken("a rank failed or called too late") from error
+        return found
+
+    def all_reduce_(self, x: Tensor) -> Tensor:
+        assert x.is_contiguous()
+        parts = self._exchange(x.clone())
+        assert len({(part.shape, part.dtype) for part in parts}) == 1, "ranks sum different things"
+        total = torch.zeros(x.shape)
+        for part in parts:
+            total += part.float()
+        return x.copy_(total)
+
+    def all_gather(self, x: Tensor, dim: int, *, sizes: Sequence[int] | None = None) -> Tensor:
+        assert sizes is None or x.shape[dim] == sizes[self.rank]
+        return torch.cat(self._exchange(x.clone()), dim)
+
+    def reduce_scatter(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def send(self, x: Tensor, to: int) -> None:
+        raise NotImplementedError
+
+    def recv(self, shape: tuple[int, ...], dtype: torch.dtype, source: int) -> Tensor:
+        raise NotImplementedError
+
+    def abort(self, reason: str) -> None:
+        self._barrier.abort()
+
+    def close(self) -> None:
+        self._barrier.abort()
+
+
+def run_ranks(size: int, work: Callable[[ThreadGroup], T]) -> list[T]:
+    """What `work` returns on each rank. Raises the first rank's error."""
+    barrier, parts = threading.Barrier(size), [None] * size
+    results: list[Any] = [None] * size
+    errors: list[BaseException] = []
+
+    def run(rank: int) -> None:
+        try:
+            results[rank] = work(ThreadGroup(rank, size, barrier, parts))
+        except BaseException as error:
+            errors.append(error)
+            barrier.abort()
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return results
