@@ -8,7 +8,7 @@ import pytest
 from tests.unit.engine.parallel.rank_processes import RankProcesses
 
 LONG_S, SHORT_S = 60.0, 0.2
-STOPPED_S = 1.5
+STOPPED_S = 4.0
 """A deadline that ranks miss only if they are stopped."""
 CALLS = ("all_reduce", "all_gather", "gather", "reduce_scatter", "broadcast", "messages")
 FEW, MANY = 100, 300_000
