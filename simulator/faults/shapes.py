@@ -235,6 +235,7 @@ def _orphans(scenario: Scenario) -> Scenario:
     return replace(
         scenario,
         faults=frozenset({"router_crash", "worker_crash", "host_crash", "control_outage", "upgrade"}),
+        router_count=2,
         step_base_s=0.06,
         router_grace_s=0.1,
     )
