@@ -39,9 +39,15 @@ class QuotaChecks:
         most = tenant.requests_per_minute * whole * self._places
         if tenant.requests_per_minute and len(granted) > most + 1:
             raise Violation(6, f"{client.tenant}: {len(granted)} requests, {most:.1f} allowed")
-        at_once = sum(one.exchange is not None and not one.exchange.is_done for one in granted.values())
+        at_once = sum(map(self._is_served, granted.values()))
         if tenant.concurrent_max and at_once > tenant.concurrent_max * self._places:
             raise Violation(6, f"{client.tenant}: {at_once} at once, {tenant.concurrent_max} allowed")
+
+    def _is_served(self, client: SimClient) -> bool:
+        """Return whether a request is computed. After its deadline at most its answer is still being read."""
+        limit_s = self._scenario.hasty_s if client.is_hasty else self._scenario.router.request_timeout_s
+        is_in_time = self._run.clock.now_s < self._passed_s[client.name] + limit_s
+        return client.exchange is not None and not client.exchange.is_done and is_in_time
 
     def at_rest(self, tenant: str, owed_s: float) -> None:
         """Check that the one place which counts charged no more than was used. `owed_s` is the time until the

@@ -53,7 +53,7 @@ def _rush(scenario: Scenario) -> Scenario:
         block_count=60,
         prefix_chance=0.1,
         leave_chance=0.05,
-        ends_within_s=30.0,
+        ends_within_s=60.0,
         step_base_s=0.02,
         engine=scenario.engine.model_copy(
             update={"batch_sequences_max": 3, "waiting_sequences_max": 64, "step_tokens_max": 16}
@@ -81,7 +81,7 @@ def _burst(scenario: Scenario) -> Scenario:
         class_chance=0.0,
         leave_chance=0.0,
         arrivals_s=0.6,
-        ends_within_s=30.0,
+        ends_within_s=60.0,
         step_base_s=0.02,
         engine=scenario.engine.model_copy(update={"waiting_sequences_max": 64}),
         router=scenario.router.model_copy(
@@ -108,7 +108,7 @@ def _flood(scenario: Scenario) -> Scenario:
         class_chance=0.0,
         leave_chance=0.0,
         arrivals_s=1.2,
-        ends_within_s=30.0,
+        ends_within_s=60.0,
         step_base_s=0.02,
         engine=scenario.engine.model_copy(update={"batch_sequences_max": 4, "waiting_sequences_max": 64}),
         router=scenario.router.model_copy(
@@ -216,7 +216,7 @@ def _overload(scenario: Scenario) -> Scenario:
         beam_chance=0.0,
         class_chance=0.0,
         leave_chance=0.0,
-        ends_within_s=30.0,
+        ends_within_s=60.0,
         step_base_s=0.03,
         engine=scenario.engine.model_copy(update={"batch_sequences_max": 4, "waiting_sequences_max": 4}),
         router=scenario.router.model_copy(
