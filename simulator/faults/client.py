@@ -133,7 +133,7 @@ class SimClient:
         self.comes_back = False
         """The client comes again when a refusal names the time."""
         self.promised_by = ""
-        """The router that told the client when to come again, and reserved a place for it. Empty: none did."""
+        """The router that reserved a place for the client, and told it when to come again."""
         self.is_returning = False
         """The client comes again after a refusal."""
         self.completion_tokens = 0
