@@ -104,7 +104,7 @@ def test_an_interrupted_drill_ends_all_that_it_started(model, tmp_path):
         )
         family = parent.children(recursive=True)
         drill.send_signal(signal.SIGINT)
-        assert drill.wait(60) == 130
+        assert drill.wait(180) == 130
         _, alive = psutil.wait_procs(family, timeout=10)
         assert alive == []
     finally:
