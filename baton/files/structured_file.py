@@ -44,7 +44,7 @@ def _parsed(text: str, ending: str) -> Any:
     if ending == ".toml":
         return tomllib.loads(text)
     if ending == ".json":
-        return json.loads(text, object_pairs_hook=_each_once)
+        return json.loads(text, object_pairs_hook=each_once)
     loader = _YamlLoader(text)
     try:
         return loader.get_single_data()
@@ -52,7 +52,8 @@ def _parsed(text: str, ending: str) -> Any:
         loader.dispose()
 
 
-def _each_once(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+def each_once(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    """Return the mapping of these pairs. Raises ValueError for a name that is there twice."""
     found = dict(pairs)
     if len(found) != len(pairs):
         names = [name for name, _ in pairs]
@@ -64,7 +65,7 @@ def _each_once(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
 class _YamlLoader(yaml.SafeLoader):
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         names = [self.construct_object(key, deep=True) for key, _ in node.value if key.tag != _MERGE_TAG]
-        _each_once([(str(name), None) for name in names])
+        each_once([(str(name), None) for name in names])
         return super().construct_mapping(node, deep=deep)
 
 

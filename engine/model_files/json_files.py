@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from baton.core.errors import SetupError
+from baton.files.structured_file import each_once
 
 BYTES_MAX = 16 * 2**20
 """Largest config.json and adapter_config.json. Real ones have a few kilobytes."""
@@ -44,7 +45,7 @@ def parse_json_object(
     Raises SetupError if the content is no JSON object, or gives two values to one name: programs differ in
     which of them they take. `may_repeat` accepts a name that is there again with the same value.
     """
-    hook = _without_contradictions if may_repeat else _each_once
+    hook = _without_contradictions if may_repeat else each_once
     try:
         value: object = json.loads(content.decode("utf-8"), object_pairs_hook=hook)
     except (ValueError, RecursionError) as error:
@@ -62,13 +63,4 @@ def _without_contradictions(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             if name in seen and seen[name] != value:
                 raise ValueError(f"{name!r:.100} is there twice, with different values")
             seen[name] = value
-    return found
-
-
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{twice!r:.100} is there twice")
     return found

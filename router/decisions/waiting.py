@@ -365,11 +365,17 @@ class Waiting:
     def _is_over_share(self, flow: Flow, now_s: float) -> bool:
         """Whether the sequence's tenant holds more than its share.
 
-        A sequence whose turn came because nobody may starve, and one that was placed before, are exempt.
+        A sequence whose turn came because nobody may starve, and one that was placed before, are exempt. So
+        is a tenant where all those below their share wait here and have had more service for their weights.
+        On a few seats, shares cannot be met exactly: one seat of three may be too much for a third, and a
+        tenant that always rounds down would fall behind for ever.
         """
         if not self._placing.keeps_room or flow.was_placed or self._queue.has_right(flow.name):
             return False
-        return self._usage.is_over_share(flow.submit.tenant, now_s)
+        tenant = flow.submit.tenant
+        if not self._usage.is_over_share(tenant, now_s):
+            return False
+        return not self._queue.is_behind_all(tenant, self._usage.below_share(now_s))
 
     def _takes_the_last_room(self, flow: Flow, placement: Placement) -> bool:
         """Whether a late sequence would use room that is kept for timely ones.

@@ -95,8 +95,8 @@ class AdmissionChecks:
                 continue
             if submit.part is not SequencePart.REQUEST or one.client.is_returning:
                 continue  # whoever comes back at its time is served, however late
-            if any(other.received for other in one.client.sequences):
-                continue  # the request has its first token
+            if any(other.received or other.ending is not None for other in one.client.sequences):
+                continue  # the request has its first token, or its first embedding
             late_s = now_s - one.client.arrived_s - submit.ttft_slo_s * CLOCK_SLACK
             if late_s > LATE_SLACK_S:
                 raise Violation(

@@ -135,7 +135,7 @@ class Checkers:
         assert exchange is not None
         if ending is Ending.FAILED and (after := exchange.headers.get("retry-after")) is not None:
             checks.refused_count += 1
-            self._may_come_back(client, int(after), checks.refused_count)
+            self._may_come_back(router, client, int(after), checks.refused_count)
 
     def before_router_event(self, router: ObservedRouter, event: RouterEvent) -> None:
         match event:
@@ -223,7 +223,9 @@ class Checkers:
         seq_id = client.sequences[-1].seq_id if client.sequences else ""
         raise Violation(6, f"{client.name} waits at {router.name} after its deadline", seq_id=seq_id)
 
-    def _may_come_back(self, client: SimClient, after_s: int, refused_count: int) -> None:
+    def _may_come_back(
+        self, router: ObservedRouter, client: SimClient, after_s: int, refused_count: int
+    ) -> None:
         """Let a client that was refused come again at the time that it was told."""
         back_s = self.run.clock.now_s + after_s + 0.1
         if not client.comes_back or back_s > self._scenario.arrivals_s + COMES_BACK_WITHIN_S:
@@ -232,12 +234,12 @@ class Checkers:
         config = self._scenario.router
         bounds = [one.queue_max for one in self._scenario.slo.classes.values() if one.queue_max]
         places = min([config.queue_requests_max, *filter(None, (config.queue_tenant_max,)), *bounds])
-        again.is_promised = any(s.failure.startswith(PROMISED) for s in client.sequences) and (
-            refused_count <= max(1, places // 4)
-        )
+        is_promised = any(s.failure.startswith(PROMISED) for s in client.sequences)
+        if is_promised and refused_count <= max(1, places // 4):
+            again.promised_by = router.name
         again.arrives_s = back_s
         self.run.counts["clients that came back"] += 1
-        self.run.counts["clients that came back to a promise"] += again.is_promised
+        self.run.counts["clients that came back to a promise"] += bool(again.promised_by)
         self.clients[again.request_id] = again
         self.comes_back(again)
 

@@ -93,7 +93,6 @@ class SimClient:
         "ending",
         "exchange",
         "is_hasty",
-        "is_promised",
         "is_returning",
         "is_slow",
         "kind",
@@ -101,6 +100,7 @@ class SimClient:
         "loops",
         "name",
         "owner",
+        "promised_by",
         "prompts",
         "router_index",
         "router_name",
@@ -132,8 +132,8 @@ class SimClient:
         """The client reads nothing of a stream for a while."""
         self.comes_back = False
         """The client comes again when a refusal names the time."""
-        self.is_promised = False
-        """The client comes again at a time for which the router reserved a place."""
+        self.promised_by = ""
+        """The router that reserved a place for the client, and told it when to come again."""
         self.is_returning = False
         """The client comes again after a refusal."""
         self.completion_tokens = 0

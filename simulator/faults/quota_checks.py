@@ -16,6 +16,8 @@ class QuotaChecks:
     def __init__(self, run: RunContext, scenario: Scenario) -> None:
         self._run, self._scenario = run, scenario
         self._granted: defaultdict[str, dict[str, SimClient]] = defaultdict(dict)
+        self._passed_s: dict[str, float] = {}
+        """Instants at which requests had passed the limits, and were charged."""
         self._places = 0
         """Places that counted: a router that cannot reach the shared place counts its own part."""
 
@@ -32,13 +34,20 @@ class QuotaChecks:
         if client.name in granted:
             return
         granted[client.name] = client
+        self._passed_s[client.name] = self._run.clock.now_s
         whole = 1.0 + CLOCK_SLACK * self._run.clock.now_s / WINDOW_S
         most = tenant.requests_per_minute * whole * self._places
         if tenant.requests_per_minute and len(granted) > most + 1:
             raise Violation(6, f"{client.tenant}: {len(granted)} requests, {most:.1f} allowed")
-        at_once = sum(one.exchange is not None and not one.exchange.is_done for one in granted.values())
+        at_once = sum(map(self._is_served, granted.values()))
         if tenant.concurrent_max and at_once > tenant.concurrent_max * self._places:
             raise Violation(6, f"{client.tenant}: {at_once} at once, {tenant.concurrent_max} allowed")
+
+    def _is_served(self, client: SimClient) -> bool:
+        """Return whether a request is computed. After its deadline at most its answer is still being read."""
+        limit_s = self._scenario.hasty_s if client.is_hasty else self._scenario.router.request_timeout_s
+        is_in_time = self._run.clock.now_s < self._passed_s[client.name] + limit_s
+        return client.exchange is not None and not client.exchange.is_done and is_in_time
 
     def at_rest(self, tenant: str, owed_s: float) -> None:
         """Check that the one place which counts charged no more than was used. `owed_s` is the time until the
@@ -46,8 +55,9 @@ class QuotaChecks:
         rate = self._scenario.tenants[tenant].tokens_per_minute / WINDOW_S
         debt, at_s = 0.0, 0.0
         for client in self._granted[tenant].values():
-            debt = max(0.0, debt - rate * (client.arrived_s - at_s)) + _used_by(client)
-            at_s = client.arrived_s
+            passed_s = self._passed_s[client.name]
+            debt = max(0.0, debt - rate * (passed_s - at_s)) + _used_by(client)
+            at_s = passed_s
         debt = max(0.0, debt - rate * (self._run.clock.now_s - at_s))
         self._run.counts["budgets of tokens compared"] += 1
         if owed_s * rate > debt * CLOCK_SLACK + 2.0:

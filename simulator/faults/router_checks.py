@@ -18,7 +18,7 @@ class RouterChecks:
     """The checks of one life of a router."""
 
     def __init__(self, run: RunContext, scenario: Scenario, name: str) -> None:
-        self._run = run
+        self._run, self._name = run, name
         self.failures = FailureChecker(run, scenario.router)
         self.counts = CountChecks(run, scenario, name)
         self._admission = AdmissionChecks(run, scenario, name)
@@ -50,7 +50,8 @@ class RouterChecks:
         self.failures.failed(action)
         client, now_s = sequence.client, self._run.clock.now_s
         is_on_arrival = action.kind in ON_ARRIVAL and now_s == sequence.submitted_s
-        if client.is_promised and is_on_arrival and len(client.sequences) == 1:
+        is_promised = client.promised_by == self._name
+        if is_promised and is_on_arrival and len(client.sequences) == 1:
             raise Violation(
                 6,
                 f"{client.name} comes back when it was told to, and is refused again: {action.message}",

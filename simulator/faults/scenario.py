@@ -116,7 +116,7 @@ class Scenario:
     """Chance per read and enabled kind of read fault; 0 means that it is drawn."""
     drain_timeout_s: float = 2.0
     arrivals_s: float = ARRIVALS_S
-    ends_within_s: float = 12.0
+    ends_within_s: float = 30.0
     """Every request ends this long after faults stopped (invariant 6)."""
     lingers_s: float = 4.5
     """Time for which something may be held although nobody waits for it: two leases and a little."""

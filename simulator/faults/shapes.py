@@ -35,7 +35,6 @@ def _crowd(scenario: Scenario) -> Scenario:
         router=scenario.router.model_copy(update={"disaggregate": True, "queue_requests_max": 64}),
         faults=frozenset({"small_pool", "repeats"}),
         block_count=24,
-        ends_within_s=30.0,
         request_count=60,
         leave_chance=0.5,
         step_base_s=0.03,
@@ -53,7 +52,7 @@ def _rush(scenario: Scenario) -> Scenario:
         block_count=60,
         prefix_chance=0.1,
         leave_chance=0.05,
-        ends_within_s=30.0,
+        ends_within_s=60.0,
         step_base_s=0.02,
         engine=scenario.engine.model_copy(
             update={"batch_sequences_max": 3, "waiting_sequences_max": 64, "step_tokens_max": 16}
@@ -81,7 +80,7 @@ def _burst(scenario: Scenario) -> Scenario:
         class_chance=0.0,
         leave_chance=0.0,
         arrivals_s=0.6,
-        ends_within_s=30.0,
+        ends_within_s=60.0,
         step_base_s=0.02,
         engine=scenario.engine.model_copy(update={"waiting_sequences_max": 64}),
         router=scenario.router.model_copy(
@@ -108,7 +107,7 @@ def _flood(scenario: Scenario) -> Scenario:
         class_chance=0.0,
         leave_chance=0.0,
         arrivals_s=1.2,
-        ends_within_s=30.0,
+        ends_within_s=60.0,
         step_base_s=0.02,
         engine=scenario.engine.model_copy(update={"batch_sequences_max": 4, "waiting_sequences_max": 64}),
         router=scenario.router.model_copy(
@@ -128,7 +127,6 @@ def _forgetful(scenario: Scenario) -> Scenario:
         faults=frozenset({*faults, "small_pool", "store_crash", "worker_crash", "memory_flip", "disk_flip"}),
         strikes_max=12,
         block_count=24,
-        ends_within_s=30.0,
         request_count=60,
         prefix_chance=1.0,
         prefix_count=8,
@@ -216,7 +214,7 @@ def _overload(scenario: Scenario) -> Scenario:
         beam_chance=0.0,
         class_chance=0.0,
         leave_chance=0.0,
-        ends_within_s=30.0,
+        ends_within_s=60.0,
         step_base_s=0.03,
         engine=scenario.engine.model_copy(update={"batch_sequences_max": 4, "waiting_sequences_max": 4}),
         router=scenario.router.model_copy(
@@ -235,6 +233,7 @@ def _orphans(scenario: Scenario) -> Scenario:
     return replace(
         scenario,
         faults=frozenset({"router_crash", "worker_crash", "host_crash", "control_outage", "upgrade"}),
+        router_count=2,
         step_base_s=0.06,
         router_grace_s=0.1,
     )

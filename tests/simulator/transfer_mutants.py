@@ -145,7 +145,7 @@ def _every_read_is_good(patch: Patch) -> None:
 MUTANTS = (
     Mutant("quarantine is skipped", _quarantine_is_skipped, {0, 3, 4}),
     Mutant("released under a read", _released_under_a_read, {4, 5}),
-    Mutant("early requests stay", _early_requests_stay, {3}),
+    Mutant("early requests stay", _early_requests_stay, {3, 6}),
     Mutant("reads have no bound", _reads_have_no_bound, {3}),
     Mutant("every read is good", _every_read_is_good, {2, 4, 7}),
     Mutant("lease book ignores readers", _lease_book_ignores_readers, {0, 3, 5}),

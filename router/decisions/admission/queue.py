@@ -18,7 +18,7 @@ sequence that finds m older ones waits for at most (m + 1) · (OLDEST_EVERY + OV
 import heapq
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -339,6 +339,11 @@ class AdmissionQueue:
         """Whether it is the turn of the oldest and the sequence is it, or the sequence starves."""
         is_oldest = bool(self._by_arrival) and self._by_arrival[0][1] == seq_id
         return (is_oldest and self._since_oldest >= OLDEST_EVERY - 1) or self.is_starving(seq_id)
+
+    def is_behind_all(self, tenant: str, others: Iterable[str]) -> bool:
+        """Whether all `others` wait, and each had more service for its weight than `tenant`."""
+        mine = self.shares.level(tenant)
+        return all(other in self._queues and self.shares.level(other) > mine for other in others)
 
     def is_starving(self, seq_id: SequenceId) -> bool:
         """Whether no other sequence may go before it any more."""

@@ -6,6 +6,7 @@ is. A tenant that holds more than its share, by weight among recently active ten
 room to those that do not. A tenant that is alone cannot exceed its share.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from baton.core.ids import SequenceId
@@ -66,6 +67,13 @@ class TenantUsage:
             return False
         share = weight / self._weights
         return self._tokens.get(tenant, 0) > share * self._total
+
+    def below_share(self, now_s: float) -> Iterator[str]:
+        """Yield the active tenants that hold no more than their shares."""
+        self._expire(now_s)
+        for tenant, (weight, _) in self._active.items():
+            if self._tokens.get(tenant, 0) <= weight / self._weights * self._total:
+                yield tenant
 
     def _expire(self, now_s: float) -> None:
         while self._active:

@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 
 from baton.config.router import RouterConfig
+from baton.core.geometry import blocks_for
 from router.decisions.events import FailureKind
-from tests.unit.router.waiting_world import Ask, World, goodput, poisson
+from tests.unit.router.waiting_world import BLOCK_TOKENS, Ask, World, goodput, poisson
 
 BLIND = RouterConfig(reject_below=0.0, hold_above_s=0.0)
 
@@ -92,6 +93,21 @@ def test_weights_divide_what_there_is():
         t: sum(a.ask.tokens for a in of(asked, t) if a.placed_s and a.placed_s < 40) for t in ("one", "three")
     }
     assert 2.5 < tokens["three"] / tokens["one"] < 3.5
+
+
+def test_weights_divide_a_few_seats():
+    """One seat of four is less than three tenths of them, and two are more."""
+    asks = [
+        replace(ask, tokens=300)
+        for seed, (tenant, weight) in enumerate((("three", 3.0), ("seven", 7.0)))
+        for ask in poisson(random.Random(seed), 8, until_s=60, tenant=tenant, weight=weight, ttft_s=0.0)
+    ]
+    world = World(workers=1, blocks=4 * blocks_for(301, BLOCK_TOKENS) + 1, stays_s=1.0, checks_every=500)
+    asked = world.run(sorted(asks, key=lambda one: one.at_s))
+    placed = {
+        t: sum(a.placed_s is not None and a.placed_s < 60 for a in of(asked, t)) for t in ("three", "seven")
+    }
+    assert 0.27 < placed["three"] / sum(placed.values()) < 0.33, placed
 
 
 @pytest.mark.parametrize("seed", range(4))
