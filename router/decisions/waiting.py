@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from enum import Enum, auto
 
 from baton.config.router import RouterConfig, SloConfig
-from baton.core.ids import SequenceId
-from router.decisions.admission.attainment import Attainment, attainment
+from baton.core.ids import SequenceId, WorkerId
+from router.decisions.admission.attainment import Attainment, attainment, unmet_objectives
 from router.decisions.admission.fair_shares import GENERATED_TOKEN_COST
 from router.decisions.admission.queue import SCAN_MISSES_MAX, AdmissionQueue, Full, Waiter
 from router.decisions.admission.retry_reservations import RetryReservations
@@ -88,6 +88,8 @@ class Waiting:
         """The sequence that was tried on arrival, found no room, and joins the queue next."""
         self._held_until_s: float | None = None
         """When to scan again because a sequence is held that the passing of time may release."""
+        self._awaited: set[WorkerId] = set()
+        """Workers that sequences wait for, which the last scan has passed."""
         self._is_short_of_room = False
         """True if the last scan passed sequences for lack of room."""
         self._scan_after_s = 0.0
@@ -226,10 +228,10 @@ class Waiting:
 
     def scan(self, *, now_s: float) -> list[RouterAction]:
         """Place the queued sequences that can be placed, in order."""
-        if not len(self._queue):
-            self.wants_scan, self._held_until_s, self._is_short_of_room = False, None, False
-            return []
         self.wants_scan, self._held_until_s, self._is_short_of_room = False, None, False
+        self._awaited.clear()
+        if not len(self._queue):
+            return []
         actions = self._end_overdue(now_s)
         misses = held = 0
         smallest_miss: dict[bool, int] = {}
@@ -345,16 +347,22 @@ class Waiting:
                 reason = f"decode would take {forecast.tpot_s:.3f} s per token, and may get faster"
                 return AdmissionOutcome.HELD, reason
             if is_hopeless:
-                return AdmissionOutcome.HOPELESS, _unmet(flow, forecast, found)
+                return AdmissionOutcome.HOPELESS, unmet_objectives(flow.submit, forecast, found)
             if is_late:
-                return AdmissionOutcome.LATE, _unmet(flow, forecast, found)
+                return AdmissionOutcome.LATE, unmet_objectives(flow.submit, forecast, found)
         if self._queue.is_late(seq_id) and self._takes_the_last_room(flow, placement):
             reason = "the remaining room is kept for requests that can meet their objectives"
             return AdmissionOutcome.HELD, reason
-        hold_above_s = self._config.hold_above_s
-        if 0 < hold_above_s < forecast.wait_s and not self._queue.is_starving(seq_id):
-            self._hold(forecast.wait_s - hold_above_s, now_s)
-            return AdmissionOutcome.HELD, f"its best worker is busy for another {forecast.wait_s:.2f} s"
+        if not self._queue.is_starving(seq_id):
+            hold_above_s, worker_id = self._config.hold_above_s, placement.prefill.worker_id
+            if 0 < hold_above_s < forecast.wait_s:
+                self._hold(forecast.wait_s - hold_above_s, now_s)
+                self._awaited.add(worker_id)
+                return AdmissionOutcome.HELD, f"its best worker is busy for another {forecast.wait_s:.2f} s"
+            if worker_id in self._awaited and len(self._queue):
+                # It would wait less there than one whose turn it is, because it is more urgent. Urgency
+                # counts among the sequences of one tenant, and they are in that order already.
+                return AdmissionOutcome.HELD, "a sequence whose turn comes before waits for its best worker"
         return AdmissionOutcome.PLACED, ""
 
     def _is_under_share(self, flow: Flow, now_s: float) -> bool:
@@ -436,7 +444,8 @@ class Waiting:
             if likely.both < TIMELY_MIN:
                 self._joins_late.add(waiter.seq_id)
             return None
-        reason = f"about {queue_s:.1f} s in the admission queue, then " + _unmet(flow, forecast, likely)
+        reason = unmet_objectives(flow.submit, forecast, likely)
+        reason = f"about {queue_s:.1f} s in the admission queue, then {reason}"
         return self._refuse_late(flow, forecast, reason, now_s=now_s)
 
     def _as_when_placed(self, forecast: Forecast) -> Forecast:
@@ -489,15 +498,3 @@ class Waiting:
         if not self._flows:
             assert not len(self)
             assert self.next_tick_s is None
-
-
-def _unmet(flow: Flow, forecast: Forecast, found: Attainment) -> str:
-    submit = flow.submit
-    parts: list[str] = []
-    if submit.ttft_slo_s > 0:
-        parts.append(
-            f"first token {forecast.ttft_s:.2f} s after placement, objective {submit.ttft_slo_s:g} s"
-        )
-    if submit.tpot_slo_s > 0:
-        parts.append(f"{forecast.tpot_s:.3f} s per token, objective {submit.tpot_slo_s:g} s")
-    return f"predicted {'; '.join(parts)}; both hold with a probability of {found.both:.0%}"

@@ -3,6 +3,7 @@
 import math
 from typing import NamedTuple
 
+from router.decisions.events import Submit
 from router.decisions.prediction.forecast import Forecast
 
 QUEUE_SIGMA = 0.3
@@ -43,3 +44,15 @@ def attainment(forecast: Forecast, *, left_s: float, tpot_slo_s: float, queue_s:
         1.0 if left_s == math.inf else below(left_s, ttft_s, sigma),
         below(tpot_slo_s, forecast.tpot_s, forecast.tpot_sigma) if tpot_slo_s > 0 else 1.0,
     )
+
+
+def unmet_objectives(submit: Submit, forecast: Forecast, found: Attainment) -> str:
+    """Return in words what a client was predicted to get, beside what it asked for."""
+    parts: list[str] = []
+    if submit.ttft_slo_s > 0:
+        parts.append(
+            f"first token {forecast.ttft_s:.2f} s after placement, objective {submit.ttft_slo_s:g} s"
+        )
+    if submit.tpot_slo_s > 0:
+        parts.append(f"{forecast.tpot_s:.3f} s per token, objective {submit.tpot_slo_s:g} s")
+    return f"predicted {'; '.join(parts)}; both hold with a probability of {found.both:.0%}"

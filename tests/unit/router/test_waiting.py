@@ -110,6 +110,20 @@ def test_weights_divide_a_few_seats():
     assert 0.27 < placed["three"] / sum(placed.values()) < 0.33, placed
 
 
+def test_urgency_takes_nothing_from_other_tenants():
+    """Workers serve urgent sequences first, so these are held less long."""
+    asks = [
+        ask
+        for seed, (tenant, priority) in enumerate((("calm", 0), ("urgent", -5)))
+        for ask in poisson(random.Random(seed), 20, until_s=60, tenant=tenant, priority=priority, ttft_s=0.0)
+    ]
+    asked = World(urgent_share=0.5, checks_every=500).run(sorted(asks, key=lambda one: one.at_s))
+    tokens = [
+        sum(a.ask.tokens for a in of(asked, t) if a.placed_s and a.placed_s < 60) for t in ("calm", "urgent")
+    ]
+    assert 0.9 < tokens[0] / tokens[1] < 1.1, tokens
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_at_twice_capacity_little_is_computed_in_vain(seed):
     asks = poisson(random.Random(seed), 20, until_s=40, ttft_s=1.0)

@@ -69,6 +69,8 @@ class World:
     """Time that a sequence holds its blocks after its first token."""
     keeps_room: bool = True
     """Tenants over their share must leave some room."""
+    urgent_share: float = 1.0
+    """Part of a worker's queue that urgent sequences wait for: it serves them before others."""
 
     def __post_init__(self):
         self.now_s = 0.0
@@ -109,6 +111,7 @@ class World:
             return NoPlace("no worker has enough free blocks")
         at = min(able, key=lambda i: (self.free_at_s[i], i))
         wait_s = max(0.0, self.free_at_s[at] - now_s)
+        wait_s *= self.urgent_share if flow.submit.priority < 0 else 1.0
         compute_s = flow.token_count / RATE
         left_s = flow.arrived_s + flow.submit.ttft_slo_s - now_s
         forecast = Forecast(
