@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from baton.config.base import EvictionPolicyName, Seconds, SecretText, Section
+from baton.config.base import EvictionPolicyName, Seconds, SecretText, Section, ShapeText
 from baton.config.models import NAME_PATTERN, OWN_SECTIONS, ModelEntry, with_own
 from baton.config.operators import AccessConfig, DashboardConfig, TelemetryConfig, TlsConfig
 from baton.config.router import RouterConfig, SloConfig
@@ -67,7 +67,13 @@ class EngineConfig(Section):
     waiting_sequences_max: Annotated[int, Field(ge=1)] = 256
     """Largest number of sequences that a worker has accepted and not started. One more is refused."""
     threads: Annotated[int, Field(ge=0)] = 0
-    """Compute threads of one worker. 0: its fair share of the cores."""
+    """Compute threads of one rank of a worker. 0: its fair share of the cores."""
+    shape: ShapeText = "1"
+    """Ranks of one worker, each a process on a device or cores of its own. "tp2": two tensor ranks divide every
+    layer. "1": one process. `cluster.shapes` gives roles shapes of their own."""
+    rank_timeout_s: Annotated[float, Field(gt=0, le=600)] = 10.0
+    """Longest time that one rank waits for another within a step. A rank that does not answer, or has died,
+    ends its worker, which is started anew as a whole."""
     kernels: Literal["auto", "torch", "native", "triton"] = "auto"
     """Kernel implementation. auto: native on a CPU with a C++ compiler at hand, triton on CUDA, torch
     elsewhere."""
@@ -203,6 +209,8 @@ class ClusterConfig(Section):
     """Address of the Ray cluster to join. Empty: start one on this machine."""
     node_labels: dict[str, dict[str, str]] = {}
     """Labels of the nodes for each role, as Ray's label selectors: {"decode": {"gpu": "in(H100, H200)"}}."""
+    shapes: dict[str, ShapeText] = {}
+    """Shapes of the workers of each role, where they differ from `engine.shape`: {"prefill": "tp2"}."""
     node_resources: dict[str, dict[str, float]] = {}
     """Ray resources that a worker of each role takes beside threads and GPU: {"prefill": {"rdma": 1}}."""
     heartbeat_s: Seconds = 0.25

@@ -6,7 +6,9 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from baton.core.errors import SetupError
 from baton.core.policies import EVICTION_POLICIES, PLACEMENT_POLICIES
+from baton.core.shape import Shape
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
@@ -56,3 +58,14 @@ PlacementPolicyName = Annotated[
 EvictionPolicyName = Annotated[
     str, AfterValidator(_one_of(EVICTION_POLICIES)), WithJsonSchema(_choices(EVICTION_POLICIES))
 ]
+
+
+def _shape(text: str) -> str:
+    try:
+        return str(Shape.parse(text))
+    except SetupError as error:
+        raise PydanticCustomError("shape", "{reason}", {"reason": str(error)}) from None
+
+
+ShapeText = Annotated[str, AfterValidator(_shape)]
+"""The ranks of a worker, see `baton.core.shape`."""

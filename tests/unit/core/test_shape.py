@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.core.errors import SetupError
-from engine.parallel.shape import Position, Shape
+from baton.core.shape import Position, Shape
 
 shapes = st.builds(Shape, st.integers(1, 4), st.integers(1, 4), st.integers(1, 4))
 
