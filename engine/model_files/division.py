@@ -4,6 +4,7 @@ Heads, intermediate sizes and the vocabulary are divided over tensor ranks. Key-
 than ranks are held by several of them. The latent of MLA, routers and norms are on every rank.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,8 @@ MXFP4_BLOCK = 32
 """Numbers of an MXFP4 matrix that share a scale."""
 _VOCABULARY_UNIT = 64
 """Rows of the embedding are divided in multiples of this where there are enough of them."""
+
+_LAYER = re.compile(r"(?:^|\.)layers\.([0-9]+)\.")
 
 Places = tuple[range, ...]
 """Places along one dimension of a tensor, in the order in which they are wanted."""
@@ -81,6 +84,14 @@ class Division:
     def vocabulary(self) -> tuple[range, ...]:
         """Rows of the embedding and of the head that each tensor rank holds."""
         return tuple(_vocabulary(self.spec, self.tensor, rank) for rank in range(self.tensor))
+
+    def is_elsewhere(self, module: str) -> bool:
+        """Whether a module belongs to a layer of another stage. That stage knows whether it exists."""
+        found = _LAYER.search(module)
+        if found is None or self.layers is None:
+            return False
+        layer = int(found[1])
+        return layer < self.spec.layer_count and layer not in self.layers
 
     def rank_spec(self) -> ModelSpec:
         """The model as the forward pass of this rank sees it."""
