@@ -985,6 +985,7 @@ def member_fields(x: Member) -> dict[str, Any]:
         "node": x.node,
         "version": x.version,
         "is_suspect": x.is_suspect,
+        "shape": x.shape,
     }
 
 
@@ -1007,6 +1008,7 @@ def member_from_pb(x: pb.Member) -> Member:
         node=x.node,
         version=x.version,
         is_suspect=x.is_suspect,
+        shape=x.shape,
     )
 
 
@@ -1990,6 +1992,7 @@ def replica_status_fields(x: ReplicaStatus) -> dict[str, Any]:
         "reason": x.reason,
         "address": x.address,
         "metrics_address": x.metrics_address,
+        "shape": x.shape,
     }
 
 
@@ -2012,6 +2015,7 @@ def replica_status_from_pb(x: pb.ReplicaStatus) -> ReplicaStatus:
         reason=x.reason,
         address=x.address,
         metrics_address=x.metrics_address,
+        shape=x.shape,
     )
 
 
