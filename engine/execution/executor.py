@@ -29,6 +29,7 @@ from engine.execution.self_timing import Measured, time_steps
 from engine.execution.step_batch import PromptRows, StepBatch
 from engine.grammar import GrammarStore
 from engine.kernels.interface import BatchLayout, Span
+from engine.kv.parts import PoolPart
 from engine.kv.swap import SwapSpace
 from engine.loading.adapters import AdapterSlots
 from engine.loading.load import LoadedModel, load_model
@@ -91,6 +92,17 @@ class Executor:
         )
         self._step_tokens_max = engine.step_tokens_max
         self._batch_sequences_max = engine.batch_sequences_max
+
+    @property
+    def parts(self) -> tuple[PoolPart, ...]:
+        """The KV pools of the worker, by rank."""
+        whole = self.geometry
+        return (PoolPart(range(whole.layer_count), range(whole.kv_head_count), self.kv),)
+
+    @property
+    def whole_geometry(self) -> KVGeometry:
+        """Geometry of a block of all ranks together."""
+        return self.geometry
 
     load_count: ClassVar[int] = 0
     """Number of times that this process has read weights."""

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from functools import cache
 
 from baton.core.errors import SetupError
+from baton.core.shape import RANKS_MAX
 from engine.native.build import NativeUnavailable
 from engine.native.library import library
 from engine.parallel.group import GroupBroken
-from baton.core.shape import RANKS_MAX
 
 _POINTER, _I32, _I64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 _UNIT_BYTES = 64
