@@ -1,10 +1,12 @@
 """The command line. The help of each command says what it does and shows an example."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from baton.core.errors import SetupError
+from baton.core.shape import CountedShape
 from commands.certs import app as certs_app
 from commands.keys import app as keys_app
 from commands.operate import mount as mount_operations
@@ -51,11 +53,33 @@ Store = Annotated[
 ]
 
 
-def _pools(prefill: int | None, decode: int | None, aggregated: int | None) -> dict[str, int | None]:
+def _counted(text: str) -> str:
+    try:
+        CountedShape.parse(text)
+    except SetupError as error:
+        raise typer.BadParameter(str(error)) from None
+    return text
+
+
+def _workers(help_text: str) -> Any:
+    return typer.Option(parser=_counted, metavar="N[xSHAPE]", help=help_text)
+
+
+Prefill = Annotated[
+    str | None,
+    _workers("Prefill workers: 2, or 2xtp2 for two workers of two tensor ranks each (see engine.shape)."),
+]
+Decode = Annotated[str | None, _workers("Decode workers.")]
+Aggregated = Annotated[
+    str | None, _workers("Workers that run both phases; given alone, they replace the two pools.")
+]
+
+
+def _pools(prefill: str | None, decode: str | None, aggregated: str | None) -> dict[str, str | None]:
     """Worker counts of the three roles. `--aggregated 2` alone means two workers, not two beside the default
     pools."""
-    if aggregated and prefill is None and decode is None:
-        prefill = decode = 0
+    if aggregated and CountedShape.parse(aggregated).count and prefill is None and decode is None:
+        prefill = decode = "0"
     return {
         "cluster.prefill_workers": prefill,
         "cluster.decode_workers": decode,
@@ -70,12 +94,9 @@ def serve(
     models: Models = None,
     host: Host = None,
     port: Port = None,
-    prefill: Annotated[int | None, typer.Option(min=0, help="Prefill workers.")] = None,
-    decode: Annotated[int | None, typer.Option(min=0, help="Decode workers.")] = None,
-    aggregated: Annotated[
-        int | None,
-        typer.Option(min=0, help="Workers that run both phases; given alone, they replace the two pools."),
-    ] = None,
+    prefill: Prefill = None,
+    decode: Decode = None,
+    aggregated: Aggregated = None,
     routers: Annotated[int | None, typer.Option(min=1, help="Router processes that share the port.")] = None,
     dtype: DType = None,
     device: Device = None,
@@ -88,6 +109,8 @@ def serve(
     Ctrl-C drains the cluster; a second Ctrl-C stops it at once.
 
     Example: baton serve --model Qwen/Qwen3-0.6B --prefill 2 --decode 2 --set transfer.lease_s=10
+
+    Example: baton serve --model Qwen/Qwen3-8B --device cuda --prefill 2xtp2 --decode 1
     """
     from commands.serve import serve_cluster
     from commands.settings import load_config
@@ -111,12 +134,9 @@ def serve(
 def control(
     model: Model = None,
     models: Models = None,
-    prefill: Annotated[int | None, typer.Option(min=0, help="Prefill workers.")] = None,
-    decode: Annotated[int | None, typer.Option(min=0, help="Decode workers.")] = None,
-    aggregated: Annotated[
-        int | None,
-        typer.Option(min=0, help="Workers that run both phases; given alone, they replace the two pools."),
-    ] = None,
+    prefill: Prefill = None,
+    decode: Decode = None,
+    aggregated: Aggregated = None,
     port: Annotated[int | None, typer.Option(help="Port that the control plane listens on.")] = None,
     ray_address: Annotated[str | None, typer.Option(help="Ray cluster to join; default: start one.")] = None,
     store: Store = None,

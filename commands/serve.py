@@ -179,12 +179,16 @@ def _leave_torch_out() -> None:
 
 def serve_worker(config: Config, *, role_name: str, replica: str, control_address: str, port: int) -> None:
     """Raises SetupError."""
+    from engine.model_files.check import check_shapes
+
     try:
         role = Role(role_name)
     except ValueError:
         raise SetupError(f"--role {role_name} is not a role: choose prefill, decode or aggregated") from None
     if not config.model.path:
         raise SetupError("no model: name a folder or hub id with --model")
+    config = config.of_role(role)
+    check_shapes(config)
     for name, value in worker_environment(config.engine.threads).items():
         os.environ.setdefault(name, value)  # before torch is imported
     worker_id = WorkerId(f"{replica or role_name}.{secrets.token_hex(4)}")

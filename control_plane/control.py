@@ -5,13 +5,14 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import grpc.aio
 
 from baton.config import ClusterConfig, Config
+from baton.config.served_models import each_model, worker_shapes
 from baton.core.budgets import Ledger
 from baton.core.errors import SetupError
 from baton.core.ids import WorkerId
@@ -115,7 +116,10 @@ class Control:
         record = self._record.read()
         self._is_first_life = record is None
         await self._home.open()
-        check_reach(cluster, await asyncio.to_thread(self._home.ray.nodes), here=self._home.host)
+        nodes = await asyncio.to_thread(self._home.ray.nodes)
+        check_reach(cluster, nodes, here=self._home.host)
+        for note in [] if self._ray.is_local else room_notes(self._config, nodes_of(nodes)):
+            log.warning("%s", note)
         self._server, port = await start_server(
             cluster.control_host,
             cluster.control_port,
@@ -208,6 +212,26 @@ def check_reach(cluster: ClusterConfig, listed: list[dict[str, Any]], *, here: s
             f"({', '.join(others[:5])}): "
             "name this host's address in cluster.control_host, and set cluster.worker_host=0.0.0.0"
         )
+
+
+def room_notes(config: Config, nodes: Sequence[NodeState]) -> list[str]:
+    """Return a line, with the numbers, for each kind of worker that no node of a Ray cluster has room for. It
+    is no error, because a node may join later; the workers wait for one."""
+    notes: list[str] = []
+    alive = [node for node in nodes if node.is_alive]
+    for name, one in each_model(config).items():
+        is_cuda = one.model.device == "cuda"
+        has = sorted((node.gpus if is_cuda else node.cpus for node in alive), reverse=True)
+        for role, shape in dict(worker_shapes(one)).items():
+            needed = shape.rank_count * (1 if is_cuda else max(1, one.engine.threads))
+            if shape.is_single or needed <= max(has, default=0.0):
+                continue
+            notes.append(
+                f"{role} workers of {name} wait for a node: one of shape {shape} needs {needed} "
+                f"{'GPUs' if is_cuda else 'CPUs'} of one node, and the nodes of Ray have "
+                f"{', '.join(f'{count:g}' for count in has) or 'none'}"
+            )
+    return notes
 
 
 def nodes_of(listed: list[dict[str, Any]]) -> list[NodeState]:

@@ -31,7 +31,16 @@ from control_plane.runtime_folder import RuntimeFolder
 from control_plane.scaling import live_settings
 from control_plane.shutdown import Shutdown
 from control_plane.store_child import LocalStore, StoreCommand, check_store
-from engine.model_files.check import check_machine, check_memory, check_model, check_tokenizer
+from control_plane.workers import usable_cores
+from engine.model_files.check import (
+    check_gpus,
+    check_machine,
+    check_memory,
+    check_model,
+    check_shapes,
+    check_tokenizer,
+    cores_note,
+)
 from engine.model_files.resolve import local_folder
 from kv_store.directory.redis_url import parse_redis_url
 
@@ -70,6 +79,9 @@ def check_setup(config: Config, *, with_router: bool) -> None:
             _check_model(one, with_router=with_router)
     if not cluster.ray_address:
         check_memory(models.values())
+        check_gpus(models.values())
+        if (note := cores_note(models.values(), len(usable_cores()))) is not None:
+            log.warning("%s", note)
     if config.store.host_bytes and not config.store.socket:
         check_store(config.store)
     if config.store.directory:
@@ -83,6 +95,7 @@ def check_setup(config: Config, *, with_router: bool) -> None:
 def _check_model(config: Config, *, with_router: bool) -> None:
     """Check one of the served models. Raises SetupError."""
     folder = local_folder(config.model.path)
+    check_shapes(config)
     if folder is not None:
         check_model(folder, config.model, config.engine)
         if with_router:

@@ -16,9 +16,10 @@ import msgspec
 import psutil
 
 from baton.config import ClusterConfig, Config
-from baton.config.served_models import each_model, worker_count
+from baton.config.served_models import each_model, worker_shapes
 from baton.core.ids import WorkerId
 from baton.core.messages import Role
+from control_plane.cores import gpus_of_worker
 from control_plane.ray_cluster import RayCluster, first_line, namespace_of
 
 log = logging.getLogger(__name__)
@@ -46,6 +47,8 @@ class WorkerSpec(msgspec.Struct, frozen=True):
     version: str = ""
     model: str = ""
     """Model of the pool that it belongs to."""
+    rank_count: int = 1
+    """Ranks of the worker, as `engine.shape` of its configuration says. `cores` are those of all of them."""
 
 
 class WorkerIdentity(msgspec.Struct, frozen=True):
@@ -103,19 +106,22 @@ class RayReplicas:
     ) -> None:
         """`is_local`: all of Ray runs on this machine, for this cluster alone."""
         self._actor_class, self._on_exit = actor_class, on_exit
-        self._configs, self._worker_count = each_model(config), worker_count(config)
+        self._configs = each_model(config)
+        self._rank_counts = [
+            shape.rank_count for one in self._configs.values() for _, shape in worker_shapes(one)
+        ]
         self._home, self.is_local = home, is_local
         self._replicas: dict[WorkerId, _RayActor] = {}
 
     def start(self, spec: WorkerSpec, *, threads: int, avoid: Sequence[str] = ()) -> None:
-        """Start a worker without waiting. The directory or `on_exit` reports the result. `avoid` lists
-        nodes."""
+        """Start a worker without waiting. The directory or `on_exit` reports the result. `threads` are those
+        of one rank. All ranks are on one node, or none is: they belong to one actor. `avoid` lists nodes."""
         options: dict[str, Any] = {
             "name": spec.worker_id,
             "namespace": namespace_of(spec.control_address),
             "lifetime": "detached",
-            "num_cpus": 0 if self.is_local else max(1, threads),
-            "num_gpus": self._gpu_share(self._configs[spec.model]),
+            "num_cpus": 0 if self.is_local else max(1, threads) * spec.rank_count,
+            "num_gpus": self._gpus(self._configs[spec.model], spec.rank_count),
             "max_restarts": 0,  # the reconciler decides on restarts
             "max_task_retries": 0,
             # Calls of killed control planes keep waiting for the worker's end.
@@ -170,16 +176,16 @@ class RayReplicas:
             options["scheduling_strategy"] = "SPREAD"
         return options
 
-    def _gpu_share(self, config: Config) -> float:
-        """Return the part of a GPU that Ray reserves for one worker. It is 0 for "cuda:N", which names a
-        device of the machine that Ray must not renumber. With fewer devices than workers, workers share; with
-        none, the worker's own error is clearer than Ray's."""
+    def _gpus(self, config: Config, rank_count: int) -> float:
+        """Return the GPUs that Ray reserves for one worker. It is 0 for "cuda:N", which names a device of the
+        machine that Ray must not renumber. With fewer devices than workers, workers share; with none, the
+        worker's own error is clearer than Ray's."""
         if config.model.device != "cuda":
             return 0.0
         if not self.is_local:
-            return 1.0
+            return float(rank_count)
         device_count = float(self._home.ray.cluster_resources().get("GPU", 0.0))
-        return gpu_share(device_count, self._worker_count)
+        return gpus_of_worker(rank_count, self._rank_counts, device_count)
 
     async def drain(self, worker_id: WorkerId) -> None:
         """Ask a worker to finish what it holds and end; `on_exit` reports its end."""
@@ -230,14 +236,6 @@ class RayReplicas:
         await asyncio.to_thread(_wait_gone, replica.process)
         self._replicas.pop(worker_id, None)
         self._on_exit(worker_id, reason)
-
-
-def gpu_share(device_count: float, worker_count: int) -> float:
-    """Return a part of a GPU in Ray's resolution of 1/10000, rounded down so that all workers fit."""
-    if device_count >= worker_count:
-        return 1.0
-    per_device = -(-worker_count // max(1, int(device_count)))
-    return int(10_000 / per_device) / 10_000 if device_count else 0.0
 
 
 def _cause(error: Exception) -> BaseException | str:

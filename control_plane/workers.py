@@ -7,16 +7,18 @@ from collections.abc import Callable, Sequence
 import psutil
 
 from baton.config import ClusterConfig, Config
-from baton.config.served_models import each_model, served_name, worker_count
+from baton.config.served_models import each_model, rank_count, served_name
 from baton.core.errors import SetupError
 from baton.core.ids import WorkerId, replica_name
 from baton.core.messages import Role
 from baton.core.operate import Pool, Version
+from baton.core.shape import Shape
 from baton.wire.client import set_worker_role
 from baton.wire.link import LinkBroken
-from control_plane.cores import core_share, thread_count
+from control_plane.cores import thread_count, worker_cores
 from control_plane.ray_ops import RayReplicas, WorkerSpec
 from control_plane.reconcile_events import StartReplica
+from engine.model_files.check import check_shapes
 
 log = logging.getLogger(__name__)
 
@@ -45,32 +47,43 @@ class RayWorkers:
 
     def __init__(self, ray: RayReplicas, config: Config, *, overlay: Overlay) -> None:
         self._ray, self._config, self._overlay = ray, config, overlay
-        self._configs, self._count = each_model(config), worker_count(config)
+        self._configs, self._rank_count = each_model(config), rank_count(config)
         self.control_address = ""
-        self._order: dict[str, int] = {}
-        """Index of each replica, by name, which decides its cores."""
+        self._first_ranks: dict[str, int] = {}
+        """Number of the first rank of each replica, by name, which decides its cores."""
+        self._ranks_numbered = 0
 
     def check(self, model: str, version: Version) -> None:
         """Raise SetupError if the version cannot be made of the model's configuration."""
         config = self._overlay(self._configs[model], version.sets)
         if (name := served_name(config)) != model:
             raise SetupError(f"this version would be served as {name}: set model.name={model} too")
+        check_shapes(config)
 
     def start(self, start: StartReplica) -> None:
-        cores, count, config = _cores(), self._count, self._configs[start.model]
-        index = self._order.setdefault(replica_name(start.worker_id), len(self._order))
-        share = core_share(index % count, count, cores) if self._ray.is_local and count else ()
-        threads = thread_count(share, count, len(cores), config.engine.threads)
+        config = self._overlay(self._configs[start.model], start.version.sets).of_role(start.role)
+        shape, cores, in_all = Shape.parse(config.engine.shape), usable_cores(), self._rank_count
+        first = self._first_rank(replica_name(start.worker_id), shape.rank_count)
+        share = worker_cores(first, shape.rank_count, in_all, cores) if self._ray.is_local and in_all else ()
+        asked = self._configs[start.model].engine.threads
+        threads = thread_count(share, in_all, len(cores), asked, rank_count=shape.rank_count)
         spec = WorkerSpec(
             worker_id=start.worker_id,
             role=start.role,
             control_address=self.control_address,
-            config=self._overlay(config, start.version.sets).model_dump(),
+            config=config.model_dump(),
             cores=share,
             version=start.version.name,
             model=start.model,
+            rank_count=shape.rank_count,
         )
         self._ray.start(spec, threads=threads, avoid=start.avoid)
+
+    def _first_rank(self, name: str, rank_count: int) -> int:
+        if name not in self._first_ranks:
+            self._first_ranks[name] = self._ranks_numbered
+            self._ranks_numbered += rank_count
+        return self._first_ranks[name]
 
     async def switch_role(self, worker_id: WorkerId, role: Role, address: str) -> None:
         """Tell a worker its new role. If it cannot be reached, the reconciler's timeout ends it."""
@@ -90,5 +103,6 @@ class RayWorkers:
         await self._ray.kill(worker_id)
 
 
-def _cores() -> list[int]:
+def usable_cores() -> list[int]:
+    """Return the cores of this machine that this process may use."""
     return psutil.Process().cpu_affinity() or list(range(psutil.cpu_count() or 1))

@@ -8,14 +8,16 @@ Environment: `BATON_` + section + `__` + field, for example BATON_TRANSFER__LEAS
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from baton.config.base import EvictionPolicyName, Seconds, SecretText, Section, ShapeText
 from baton.config.models import NAME_PATTERN, OWN_SECTIONS, ModelEntry, with_own
 from baton.config.operators import AccessConfig, DashboardConfig, TelemetryConfig, TlsConfig
 from baton.config.router import RouterConfig, SloConfig
+from baton.core.errors import SetupError
 from baton.core.policies import DEFAULT_EVICTION, EVICTION_POLICIES, choices_text
+from baton.core.shape import CountedShape, Shape
 from baton.core.transfer_backends import DEFAULT_BACKENDS, BackendName, described
 
 
@@ -69,8 +71,8 @@ class EngineConfig(Section):
     threads: Annotated[int, Field(ge=0)] = 0
     """Compute threads of one rank of a worker. 0: its fair share of the cores."""
     shape: ShapeText = "1"
-    """Ranks of one worker, each a process on a device or cores of its own. "tp2": two tensor ranks divide every
-    layer. "1": one process. `cluster.shapes` gives roles shapes of their own."""
+    """Ranks of one worker, each a process on a device or cores of its own. tp2: two tensor ranks divide every
+    layer. 1: one process. `cluster.shapes` gives roles shapes of their own."""
     rank_timeout_s: Annotated[float, Field(gt=0, le=600)] = 10.0
     """Longest time that one rank waits for another within a step. A rank that does not answer, or has died,
     ends its worker, which is started anew as a whole."""
@@ -200,8 +202,13 @@ class StoreConfig(Section):
     """Blocks that the control plane's directory lists over all nodes, at about 200 bytes each."""
 
 
+ROLES = ("prefill", "decode", "aggregated")
+
+
 class ClusterConfig(Section):
     prefill_workers: Annotated[int, Field(ge=0, le=1024)] = 1
+    """Number of prefill workers, with their shape where it is not `engine.shape`: 2, or 2xtp2 for two workers
+    of two tensor ranks each. The same holds for the next two."""
     decode_workers: Annotated[int, Field(ge=0, le=1024)] = 1
     aggregated_workers: Annotated[int, Field(ge=0, le=1024)] = 0
     """Workers that run both phases of a request."""
@@ -210,7 +217,8 @@ class ClusterConfig(Section):
     node_labels: dict[str, dict[str, str]] = {}
     """Labels of the nodes for each role, as Ray's label selectors: {"decode": {"gpu": "in(H100, H200)"}}."""
     shapes: dict[str, ShapeText] = {}
-    """Shapes of the workers of each role, where they differ from `engine.shape`: {"prefill": "tp2"}."""
+    """Shapes of the workers of each role, where they differ from `engine.shape`: {"prefill": "tp2"}. A worker
+    keeps its shape when it switches its role, until it is restarted."""
     node_resources: dict[str, dict[str, float]] = {}
     """Ray resources that a worker of each role takes beside threads and GPU: {"prefill": {"rdma": 1}}."""
     heartbeat_s: Seconds = 0.25
@@ -255,6 +263,36 @@ class ClusterConfig(Section):
     pod."""
     worker_metrics_port: Annotated[int, Field(ge=0, le=65_535)] = 0
     """Port of a worker for Prometheus metrics. 0: any free port."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _counts_may_name_shapes(cls, values: Any) -> Any:
+        """Turn `prefill_workers: 2xtp2` into a number and a shape."""
+        if not isinstance(values, dict):
+            return values
+        given: dict[str, Any] = dict(values)  # pyright: ignore[reportUnknownArgumentType] - from outside
+        shapes: dict[str, str] = {}
+        for role in ROLES:
+            text = given.get(f"{role}_workers")
+            if not isinstance(text, str) or _is_number(text):
+                continue
+            try:
+                counted = CountedShape.parse(text)
+            except SetupError as error:
+                raise ValueError(f"{role}_workers: {error}") from None
+            given[f"{role}_workers"] = counted.count
+            if counted.shape is not None:
+                shapes[role] = str(counted.shape)
+        if shapes:
+            given["shapes"] = {**(given.get("shapes") or {}), **shapes}
+        return given
+
+    @field_validator("shapes")
+    @classmethod
+    def _shapes_are_of_roles(cls, shapes: dict[str, str]) -> dict[str, str]:
+        if strange := sorted(shapes.keys() - set(ROLES)):
+            raise ValueError(f"{', '.join(strange)}: no such role; roles are {', '.join(ROLES)}")
+        return shapes
 
 
 class AutoscaleConfig(Section):
@@ -385,6 +423,15 @@ class Config(BaseSettings):
         engine = self.engine.model_copy(update={"prepare_s": min(PREPARE_S_MAX, limit_s / 3)})
         return self.model_copy(update={"engine": engine})
 
+    def shape_of(self, role: str) -> Shape:
+        """Return the shape in which workers of a role are started."""
+        return Shape.parse(self.cluster.shapes.get(role, self.engine.shape))
+
+    def of_role(self, role: str) -> "Config":
+        """The configuration of one role's workers: `engine.shape` is theirs."""
+        engine = self.engine.model_copy(update={"shape": str(self.shape_of(role))})
+        return self.model_copy(update={"engine": engine})
+
     def of_model(self, name: str) -> "Config":
         """The configuration of one of `models`, as if there were no others. Raises ValueError."""
         entry = self.models[name]
@@ -397,6 +444,14 @@ class Config(BaseSettings):
             own |= {"name": name} if section == "model" else {}
             sections[section] = with_own(getattr(self, section), own, where=f"models.{name}.{section}")
         return self.model_copy(update=sections)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        int(text)
+    except ValueError:
+        return False
+    return True
 
 
 def sections() -> dict[str, type[Section]]:

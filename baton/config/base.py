@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from baton.core.errors import SetupError
@@ -60,12 +60,12 @@ EvictionPolicyName = Annotated[
 ]
 
 
-def _shape(text: str) -> str:
+def _shape(text: str | int) -> str:
     try:
-        return str(Shape.parse(text))
+        return str(Shape.parse(str(text)))  # a file of models may say `shape: 1`
     except SetupError as error:
         raise PydanticCustomError("shape", "{reason}", {"reason": str(error)}) from None
 
 
-ShapeText = Annotated[str, AfterValidator(_shape)]
+ShapeText = Annotated[str, BeforeValidator(_shape, str | int), WithJsonSchema({"type": "string"})]
 """The ranks of a worker, see `baton.core.shape`."""

@@ -10,7 +10,7 @@ from baton.config.base import Section
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.:/@-]{0,199}$"
 OWN_SECTIONS = ("model", "engine", "cluster", "slo", "autoscale")
 OWN_OF_CLUSTER = frozenset(
-    {"prefill_workers", "decode_workers", "aggregated_workers", "node_labels", "node_resources"}
+    {"prefill_workers", "decode_workers", "aggregated_workers", "shapes", "node_labels", "node_resources"}
 )
 NEVER_OWN = {
     "model": {"name": "the entry's key is the name that clients use"},
@@ -32,7 +32,7 @@ class ModelEntry(Section):
     engine: dict[str, Any] = {}
     """Settings of `engine` for this model."""
     cluster: dict[str, Any] = {}
-    """The model's pools: `prefill_workers`, `decode_workers`, `aggregated_workers`, `node_labels`,
+    """The model's pools: `prefill_workers`, `decode_workers`, `aggregated_workers`, `shapes`, `node_labels`,
     `node_resources`. With `aggregated_workers` alone the other two are 0."""
     slo: dict[str, Any] = {}
     """Settings of `slo` for this model: its service classes."""

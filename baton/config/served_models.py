@@ -4,8 +4,9 @@ import contextlib
 from collections.abc import Generator
 from pathlib import PurePath
 
-from baton.config import Config
+from baton.config import ROLES, Config
 from baton.core.errors import SetupError
+from baton.core.shape import Shape
 
 
 def default_name(path_or_hub_id: str) -> str:
@@ -59,3 +60,15 @@ def worker_count(config: Config) -> int:
     """Workers that the configuration asks for, of all models. Raises SetupError like `each_model`."""
     clusters = [one.cluster for one in each_model(config).values()]
     return sum(c.prefill_workers + c.decode_workers + c.aggregated_workers for c in clusters)
+
+
+def worker_shapes(config: Config) -> list[tuple[str, Shape]]:
+    """The role and the shape of every worker that one model's configuration asks for."""
+    counts = {role: getattr(config.cluster, f"{role}_workers") for role in ROLES}
+    return [(role, config.shape_of(role)) for role, count in counts.items() for _ in range(count)]
+
+
+def rank_count(config: Config) -> int:
+    """Ranks of the workers that the configuration asks for, of all models. Raises SetupError like
+    `each_model`."""
+    return sum(shape.rank_count for one in each_model(config).values() for _, shape in worker_shapes(one))

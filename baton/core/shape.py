@@ -5,12 +5,14 @@ ranks of one tensor group, which talk most, are neighbours.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baton.core.errors import SetupError
 
 RANKS_MAX = 64
 _PARTS = re.compile(r"(tp|pp|cp)([0-9]{1,3})")
+_COUNTED = re.compile(r"([0-9]{1,9})(?:\s*[x×]\s*(\w+))?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,3 +97,32 @@ class Shape:
     def _check(self, rank: int) -> None:
         if not 0 <= rank < self.rank_count:
             raise ValueError(f"rank {rank} of a worker of {self.rank_count}")
+
+
+@dataclass(frozen=True, slots=True)
+class CountedShape:
+    """Workers of one role as people write them."""
+
+    count: int
+    shape: Shape | None
+    """None: no shape is named, so the configured one holds."""
+
+    @classmethod
+    def parse(cls, text: str) -> "CountedShape":
+        """Read "2", "2xtp2", "2 x tp2", or "tp2" for one worker. Raises SetupError."""
+        found = _COUNTED.fullmatch(text.strip())
+        try:
+            if found is None:
+                return cls(1, Shape.parse(text))
+            return cls(int(found[1]), Shape.parse(found[2]) if found[2] else None)
+        except SetupError as error:
+            raise SetupError(f'{error}; a number of workers is "2", "2xtp2" or "tp2"') from None
+
+
+def cores_of_rank(cores: Sequence[int], rank: int, rank_count: int) -> tuple[int, ...]:
+    """Return the cores of one of several ranks. The range is contiguous, so that two ranks do not take each
+    other's caches and time. With more ranks than cores nobody is pinned: each gets all cores."""
+    assert 0 <= rank < rank_count
+    if rank_count > len(cores):
+        return tuple(cores)
+    return tuple(cores[rank * len(cores) // rank_count : (rank + 1) * len(cores) // rank_count])

@@ -6,19 +6,23 @@ What only loading can tell (tensors of another shape, a device that runs out of 
 
 import ctypes
 import importlib.metadata
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
 
-from baton.config import Config, EngineConfig, ModelConfig
-from baton.config.served_models import worker_count
+from baton.config import ROLES, Config, EngineConfig, ModelConfig
+from baton.config.served_models import worker_count, worker_shapes
 from baton.core.errors import SetupError
+from baton.core.shape import Shape
+from engine.model_files.division import check_division
 from engine.model_files.fallback_spec import check_fallback
 from engine.model_files.gguf.folder import weight_files_of
 from engine.model_files.gguf.reader import read_gguf
 from engine.model_files.quant_scheme import check_quantization
 from engine.model_files.read_spec import load_spec
+from engine.model_files.resolve import local_folder
 from engine.model_files.safetensors_files import check_weights
 from engine.model_files.sizes import context_tokens, kv_geometry, pool_block_count
 
@@ -38,6 +42,34 @@ def check_model(folder: Path, model: ModelConfig, engine: EngineConfig) -> None:
         read_gguf(gguf_files[0])
     context_tokens(spec, model)
     pool_block_count(kv_geometry(spec, model, engine), engine.kv_bytes)
+
+
+def check_executed(shape: Shape) -> None:
+    """Raises SetupError for ranks that the engine does not execute."""
+    if shape.pipeline > 1 or shape.context > 1:
+        raise SetupError("pipeline and context ranks are not executed yet; take tensor ranks, such as tp2")
+
+
+def check_shapes(config: Config) -> None:
+    """Check the shapes of every role's workers, with the model's sizes where its files are here. Raises
+    SetupError, which names the role, and the number that does not divide."""
+    shapes = {role: config.shape_of(role) for role, _ in worker_shapes(config)}
+    shapes |= {role: config.shape_of(role) for role in ROLES}
+    several = {role: shape for role, shape in shapes.items() if not shape.is_single}
+    folder = local_folder(config.model.path) if several else None
+    spec = None if folder is None else load_spec(folder)
+    for role, shape in several.items():
+        try:
+            check_executed(shape)
+            if config.model.device.startswith("cuda:"):
+                raise SetupError(
+                    f"each rank needs a device of its own, and model.device={config.model.device} names one: "
+                    "set model.device=cuda"
+                )
+            if spec is not None:
+                check_division(spec, tensor=shape.tensor, pipeline=shape.pipeline)
+        except SetupError as error:
+            raise SetupError(f"{role} workers of shape {shape}: {error}") from None
 
 
 def check_tokenizer(folder: Path) -> None:
@@ -75,6 +107,35 @@ def check_memory(models: Iterable[Config]) -> None:
             f"engine.kv_bytes of all models' workers, {kv_bytes} bytes, is more than this machine's memory "
             f"of {total} bytes"
         )
+
+
+def check_gpus(models: Iterable[Config]) -> None:
+    """Check that this machine has a GPU for each rank of the workers that have several, beside those that
+    workers of one process share. Raises SetupError with the numbers if not."""
+    workers = [worker for one in models if one.model.device == "cuda" for worker in worker_shapes(one)]
+    several = sum(shape.rank_count for _, shape in workers if not shape.is_single)
+    if not several or _torch_build().startswith("rocm"):
+        return
+    needed = several + any(shape.is_single for _, shape in workers)
+    if needed <= (count := _cuda_device_count()):
+        return
+    texts = Counter(f"{role} of shape {shape}" for role, shape in workers)
+    raise SetupError(
+        f"the workers ({', '.join(f'{number} {text}' for text, number in texts.items())}) need {needed} "
+        f"GPUs, and this machine shows {count} CUDA devices"
+    )
+
+
+def cores_note(models: Iterable[Config], core_count: int) -> str | None:
+    """Return one line if ranks of one worker share cores, or None."""
+    workers = [worker for one in models if one.model.device == "cpu" for worker in worker_shapes(one)]
+    ranks = sum(shape.rank_count for _, shape in workers)
+    if ranks <= core_count or all(shape.is_single for _, shape in workers):
+        return None
+    return (
+        f"the workers have {ranks} ranks in all, and this machine has {core_count} cores: ranks of a worker "
+        "wait for each other in every layer, so it is slower than a worker of one process"
+    )
 
 
 def _check_cuda(device: str) -> None:

@@ -167,3 +167,45 @@ def test_of_several_models_the_one_with_the_trouble_is_named(good):
         check_setup(Config(models=models, router={"port": 0}), with_router=True)
     assert str(caught.value).startswith("models.small: ")
     assert "/nowhere/at/all does not exist" in str(caught.value)
+
+
+def test_a_shape_that_does_not_divide_the_model_is_refused_with_the_role_and_the_widths(good):
+    said = refused(good, cluster={"decode_workers": "1xtp3"})
+    assert said.startswith("decode workers of shape tp3: tensor=3 is not possible: 4 attention heads do not")
+    assert "possible are tensor=1, tensor=2" in said
+    check_setup(config_of(good, cluster={"decode_workers": "1xtp2"}), with_router=True)
+
+
+def test_ranks_that_are_not_executed_are_refused(good):
+    for shape in ("pp2", "tp2cp2"):
+        for path in (good, "org/on-the-hub"):
+            said = refused(path, engine={"shape": shape}, cluster={"prefill_workers": 0})
+            assert said.startswith(f"decode workers of shape {shape}: pipeline and context ranks are not")
+
+
+def test_gpus_are_counted_for_all_ranks(good, monkeypatch):
+    monkeypatch.setattr(model_check, "_torch_build", lambda: "cu130")
+    monkeypatch.setattr(model_check, "_cuda_device_count", lambda: 2)
+    cuda = {"device": "cuda"}
+    check_setup(config_of(good, model=cuda, cluster={"decode_workers": 7}), with_router=True)
+    check_setup(
+        config_of(good, model=cuda, cluster={"aggregated_workers": "tp2", **NO_PAIR}), with_router=True
+    )
+    said = refused(good, model=cuda, cluster={"prefill_workers": "tp4"})
+    assert "1 prefill of shape tp4, 1 decode of shape 1" in said
+    assert "need 5 GPUs, and this machine shows 2 CUDA devices" in said
+    assert "need 3 GPUs" in refused(good, model=cuda, cluster={"decode_workers": "tp2"})
+    said = refused(good, model={"device": "cuda:1"}, cluster={"decode_workers": "tp2"})
+    assert "model.device=cuda:1 names one" in said
+
+
+NO_PAIR = {"prefill_workers": 0, "decode_workers": 0}
+
+
+def test_ranks_that_share_cores_are_told(good, monkeypatch, caplog):
+    monkeypatch.setattr("control_plane.launch.usable_cores", lambda: [0, 1])
+    check_setup(config_of(good, cluster={"decode_workers": 9}), with_router=True)
+    check_setup(config_of(good, cluster={"aggregated_workers": "tp2", **NO_PAIR}), with_router=True)
+    assert not caplog.records
+    check_setup(config_of(good, cluster={"decode_workers": "2xtp2"}), with_router=True)
+    assert "have 5 ranks in all, and this machine has 2 cores" in caplog.text

@@ -9,7 +9,7 @@ from baton.config import ClusterConfig, Config
 from baton.core.errors import SetupError
 from baton.core.messages import Role
 from baton.core.operate import NodeState, Pool, Version
-from control_plane.control import check_reach, nodes_of
+from control_plane.control import check_reach, nodes_of, room_notes
 from control_plane.control_child import ControlChild
 from control_plane.orders import ControlRecord
 from control_plane.reconcile_events import RestartPolicy
@@ -143,3 +143,22 @@ def test_addresses_of_one_machine_are_refused_where_ray_has_several():
 )
 def test_where_all_workers_can_be_reached_nothing_is_refused(settings, nodes, here):
     check_reach(ClusterConfig(**settings), nodes, here=here)
+
+
+def test_a_cluster_without_room_for_a_shape_is_told_with_the_numbers():
+    config = Config.model_validate(
+        {
+            "model": {"path": "a/m", "device": "cuda"},
+            "cluster": {"prefill_workers": "2xtp4", "decode_workers": "tp2"},
+        }
+    )
+    nodes = [NodeState("a", "h1", gpus=2.0), NodeState("b", "h2", gpus=1.0)]
+    (note,) = room_notes(config, [*nodes, NodeState("c", "h3", is_alive=False, gpus=8.0)])
+    assert note.startswith("prefill workers of m wait for a node: one of shape tp4 needs 4 GPUs of one node")
+    assert note.endswith("the nodes of Ray have 2, 1")
+    assert room_notes(config, [*nodes, NodeState("c", "h3", gpus=8.0)]) == []
+    cpu = Config.model_validate(
+        {"model": {"path": "a/m"}, "engine": {"threads": 2}, "cluster": {"decode_workers": "tp2"}}
+    )
+    (note,) = room_notes(cpu, [NodeState("a", "h1", cpus=3.0)])
+    assert "needs 4 CPUs of one node, and the nodes of Ray have 3" in note

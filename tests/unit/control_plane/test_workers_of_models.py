@@ -97,3 +97,41 @@ def test_every_model_is_looked_at_before_anything_is_started(tmp_path, monkeypat
     check_setup(config_of(a=large), with_router=True)
     with pytest.raises(SetupError, match="all models' workers"):
         check_setup(config_of(a=large, b=large), with_router=True)
+
+
+async def test_a_worker_has_the_shape_of_its_role_with_devices_cores_and_threads_for_all_ranks(monkeypatch):
+    monkeypatch.setattr("control_plane.workers.usable_cores", lambda: list(range(12)))
+    config = Config.model_validate(
+        {
+            "model": {"path": "a/m", "device": "cuda"},
+            "engine": {"shape": "tp2"},
+            "cluster": {"prefill_workers": "1xtp4", "decode_workers": 2, "aggregated_workers": "1x1"},
+        }
+    )
+    ray = Started()
+    workers = RayWorkers(ray, config, overlay=overlay)
+    started = (("prefill-0", Role.PREFILL), ("decode-0", Role.DECODE), ("decode-1", Role.DECODE))
+    for name, role in (*started, ("aggregated-0", Role.AGGREGATED), ("decode-0", Role.DECODE)):
+        workers.start(StartReplica(WorkerId(f"{name}.1"), role, "wanted", "m", Version("1")))
+    specs = [spec for spec, _ in ray.specs]
+    assert [spec.config["engine"]["shape"] for spec in specs] == ["tp4", "tp2", "tp2", "1", "tp2"]
+    assert [spec.rank_count for spec in specs] == [4, 2, 2, 1, 2]
+    assert [len(spec.cores) for spec in specs] == [5, 3, 2, 2, 3]
+    assert sorted(core for spec in specs[:4] for core in spec.cores) == list(range(12))
+    assert specs[4].cores == specs[1].cores, "a worker that starts anew has the cores that it had"
+    assert [threads for _, threads in ray.specs] == [1, 1, 1, 2, 1]
+
+    home = RayCluster("h:1")
+    fake = home._ray = Ray(Handle(RuntimeError()))
+    replicas = RayReplicas(object, config=config, home=home, is_local=False, on_exit=lambda *_: None)
+    replicas.start(specs[0], threads=3)
+    assert (fake.chosen["num_gpus"], fake.chosen["num_cpus"]) == (4, 12)
+    assert fake.chosen["runtime_env"]["env_vars"]["OMP_NUM_THREADS"] == "3", "threads are those of one rank"
+    await replicas.close()
+
+
+def test_a_version_may_bring_another_shape_that_is_executed():
+    workers = RayWorkers(Started(), CONFIG, overlay=overlay)
+    workers.check("small", Version("2", ("engine.shape=tp2",)))
+    with pytest.raises(SetupError, match="aggregated workers of shape pp2: pipeline and context ranks"):
+        workers.check("small", Version("2", ("engine.shape=pp2",)))

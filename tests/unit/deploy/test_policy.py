@@ -136,7 +136,7 @@ def test_every_command_and_flag_exists(example):
     params = dict(ran)
     assert {"router", "control", "store", "doctor"} == set(params)
     asked = values_of(example)
-    assert params["control"]["prefill"] == asked["pools"]["prefill"]["replicas"]
+    assert params["control"]["prefill"] == str(asked["pools"]["prefill"]["replicas"])
     assert params["control"]["ray_address"] == "auto"
     assert params["router"]["control"] == f"baton-control:{params['control']['port']}"
     environment = settings(documents(example))

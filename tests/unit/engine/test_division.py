@@ -1,4 +1,4 @@
-"""Which part of a model each rank holds, which shapes are refused, and which layers make a stage."""
+"""The part of a model that each rank holds, the shapes that are refused, and the layers that make a stage."""
 
 from typing import Any
 
