@@ -186,7 +186,8 @@ def _pools(workers: Sequence[KnownWorker], *, is_served: bool) -> Iterator[Findi
     for role in Role:
         count = sum(w.role is role for w in workers)
         if count:
-            yield Finding("ok", f"{count} {role} worker{'s' * (count > 1)}")
+            mine = [w for w in workers if w.role is role]
+            yield Finding("ok", f"{count} {role} worker{'s' * (count > 1)}{_ranks(mine)}")
     can_prefill = any(w.role.prefills for w in workers)
     can_decode = any(w.role.decodes for w in workers)
     if not can_prefill:
@@ -200,6 +201,16 @@ def _pools(workers: Sequence[KnownWorker], *, is_served: bool) -> Iterator[Findi
             yield Finding("bad", f"{worker.worker_id} has not reported for a while")
         elif worker.status.is_draining:
             yield Finding("note", f"{worker.worker_id} is draining")
+
+
+def _ranks(workers: Sequence[KnownWorker]) -> str:
+    """Text on the ranks of workers, empty if each of them is one process."""
+    counts = [int(w.status.accounts.get("rank_count", 1)) for w in workers if w.status is not None]
+    if all(count == 1 for count in counts):
+        return ""
+    kinds = sorted(set(counts))
+    each = f"{kinds[0]} ranks each" if len(kinds) == 1 else f"{' and '.join(map(str, kinds))} ranks"
+    return f", of {each}"
 
 
 def _missing(role: str, other: str, *, falls_back: bool) -> Finding:

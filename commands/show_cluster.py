@@ -56,7 +56,11 @@ def _replicas(state: ClusterState) -> Table:
     has_versions = len({r.version for r in state.replicas}) > 1
     has_deaths = any(r.deaths_in_a_row for r in state.replicas)
     has_models = has_ambiguous_names({r.model for r in state.replicas})
-    extra = (("model", has_models), ("version", has_versions), ("node", has_nodes), ("deaths", has_deaths))
+    has_shapes = any(r.shape not in ("", "1") for r in state.replicas)
+    extra = (
+        *(("model", has_models), ("shape", has_shapes), ("version", has_versions)),
+        *(("node", has_nodes), ("deaths", has_deaths)),
+    )
     table = Table()
     for name in ("worker", "role", "state", "since", *(name for name, is_shown in extra if is_shown)):
         table.add_column(name, no_wrap=True, overflow="fold")
@@ -65,7 +69,7 @@ def _replicas(state: ClusterState) -> Table:
         style = _STYLES.get(r.state, "yellow")
         replica_state = f"[{style}]{r.state}[/{style}]"
         reason = r.last_exit if r.state is ReplicaState.WAITING else r.reason
-        texts = (escape(r.model), r.version, r.node[:12], str(r.deaths_in_a_row or ""))
+        texts = (escape(r.model), r.shape, r.version, r.node[:12], str(r.deaths_in_a_row or ""))
         shown = [text for text, (_, is_shown) in zip(texts, extra, strict=True) if is_shown]
         table.add_row(
             r.worker_id or r.name, r.role, replica_state, span(r.for_s), *shown, escape(reason[:60])

@@ -143,6 +143,7 @@ class Reconciler:
             reason=reason,
             address=r.member.address if r.member else "",
             metrics_address=r.member.metrics_address if r.member else "",
+            shape=r.member.shape if r.member else "",
         )
 
     def handle(self, event: ReconcileEvent, *, now_s: float) -> list[ReconcileAction]:

@@ -14,6 +14,7 @@ from worker.events import CopyDone, CopyFromStore, CopyToStore, ToRouter, Worker
 from worker.expert_load import ExpertLoad
 
 GAUGES: dict[str, Metric] = {
+    "rank_count": catalogue.RANKS,
     "free_blocks": catalogue.FREE_BLOCKS,
     "held_blocks": catalogue.HELD_BLOCKS,
     "block_bytes": catalogue.BLOCK_BYTES,

@@ -22,6 +22,7 @@ from baton.core.messages import (
     PeerHello,
     Role,
 )
+from baton.core.shape import Shape
 from baton.core.steps import StepPlan, StepResult
 from baton.core.store import StoreHello
 from baton.telemetry.exporter import MetricsServer
@@ -133,7 +134,9 @@ class WorkerProcess:
             transfer = part_transfer(self._worker_id, parts, whole, self._config, host=self._host)
             stack.push_async_callback(transfer.close)
             await transfer.start()
-            self._spans = spans_for(self._worker_id, self._config.telemetry)
+            self._spans = spans_for(
+                self._worker_id, self._config.telemetry, facts={"baton.worker.shape": engine.shape}
+            )
             stack.push_async_callback(asyncio.to_thread, self._spans.shutdown)
             self._assemble(executor, transfer)
             stack.callback(self._store.close)
@@ -273,6 +276,7 @@ class WorkerProcess:
             notes=self._notes(),
             node=self._node,
             version=self._version,
+            shape=self._config.engine.shape,
         )
         if self._control_address:
             registration = Registration(
@@ -340,6 +344,7 @@ class WorkerProcess:
         facts: dict[str, Any] = msgspec.structs.asdict(status)
         accounts = {name: float(value) for name, value in facts.items() if isinstance(value, int)}
         accounts["pid"] = os.getpid()
+        accounts["rank_count"] = Shape.parse(self._config.engine.shape).rank_count
         accounts["weight_loads"] = Executor.load_count
         accounts["block_count"] = self._executor.kv.block_count
         accounts["block_bytes"] = self._executor.whole_geometry.block_bytes

@@ -443,6 +443,8 @@ class Member(msgspec.Struct, frozen=True):
     """The name of the version that it was started with (`operate.Version`)."""
     is_suspect: bool = False
     """The directory says so: the worker missed heartbeats, and gets nothing new until it is heard again."""
+    shape: str = "1"
+    """The arrangement of its ranks, see `baton.core.shape`."""
 
 
 class MembershipView(msgspec.Struct, frozen=True):

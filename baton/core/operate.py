@@ -85,6 +85,8 @@ class ReplicaStatus(msgspec.Struct, frozen=True):
     address: str = ""
     """The address of its gRPC server."""
     metrics_address: str = ""
+    shape: str = ""
+    """The arrangement of its process's ranks, see `baton.core.shape`; empty: not known yet."""
 
 
 class NodeState(msgspec.Struct, frozen=True):

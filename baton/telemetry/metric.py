@@ -12,6 +12,7 @@ Unit = Literal[
     "requests",
     "sequences",
     "workers",
+    "ranks",
     "routers",
     "nodes",
     "sessions",

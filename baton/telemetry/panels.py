@@ -179,6 +179,7 @@ def _pools() -> Row:
             ),
             counted(cat.AUTOSCALE_DECISIONS, "Its orders", "kind", quiet=WITH_AUTOSCALER),
             counted(cat.AUTOSCALE_LOOKS, "Its looks", "outcome", quiet=WITH_AUTOSCALER),
+            measured(cat.RANKS, "Ranks of workers", "sum", "worker"),
             measured(cat.KNOWN_WORKERS, "Workers that routers know", "max", "model", "role"),
             measured(cat.DEGRADED, "Pool is empty", "max", "model", "pool"),
             measured(cat.IN_FLIGHT, "In flight", "sum", "worker"),

@@ -6,7 +6,7 @@ crosses processes as a W3C traceparent in StartSequence.
 
 import time
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 from opentelemetry import trace
@@ -80,26 +80,35 @@ class Spans:
             self._provider.shutdown()
 
 
-def spans_for(process: str, config: TelemetryConfig, exporter: SpanExporter | None = None) -> Spans:
-    """Spans of one process ("router", "decode-0"); `exporter` overrides the configured one (tests)."""
+def spans_for(
+    process: str,
+    config: TelemetryConfig,
+    exporter: SpanExporter | None = None,
+    *,
+    facts: Mapping[str, str] | None = None,
+) -> Spans:
+    """Spans of one process ("router", "decode-0"); `exporter` overrides the configured one (tests). `facts`
+    are further attributes of the process."""
+    facts = {"service.name": "baton", "service.instance.id": process, **(facts or {})}
     if exporter is not None:
-        return Spans(_provider(process, SimpleSpanProcessor(exporter)))
+        return Spans(_provider(facts, SimpleSpanProcessor(exporter)))
     if not config.otlp_endpoint:
         return Spans(None)
     # Imported late: it takes a third of a second, and most installations do not export.
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
     otlp = OTLPSpanExporter(endpoint=config.otlp_endpoint, insecure=not _is_tls(config.otlp_endpoint))
-    return Spans(_provider(process, BatchSpanProcessor(otlp)))
+    return Spans(_provider(facts, BatchSpanProcessor(otlp)))
 
 
 def _is_tls(endpoint: str) -> bool:
     return endpoint.startswith("https://")
 
 
-def _provider(process: str, processor: BatchSpanProcessor | SimpleSpanProcessor) -> TracerProvider:
-    resource = Resource.create({"service.name": "baton", "service.instance.id": process})
-    provider = TracerProvider(resource=resource)
+def _provider(
+    facts: Mapping[str, str], processor: BatchSpanProcessor | SimpleSpanProcessor
+) -> TracerProvider:
+    provider = TracerProvider(resource=Resource.create(dict(facts)))
     provider.add_span_processor(processor)
     return provider
 

@@ -172,6 +172,7 @@ def worker_facts(r: ReplicaStatus, now: MetricsFrame | None) -> str:
     items = [
         ("state", f"{state} for {h(span(r.for_s))}"),
         ("role", h(r.role)),
+        ("shape", f"{h(r.shape or NOTHING)} <span class=dim>{h(tables.ranks_text(r.shape))}</span>"),
         ("model and version", f"{h(r.model)}, version {h(r.version)}"),
         ("process", f'<span class="mono">{h(r.worker_id or NOTHING)}</span>'),
         ("node", f'<span class="mono" title="{h(r.node)}">{h(r.node[:12] or NOTHING)}</span>'),

@@ -3,9 +3,11 @@
 from collections.abc import Mapping, Sequence
 from urllib.parse import quote
 
+from baton.core.errors import SetupError
 from baton.core.ids import WorkerId, replica_name
 from baton.core.operate import AutoscaleState, ClusterState, NodeState, ReplicaState, ReplicaStatus
 from baton.core.recent_requests import Moment, RecentRequest
+from baton.core.shape import Shape
 from baton.telemetry import catalogue as c
 from control_plane.dashboard.derive import share_of
 from control_plane.dashboard.markup import PART_COLORS, PART_NAMES, empty, tag
@@ -52,8 +54,8 @@ def workers(state: ClusterState | None, now: MetricsFrame | None, *, may_operate
     if not state.replicas:
         return empty("There are no workers, and none are wanted.")
     heads = (
-        ("worker", ""), ("role", ""), ("state", ""), ("for", "n"), ("running", "n"), ("waiting", "n"),
-        ("KV held", ""), ("node", ""), ("version", ""), ("deaths", "n"), ("", ""),
+        ("worker", ""), ("role", ""), ("shape", ""), ("state", ""), ("for", "n"), ("running", "n"),
+        ("waiting", "n"), ("KV held", ""), ("node", ""), ("version", ""), ("deaths", "n"), ("", ""),
     )  # fmt: skip
     head = "".join(f'<th class="{kind}">{name}</th>' for name, kind in heads)
     rows = "".join(_worker_row(r, now, may_operate=may_operate) for r in state.replicas)
@@ -68,6 +70,7 @@ def _worker_row(r: ReplicaStatus, now: MetricsFrame | None, *, may_operate: bool
     title = f' title="{h(r.reason or r.last_exit)}"' if r.reason or r.last_exit else ""
     cells = (
         f'<td class=nowrap><a href="{path}">{h(r.name)}</a></td><td>{h(r.role)}</td>'
+        f"<td{_ranks_title(r.shape)}>{h(r.shape or NOTHING)}</td>"
         f"<td{title}>{tag(r.state, STATE_TAGS.get(r.state, 'warn'))}</td><td class=n>{h(span(r.for_s))}</td>"
         f"<td class=n>{number(of_worker(now, c.RUNNING.name, r.worker_id))}</td>"
         f"<td class=n>{number(of_worker(now, c.WAITING.name, r.worker_id))}</td>"
@@ -76,6 +79,22 @@ def _worker_row(r: ReplicaStatus, now: MetricsFrame | None, *, may_operate: bool
         f"<td class=n>{r.deaths_in_a_row}</td><td class='n nowrap'>{links if may_operate else ''}</td>"
     )
     return f"<tr>{cells}</tr>"
+
+
+def ranks_text(shape: str) -> str:
+    """Return what a worker's shape means, such as "4 ranks: 2 tensor × 2 pipeline"; empty if not known."""
+    try:
+        ranks = Shape.parse(shape)
+    except SetupError:  # a worker that starts has said nothing yet; others may say anything
+        return ""
+    if ranks.is_single:
+        return "1 rank"
+    axes = (("tensor", ranks.tensor), ("pipeline", ranks.pipeline), ("context", ranks.context))
+    return f"{ranks.rank_count} ranks: {' × '.join(f'{n} {name}' for name, n in axes if n > 1)}"
+
+
+def _ranks_title(shape: str) -> str:
+    return f' title="{h(text)}"' if (text := ranks_text(shape)) else ""
 
 
 def nodes(found: Sequence[NodeState], *, may_operate: bool) -> str:

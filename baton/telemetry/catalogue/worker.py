@@ -8,6 +8,13 @@ STEP = Metric(
 STEP_TOKENS = Metric(
     "baton_step_tokens_total", "counter", "tokens", "Tokens computed, by kind of work.", ("worker", "kind")
 )
+RANKS = Metric(
+    "baton_worker_ranks",
+    "gauge",
+    "ranks",
+    "Ranks of the worker: processes, each with a device or cores of its own.",
+    ("worker",),
+)
 FREE_BLOCKS = Metric(
     "baton_kv_free_blocks",
     "gauge",

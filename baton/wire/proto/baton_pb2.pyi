@@ -669,7 +669,7 @@ class StoreFrame(_message.Message):
     def __init__(self, payload: _Optional[bytes] = ...) -> None: ...
 
 class Member(_message.Message):
-    __slots__ = ("worker_id", "role", "address", "model", "fingerprint", "is_draining", "metrics_address", "host", "pid", "notes", "node", "version", "is_suspect")
+    __slots__ = ("worker_id", "role", "address", "model", "fingerprint", "is_draining", "metrics_address", "host", "pid", "notes", "node", "version", "is_suspect", "shape")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -683,6 +683,7 @@ class Member(_message.Message):
     NODE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     IS_SUSPECT_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     role: Role
     address: str
@@ -696,7 +697,8 @@ class Member(_message.Message):
     node: str
     version: str
     is_suspect: bool
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., is_draining: _Optional[bool] = ..., metrics_address: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., notes: _Optional[_Iterable[str]] = ..., node: _Optional[str] = ..., version: _Optional[str] = ..., is_suspect: _Optional[bool] = ...) -> None: ...
+    shape: str
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., address: _Optional[str] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., is_draining: _Optional[bool] = ..., metrics_address: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., notes: _Optional[_Iterable[str]] = ..., node: _Optional[str] = ..., version: _Optional[str] = ..., is_suspect: _Optional[bool] = ..., shape: _Optional[str] = ...) -> None: ...
 
 class WorkerLeaves(_message.Message):
     __slots__ = ("worker_id",)
@@ -1266,7 +1268,7 @@ class Pool(_message.Message):
     def __init__(self, model: _Optional[str] = ..., counts: _Optional[_Mapping[str, int]] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., surge_max: _Optional[int] = ..., unavailable_max: _Optional[int] = ...) -> None: ...
 
 class ReplicaStatus(_message.Message):
-    __slots__ = ("name", "model", "role", "state", "for_s", "version", "worker_id", "node", "deaths_in_a_row", "last_exit", "reason", "address", "metrics_address")
+    __slots__ = ("name", "model", "role", "state", "for_s", "version", "worker_id", "node", "deaths_in_a_row", "last_exit", "reason", "address", "metrics_address", "shape")
     NAME_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -1280,6 +1282,7 @@ class ReplicaStatus(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
     name: str
     model: str
     role: Role
@@ -1293,7 +1296,8 @@ class ReplicaStatus(_message.Message):
     reason: str
     address: str
     metrics_address: str
-    def __init__(self, name: _Optional[str] = ..., model: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., state: _Optional[_Union[ReplicaState, str]] = ..., for_s: _Optional[float] = ..., version: _Optional[str] = ..., worker_id: _Optional[str] = ..., node: _Optional[str] = ..., deaths_in_a_row: _Optional[int] = ..., last_exit: _Optional[str] = ..., reason: _Optional[str] = ..., address: _Optional[str] = ..., metrics_address: _Optional[str] = ...) -> None: ...
+    shape: str
+    def __init__(self, name: _Optional[str] = ..., model: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., state: _Optional[_Union[ReplicaState, str]] = ..., for_s: _Optional[float] = ..., version: _Optional[str] = ..., worker_id: _Optional[str] = ..., node: _Optional[str] = ..., deaths_in_a_row: _Optional[int] = ..., last_exit: _Optional[str] = ..., reason: _Optional[str] = ..., address: _Optional[str] = ..., metrics_address: _Optional[str] = ..., shape: _Optional[str] = ...) -> None: ...
 
 class NodeState(_message.Message):
     __slots__ = ("node", "host", "is_alive", "is_drained", "cpus", "gpus")

@@ -1009,6 +1009,7 @@ def member_fields(x: Member) -> dict[str, Any]:
         "node": x.node,
         "version": x.version,
         "is_suspect": x.is_suspect,
+        "shape": x.shape,
     }
 
 
@@ -1031,6 +1032,7 @@ def member_from_pb(x: pb.Member) -> Member:
         node=x.node,
         version=x.version,
         is_suspect=x.is_suspect,
+        shape=x.shape,
     )
 
 
@@ -2014,6 +2016,7 @@ def replica_status_fields(x: ReplicaStatus) -> dict[str, Any]:
         "reason": x.reason,
         "address": x.address,
         "metrics_address": x.metrics_address,
+        "shape": x.shape,
     }
 
 
@@ -2036,6 +2039,7 @@ def replica_status_from_pb(x: pb.ReplicaStatus) -> ReplicaStatus:
         reason=x.reason,
         address=x.address,
         metrics_address=x.metrics_address,
+        shape=x.shape,
     )
 
 

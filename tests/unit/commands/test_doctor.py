@@ -46,6 +46,14 @@ def test_transfers_that_fail_and_different_fingerprints_are_bad():
     assert any("fingerprints differ" in text for text in found)
 
 
+def test_ranks_are_told_where_workers_have_several():
+    workers = [worker(Role.PREFILL, rank_count=2), worker(Role.PREFILL, rank_count=2)]
+    assert "ok: 2 prefill workers, of 2 ranks each" in texts(workers)
+    mixed = [worker(Role.DECODE, rank_count=2), worker(Role.DECODE, rank_count=1)]
+    assert "ok: 2 decode workers, of 1 and 2 ranks" in texts(mixed)
+    assert "ok: 1 decode worker\n" in texts([worker(Role.DECODE, rank_count=1)])
+
+
 def test_missing_pools_and_silent_workers_are_bad():
     found = bad(
         {**HEALTH, "status": "unavailable", "directory": "away"}, [worker(Role.DECODE, answers=False)]

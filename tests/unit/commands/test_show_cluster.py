@@ -3,6 +3,7 @@
 from io import StringIO
 
 import msgspec
+import pytest
 from rich.console import Console
 
 from baton.core.ids import WorkerId
@@ -89,6 +90,17 @@ def test_decisions_are_whole_on_a_narrow_terminal():
     told = " ".join(" ".join(lines).split())
     assert f"{who}: resize to 3 decode ([bold] evening peak) - advised: all are there" in told
     assert len(lines) < 12
+
+
+@pytest.mark.parametrize(("shapes", "is_shown"), [(("tp2", "1", ""), True), (("1", "1", ""), False)])
+def test_the_shapes_of_workers_are_shown_where_one_has_several_ranks(shapes, is_shown):
+    replicas = tuple(
+        ReplicaStatus(f"worker-{i}", "m", Role.DECODE, ReplicaState.RUNNING, 3.0, "1", shape=shape)
+        for i, shape in enumerate(shapes)
+    )
+    out = StringIO()
+    show(ClusterState("x", (), replicas), Console(file=out, width=80))
+    assert ("shape" in out.getvalue(), "tp2" in out.getvalue()) == (is_shown, is_shown)
 
 
 def test_workers_of_models_with_names_alike_are_told_apart():

@@ -52,6 +52,13 @@ def running(counts):
     return r, ids
 
 
+def test_the_shape_of_a_replica_is_that_of_its_process():
+    r, start = one_decode()
+    assert r.status()[0].shape == "", "nobody knows it before the worker says it"
+    r.handle(MemberSeen(start.worker_id, shape="tp2"), now_s=1.0)
+    assert r.status()[0].shape == "tp2"
+
+
 def test_what_is_desired_is_started_at_once_under_its_name_and_role():
     r = Reconciler(policy=POLICY, life="x")
     actions = r.handle(want({Role.PREFILL: 1, Role.DECODE: 2}), now_s=0.0)

@@ -64,6 +64,16 @@ def test_a_trace_crosses_processes():
     assert not worker._open
 
 
+def test_a_process_may_say_more_of_itself():
+    sent = InMemorySpanExporter()
+    spans = spans_for("decode-0", TelemetryConfig(), sent, facts={"baton.worker.shape": "tp2"})
+    spans.open("a", "request")
+    spans.close("a")
+    (span,) = sent.get_finished_spans()
+    assert span.resource.attributes["baton.worker.shape"] == "tp2"
+    assert span.resource.attributes["service.instance.id"] == "decode-0"
+
+
 def test_open_spans_are_bounded():
     spans = spans_for("p", TelemetryConfig(), InMemorySpanExporter())
     for i in range(OPEN_SPANS_MAX + 5):

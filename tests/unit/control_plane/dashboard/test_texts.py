@@ -28,7 +28,7 @@ from control_plane.dashboard import charts, markup, tables, text
 from control_plane.dashboard.checks import checks
 from control_plane.dashboard.collector import _targets, replica_levels
 from control_plane.dashboard.derive import AttainmentRow, Outcomes
-from control_plane.dashboard.detail_pages import chosen
+from control_plane.dashboard.detail_pages import chosen, worker_facts
 from control_plane.dashboard.overview import TierUsage, TileValues, latency_breakdown, objectives, tiers
 from control_plane.dashboard.problems import SHOWN_MAX, troubles
 from control_plane.dashboard.samples import MetricsFrame
@@ -227,7 +227,14 @@ def record(**fields):
 
 def test_what_processes_say_of_themselves_never_becomes_html():
     evil = replica(
-        EVIL, ReplicaState.WAITING, last_exit=EVIL, reason=EVIL, node=EVIL, model=EVIL, address=EVIL
+        EVIL,
+        ReplicaState.WAITING,
+        last_exit=EVIL,
+        reason=EVIL,
+        node=EVIL,
+        model=EVIL,
+        address=EVIL,
+        shape=EVIL,
     )
     cluster = state(evil, nodes=(NodeState(EVIL, EVIL),))
     moment = Moment(0.1, EVIL, EVIL, EVIL, (WorkerId(EVIL),), 1.0, 5)
@@ -254,6 +261,16 @@ def test_what_processes_say_of_themselves_never_becomes_html():
     assert [piece for piece in pieces if SAFE.search(piece)] == []
     assert all("img" in piece for piece in pieces), "it is shown, as text"
     assert "img" not in markup.latency_breakdown(tables.record_bars(hostile)), "an unknown part has no place"
+
+
+def test_a_worker_shows_its_shape_and_what_it_means():
+    cluster = state(replica("decode-0", ReplicaState.RUNNING, shape="tp2pp2"))
+    assert '<td title="4 ranks: 2 tensor × 2 pipeline">tp2pp2</td>' in tables.workers(
+        cluster, None, may_operate=False
+    )
+    assert (tables.ranks_text("1"), tables.ranks_text("")) == ("1 rank", "")
+    facts = worker_facts(cluster.replicas[0], None)
+    assert "tp2pp2 <span class=dim>4 ranks: 2 tensor × 2 pipeline</span>" in facts
 
 
 def test_an_action_is_offered_to_those_who_may():
