@@ -102,16 +102,16 @@ class EngineAdapters:
     """Loads adapters into the engine. Implements AdapterLoader."""
 
     def __init__(self, executor: Executor, engine: EngineThread) -> None:
-        self._slots, self._engine = executor.adapters, engine
+        self._executor, self._engine = executor, engine
 
     def read(self, ref: AdapterRef) -> Any:
-        return self._slots.read(ref)
+        return self._executor.read_adapter(ref)
 
     async def install(self, adapter: Any) -> None:
-        await self._engine.run(self._slots.install, adapter)
+        await self._engine.run(self._executor.install_adapter, adapter)
 
     async def drop(self, key: str) -> None:
-        await self._engine.run(self._slots.drop, key)
+        await self._engine.run(self._executor.drop_adapter, key)
 
 
 class AdapterPreparer:

@@ -1,6 +1,7 @@
 """A whole worker in one process: engine, KV pool, transfer, sessions, heartbeats, metrics."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -80,6 +81,10 @@ class WorkerCrashed(Exception):
     """A bug or a broken device: the process must end. The cause is chained."""
 
 
+class RanksLost(Exception):
+    """A rank of this worker died, hangs or failed."""
+
+
 class WorkerProcess:
     """A worker. Call `run` once. The clock of all decisions is `time.monotonic`."""
 
@@ -120,12 +125,15 @@ class WorkerProcess:
 
         Raises SetupError (model, device, port, transfer) before `on_ready`; WorkerCrashed afterwards.
         """
+        self._loop = asyncio.get_running_loop()
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._close_engine)
             stack.callback(self._threads.shutdown, wait=False, cancel_futures=True)
             stack.callback(self._compiling.shutdown, wait=False, cancel_futures=True)
             model, engine = self._config.model, self._config.engine
             executor = await self._engine.run(Executor.load, model, engine)
+            stack.push_async_callback(asyncio.to_thread, executor.close)
+            executor.watch_ranks(self._on_ranks_lost)
             stack.callback(executor.grammars.close)
             await self._engine.run(executor.warm_up)
             self._measured = await self._engine.run(executor.time_itself, engine.self_timing_s)
@@ -379,6 +387,11 @@ class WorkerProcess:
         await self._routers.end(LAST_READ_S)
         self._readers.hang_up()
         await server.stop(FLUSH_S)
+
+    def _on_ranks_lost(self, reason: str) -> None:
+        """Ranks die together, and the control plane starts them anew as one worker. Any thread may call."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the worker ends anyway
+            self._loop.call_soon_threadsafe(self._crash.report, RanksLost(reason))
 
     async def _close_engine(self) -> None:
         if not await self._engine.close(timeout_s=LAST_STEP_S):

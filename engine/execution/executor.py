@@ -1,7 +1,8 @@
 """Computes steps: the torch side of a worker, driven by plain values."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import msgspec
@@ -12,7 +13,9 @@ from baton.config import EngineConfig, ModelConfig
 from baton.core.errors import SetupError
 from baton.core.geometry import KVGeometry
 from baton.core.ids import SeqKey, SequenceId
+from baton.core.messages import AdapterRef
 from baton.core.sampling import SamplingParams, finish_after
+from baton.core.shape import Shape
 from baton.core.steps import (
     NOTHING_SAMPLED,
     ItemResult,
@@ -25,17 +28,24 @@ from engine.compiling import CompilerProcess
 from engine.devices import TORCH_DTYPES
 from engine.execution.draft import DraftModel, DraftRequest
 from engine.execution.graphs import make_graphs
+from engine.execution.ranks import Ranks, StagedModel
 from engine.execution.self_timing import Measured, time_steps
 from engine.execution.step_batch import PromptRows, StepBatch
+from engine.execution.team import RankTeam
 from engine.grammar import GrammarStore
 from engine.kernels.interface import BatchLayout, Span
 from engine.kv.parts import PoolPart
+from engine.kv.pool import KVPool
 from engine.kv.swap import SwapSpace
-from engine.loading.adapters import AdapterSlots
+from engine.loading.adapters import AdapterSlots, AdapterWeights
 from engine.loading.load import LoadedModel, load_model
-from engine.models.decoder import Progress
+from engine.model_files.division import Division, rank_divisions
+from engine.model_files.read_spec import load_spec
+from engine.model_files.resolve import resolve_model
+from engine.model_files.sizes import kv_geometry
+from engine.models.decoder import Decoder, Progress
 from engine.models.model import LanguageModel
-from engine.parallel.group import Group
+from engine.parallel.orders import DropAdapter, InstallAdapter
 from engine.sampling.logprobs import logprobs_of
 from engine.sampling.sampler import Sampler
 
@@ -47,9 +57,27 @@ PROMPT_LOGITS_MAX = 2**24
 
 class Executor:
     """A loaded model and its KV pool. `execute` runs on one thread only; between steps the pool's
-    blocks belong to whoever holds them (scheduler, leases, transfers)."""
+    blocks belong to whoever holds them (scheduler, leases, transfers).
 
-    def __init__(self, loaded: LoadedModel, engine: EngineConfig, *, draft: DraftModel | None = None) -> None:
+    In a worker of several ranks, each has one: the leader's drives those of the followers.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        engine: EngineConfig,
+        *,
+        draft: DraftModel | None = None,
+        ranks: Ranks | None = None,
+        team: RankTeam | None = None,
+        parts: tuple[PoolPart, ...] = (),
+    ) -> None:
+        """ranks: None where there is one. team: the leader's followers. parts: the pools of all ranks, if
+        this one leads; empty: this one's is the whole."""
+        self._ranks, self._team = ranks, team
+        self.whole_geometry: KVGeometry = loaded.whole_geometry
+        self.parts = parts or (_own_part(loaded),)
+        """The KV pools of all ranks, by rank, as they are mapped in this process."""
         self.spec = loaded.spec
         self.model_name = loaded.name
         self.fingerprint = loaded.fingerprint
@@ -93,53 +121,73 @@ class Executor:
         self._step_tokens_max = engine.step_tokens_max
         self._batch_sequences_max = engine.batch_sequences_max
 
-    @property
-    def parts(self) -> tuple[PoolPart, ...]:
-        """The KV pools of the worker, by rank."""
-        whole = self.geometry
-        return (PoolPart(range(whole.layer_count), range(whole.kv_head_count), self.kv),)
-
-    @property
-    def whole_geometry(self) -> KVGeometry:
-        """Geometry of a block of all ranks together."""
-        return self.geometry
-
     load_count: ClassVar[int] = 0
     """Number of times that this process has read weights."""
 
     @classmethod
     def load(
-        cls,
-        model: ModelConfig,
-        engine: EngineConfig,
-        *,
-        group: Group | None = None,
-        progress: Progress | None = None,
+        cls, model: ModelConfig, engine: EngineConfig, *, progress: Progress | None = None
     ) -> "Executor":
-        """group: the tensor ranks that execute the same plans as this one. Raises SetupError, see
-        `load_model` and `DraftModel.load`."""
-        if engine.threads:
-            torch.set_num_threads(engine.threads)
+        """Load a model, with followers if `engine.shape` asks for several ranks. Raises SetupError, see
+        `load_model`, `RankTeam` and `DraftModel.load`."""
+        _set_threads(engine)
         Executor.load_count += 1
-        loaded = load_model(model, engine, group=group, progress=progress)
-        draft = DraftModel.load(model, engine, loaded) if engine.speculation == "draft" else None
-        return cls(loaded, engine, draft=draft)
+        shape = Shape.parse(engine.shape)
+        if not shape.is_single:
+            return cls._load_leader(model, engine, shape, progress)
+        loaded = load_model(model, engine, progress=progress)
+        return cls(loaded, engine, draft=_load_draft(model, engine, loaded))
+
+    @classmethod
+    def _load_leader(
+        cls, model: ModelConfig, engine: EngineConfig, shape: Shape, progress: Progress | None
+    ) -> "Executor":
+        divisions = _divisions(model, shape)  # a shape that does not fit is said before anything starts
+        team = RankTeam.start(shape, model, engine)
+        try:
+            loaded = _load_rank(model, engine, team.ranks, divisions[team.ranks.rank], progress)
+            draft = _load_draft(model, engine, loaded)
+            ready = team.wait_ready()
+            pools = {team.ranks.rank: loaded.kv}
+            for rank, report in ready.items():
+                geometry = kv_geometry(divisions[rank].rank_spec(), model, engine)
+                pools[rank] = KVPool.attach(geometry, report.pool_address, block_count=loaded.kv.block_count)
+            parts = tuple(_part(division, pools[rank]) for rank, division in enumerate(divisions))
+            return cls(loaded, engine, draft=draft, ranks=team.ranks, team=team, parts=parts)
+        except BaseException:
+            team.close()
+            raise
+
+    @classmethod
+    def load_part(cls, model: ModelConfig, engine: EngineConfig, ranks: Ranks) -> "Executor":
+        """Load a follower's part. Raises SetupError, see `load_model`."""
+        _set_threads(engine)
+        Executor.load_count += 1
+        loaded = _load_rank(model, engine, ranks, _divisions(model, ranks.shape)[ranks.rank], None)
+        return cls(loaded, engine, ranks=ranks)
+
+    @property
+    def rank_pids(self) -> tuple[int, ...]:
+        """Processes of the followers."""
+        return self._team.pids if self._team is not None else ()
+
+    def watch_ranks(self, on_lost: Callable[[str], None]) -> None:
+        """Call `on_lost` with a reason, from another thread, if the followers end before `close`."""
+        if self._team is not None:
+            self._team.watch(on_lost)
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Any mixture of prompt chunks, decodes and decodes with draft tokens, each sequence at most once.
         Returns when the KV is written and the tokens are sampled."""
         assert self._model is not None, "execute after close"
         started_s = time.perf_counter()
+        if self._team is not None:
+            self._team.send(plan)
         self._sampler.end(plan.ended)
         self._move_blocks(plan)
-        results = self._run(self._model, plan.items) if plan.items else ()
+        results = self._run(self._model, plan.items)
         if self._draft is not None:
             results = _with_drafts(self._draft, plan, results)
-        self._last_sampled = {
-            item.key: result.tokens[-1]
-            for item, result in zip(plan.items, results, strict=True)
-            if result.tokens
-        }
         return StepResult(plan.step_number, results, time.perf_counter() - started_s)
 
     def _move_blocks(self, plan: StepPlan) -> None:
@@ -152,6 +200,10 @@ class Executor:
 
     @torch.inference_mode()
     def _run(self, model: LanguageModel, items: tuple[StepItem, ...]) -> tuple[ItemResult, ...]:
+        """Compute the items. A follower returns nothing: the leader has the results."""
+        if not items:
+            self._last_sampled = {}
+            return ()
         for item in items:
             self._clear_partial_block(item)
         batch = StepBatch.of(items, [self._span(item) for item in items], self._last_sampled.__getitem__)
@@ -162,7 +214,37 @@ class Executor:
         hidden = model.forward(tokens.to(device), batch.layout, rows) if replayed is None else replayed[rows]
         if not batch.rows and device.type == "cuda":
             torch.cuda.synchronize(device)
-        return self._results(model, len(items), batch, hidden)
+        if self._ranks is not None and not self._ranks.is_leader:
+            self._last_sampled = self._follow(self._ranks, model, items, batch, hidden)
+            return ()
+        results = self._results(model, len(items), batch, hidden)
+        last = {index: results[index].tokens[-1] for index, _ in batch.sampling if results[index].tokens}
+        if self._ranks is not None:
+            self._ranks.share_tokens([last.get(index) for index, _ in batch.sampling])
+        self._last_sampled = {items[index].key: token for index, token in last.items()}
+        return results
+
+    def _follow(
+        self,
+        ranks: Ranks,
+        model: LanguageModel,
+        items: tuple[StepItem, ...],
+        batch: StepBatch,
+        hidden: Tensor,
+    ) -> dict[SeqKey, int]:
+        """Compute this rank's part of the logits that the leader asks for, in its order. Returns the tokens
+        that it sampled."""
+        start = batch.sampled_row_count
+        if batch.sampling:
+            model.logits(hidden[:start])
+        start += len(batch.embedding_items)
+        for prompt in batch.prompts:
+            for rows in self._pieces(len(prompt.tokens)):
+                model.logits(hidden[start + rows.start : start + rows.stop])
+            start += len(prompt.tokens)
+        tokens = ranks.take_tokens(len(batch.sampling))
+        pairs = zip(batch.sampling, tokens, strict=True)
+        return {items[index].key: token for (index, _), token in pairs if token is not None}
 
     def _results(
         self, model: LanguageModel, item_count: int, batch: StepBatch, hidden: Tensor
@@ -190,15 +272,18 @@ class Executor:
     def _prompt_logprobs(
         self, model: LanguageModel, hidden: Tensor, prompt: PromptRows
     ) -> tuple[TokenLogprobs, ...]:
-        """Logprobs of the prompt's tokens. They are computed in pieces, since a prompt's logits are many
-        times larger than its hidden states."""
-        piece = max(1, PROMPT_LOGITS_MAX // self.vocab_size)
         found: list[TokenLogprobs] = []
-        for start in range(0, len(prompt.tokens), piece):
-            tokens = prompt.tokens[start : start + piece]
-            logits = model.logits(hidden[start : start + piece])
+        for rows in self._pieces(len(prompt.tokens)):
+            tokens = prompt.tokens[rows.start : rows.stop]
+            logits = model.logits(hidden[rows.start : rows.stop])
             found += logprobs_of(logits, tokens, [prompt.top_count] * len(tokens))
         return tuple(found)
+
+    def _pieces(self, row_count: int) -> Iterator[range]:
+        """Rows of a prompt in pieces: a prompt's logits are many times larger than its hidden states."""
+        piece = max(1, PROMPT_LOGITS_MAX // self.vocab_size)
+        for start in range(0, row_count, piece):
+            yield range(start, min(row_count, start + piece))
 
     def _span(self, item: StepItem) -> Span:
         end = item.first_position + len(item.tokens)
@@ -279,9 +364,96 @@ class Executor:
         if self.expert_counts is not None:
             self.expert_counts.reset()
 
+    # --- adapters -----------------------------------------------------------------------------------
+
+    def read_adapter(self, ref: AdapterRef) -> AdapterWeights:
+        """Read an adapter on every rank, into what `install_adapter` takes. It takes a while; one at a time,
+        in any thread. Raises SetupError, see `AdapterSlots.read`, and GroupBroken."""
+        if self._team is None:
+            return self.adapters.read(ref)
+        read: list[AdapterWeights] = []
+        try:
+            failed = self._team.read_adapter(ref, lambda: read.append(self.adapters.read(ref)))
+            if failed is not None:
+                raise SetupError(f"adapter {ref.name} cannot be read by rank {failed.rank}: {failed.reason}")
+        except SetupError:
+            self._team.send(DropAdapter(ref.key))
+            raise
+        return read[0]
+
+    def install_adapter(self, adapter: AdapterWeights) -> None:
+        """See `AdapterSlots.install`."""
+        if self._team is not None:
+            self._team.send(InstallAdapter(adapter.key))
+        self.adapters.install(adapter)
+
+    def drop_adapter(self, key: str) -> None:
+        """See `AdapterSlots.drop`."""
+        if self._team is not None:
+            self._team.send(DropAdapter(key))
+        self.adapters.drop(key)
+
     def close(self) -> None:
-        """Drop weights. The pool's memory lives as long as somebody refers to it. Idempotent."""
+        """Drop weights and end the followers. The pools' memory lives as long as somebody refers to it.
+        Idempotent."""
         self._model = self._draft = None
+        if self._team is not None:
+            self._team.close()
+
+
+def _set_threads(engine: EngineConfig) -> None:
+    if engine.threads:
+        torch.set_num_threads(engine.threads)
+
+
+def _load_draft(model: ModelConfig, engine: EngineConfig, loaded: LoadedModel) -> DraftModel | None:
+    """The leader's. A draft model is not divided."""
+    return DraftModel.load(model, engine, loaded) if engine.speculation == "draft" else None
+
+
+def _divisions(model: ModelConfig, shape: Shape) -> tuple[Division, ...]:
+    """Raises SetupError for a shape that the model or this engine cannot have."""
+    if shape.context > 1:
+        raise SetupError(f"engine.shape={shape}: context ranks are not executed yet: leave cp out")
+    if not model.device.startswith("cpu"):
+        raise SetupError(f"engine.shape={shape}: several ranks are executed on the CPU only so far")
+    return rank_divisions(load_spec(resolve_model(model.path, model.revision)), shape)
+
+
+def _load_rank(
+    model: ModelConfig, engine: EngineConfig, ranks: Ranks, division: Division, progress: Progress | None
+) -> LoadedModel:
+    is_staged = ranks.shape.pipeline > 1
+    loaded = load_model(
+        model,
+        engine,
+        group=ranks.tensor if ranks.shape.tensor > 1 else None,
+        layers=division.layers if is_staged else None,
+        shares_pool=not ranks.is_leader,
+        progress=progress,
+    )
+    if not is_staged:
+        return loaded
+    assert isinstance(loaded.model, Decoder)
+    staged = StagedModel(
+        loaded.model,
+        ranks,
+        hidden_size=loaded.spec.hidden_size,
+        vocab=loaded.spec.vocab_size,
+        dtype=TORCH_DTYPES[loaded.kv.geometry.dtype],
+    )
+    return replace(loaded, model=staged)
+
+
+def _own_part(loaded: LoadedModel) -> PoolPart:
+    if loaded.spec.is_native:
+        return _part(loaded.division, loaded.kv)
+    geometry = loaded.whole_geometry
+    return PoolPart(range(geometry.layer_count), range(geometry.kv_head_count), loaded.kv)
+
+
+def _part(division: Division, pool: KVPool) -> PoolPart:
+    return PoolPart(division.layers or range(division.spec.layer_count), division.kv_heads(), pool)
 
 
 def _with_drafts(

@@ -6,6 +6,10 @@ kernel to use 2 MiB pages for large arrays; reads by a peer are about twice as f
 allocates large host tensors through torch itself sets THP_MEM_ALLOC_ENABLE=1 before importing it.)
 """
 
+import contextlib
+import mmap
+import os
+
 import numpy as np
 import numpy.typing as npt
 import psutil
@@ -28,16 +32,54 @@ class KVPool:
     out raises their entries (`kv_transfer.backend.KVMemory`).
     """
 
-    def __init__(self, geometry: KVGeometry, *, kv_bytes: int, device: torch.device) -> None:
-        """Raises SetupError if `kv_bytes` holds no block, the device has not that much memory, or it
-        cannot compute with the geometry's dtype."""
+    def __init__(
+        self, geometry: KVGeometry, *, kv_bytes: int, device: torch.device, is_shared: bool = False
+    ) -> None:
+        """is_shared: other processes of this host may map the memory, see `attach`.
+
+        Raises SetupError if `kv_bytes` holds no block, the device has not that much memory, or it cannot
+        compute with the geometry's dtype.
+        """
         _check_dtype(geometry, device)
-        self.geometry, self.device = geometry, device
-        self.block_bytes = geometry.block_bytes
-        self.block_count = pool_block_count(geometry, kv_bytes)
-        size = self.block_count * self.block_bytes
+        block_count = pool_block_count(geometry, kv_bytes)
+        size = block_count * geometry.block_bytes
         _check_room(size, device)
-        self._memory = _allocate(size, device)
+        self.address = ""
+        """Name of the memory for `attach` in another process; empty: it is not shared."""
+        if is_shared:
+            memory, self.address = _allocate_shared(size, device)
+        else:
+            memory = _allocate(size, device)
+        self._lay_out(geometry, memory, block_count, device)
+
+    @classmethod
+    def attach(cls, geometry: KVGeometry, address: str, *, block_count: int) -> "KVPool":
+        """Map the pool of another process of this host. It lives as long as any process has it mapped. The
+        generations are not shared: they are the leader's.
+
+        Raises SetupError: that process is gone, or its pool has another size.
+        """
+        size = block_count * geometry.block_bytes
+        process, _, descriptor = address.partition(".")
+        try:
+            fd = os.open(f"/proc/{int(process)}/fd/{int(descriptor)}", os.O_RDWR | os.O_CLOEXEC)
+            with contextlib.closing(os.fdopen(fd, "rb+", buffering=0)):
+                if os.fstat(fd).st_size != size:
+                    raise SetupError(
+                        f"the KV pool of process {process} has {os.fstat(fd).st_size} bytes, not {size}"
+                    )
+                memory = _mapped(fd, size)
+        except (OSError, ValueError) as error:
+            raise SetupError(f"the KV pool at {address} cannot be mapped: {error}") from error
+        pool = cls.__new__(cls)
+        pool.address = address
+        pool._lay_out(geometry, memory, block_count, torch.device("cpu"))
+        return pool
+
+    def _lay_out(self, geometry: KVGeometry, memory: Tensor, block_count: int, device: torch.device) -> None:
+        self.geometry, self.device = geometry, device
+        self.block_bytes, self.block_count = geometry.block_bytes, block_count
+        self._memory = memory
         per_block = (
             geometry.layer_count,
             geometry.planes,
@@ -96,6 +138,26 @@ def _check_room(size: int, device: torch.device) -> None:
         raise SetupError(
             f"the KV pool of {size} bytes (engine.kv_bytes) does not fit: {device} has {room} bytes free"
         )
+
+
+def _allocate_shared(size: int, device: torch.device) -> tuple[Tensor, str]:
+    """Zeroed bytes [size] that other processes can map, and their address. Raises SetupError."""
+    if device.type != "cpu":
+        raise SetupError(f"a KV pool on {device} cannot be shared with another process: only host memory can")
+    try:
+        fd = os.memfd_create("baton-kv", os.MFD_CLOEXEC)
+        os.ftruncate(fd, size)
+        os.posix_fallocate(fd, 0, size)  # a lack of memory shows here, and would be a signal later
+        return _mapped(fd, size), f"{os.getpid()}.{fd}"
+    except OSError as error:
+        raise SetupError(f"the KV pool of {size} bytes (engine.kv_bytes) does not fit: {error}") from error
+
+
+def _mapped(fd: int, size: int) -> Tensor:
+    memory = mmap.mmap(fd, size)
+    with contextlib.suppress(OSError):  # systems that have no large pages for shared memory
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 def _allocate(size: int, device: torch.device) -> Tensor:

@@ -103,7 +103,11 @@ class AdapterSlots:
 
     def _check_targets(self, modules: Sequence[LoraModule], folder: Path) -> None:
         known = {part.name for linear in self._linears for part in linear.parts}
-        strangers = [module.name for module in modules if module.name not in known]
+        strangers = [
+            module.name
+            for module in modules
+            if module.name not in known and not self._division.is_elsewhere(module.name)
+        ]
         if strangers:
             raise SetupError(
                 f"adapter {folder} changes {strangers[0]}, which this model does not have or cannot adapt; "

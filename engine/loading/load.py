@@ -10,7 +10,7 @@ import msgspec
 
 from baton.config import EngineConfig, ModelConfig
 from baton.config.served_models import default_name
-from baton.core.geometry import fingerprint
+from baton.core.geometry import KVGeometry, fingerprint
 from baton.core.messages import WIRE_VERSION
 from engine.devices import TORCH_DTYPES, torch_device
 from engine.kernels.choose import make_kernels
@@ -26,7 +26,7 @@ from engine.model_files.fallback_spec import check_fallback
 from engine.model_files.quant_scheme import check_quantization
 from engine.model_files.read_spec import load_spec
 from engine.model_files.resolve import resolve_model
-from engine.model_files.sizes import context_tokens, kv_geometry
+from engine.model_files.sizes import context_tokens, kv_geometry, pool_block_count
 from engine.model_files.spec import ModelSpec
 from engine.models.decoder import Decoder, Progress
 from engine.models.fallback import FallbackModel
@@ -49,6 +49,8 @@ class LoadedModel:
     context_tokens: int
     """Prompt plus generated tokens of one sequence: the context, or the whole pool if smaller."""
     kv: KVPool
+    whole_geometry: KVGeometry
+    """Geometry of the whole model's KV, of which `kv` holds the rank's part."""
     kernels: Kernels[Any, Any, Any]
     model: LanguageModel
     linears: tuple[Linear[Any], ...]
@@ -64,10 +66,12 @@ def load_model(
     *,
     group: Group | None = None,
     layers: range | None = None,
+    shares_pool: bool = False,
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Read a rank's part of the model and allocate its KV pool. group: the tensor ranks; None: there is one.
-    layers: of the pipeline stage; None: all. `progress(layers loaded, layers in all)`.
+    layers: of the pipeline stage; None: all. shares_pool: other processes may map the pool.
+    `progress(layers loaded, layers in all)`.
 
     Raises SetupError: no such model, an unsupported or damaged one, one that cannot be divided so, no such
     device, too little memory.
@@ -82,7 +86,10 @@ def load_model(
     tokens = context_tokens(spec, model)
     geometry = kv_geometry(rank_spec, model, engine)
     checkpoint = open_checkpoint(folder)
-    kv = KVPool(geometry, kv_bytes=engine.kv_bytes, device=device)
+    # Workers of all shapes hold the same blocks, so the geometry that counts is the whole model's.
+    whole = kv_geometry(spec, model, engine)
+    kv_bytes = pool_block_count(whole, engine.kv_bytes) * geometry.block_bytes
+    kv = KVPool(geometry, kv_bytes=kv_bytes, device=device, is_shared=shares_pool)
     notes: list[str] = []
     kernels = make_kernels(engine, kv, tell=notes.append)
     if isinstance(checkpoint, GgufCheckpoint) and model.quantization == "none":
@@ -103,8 +110,6 @@ def load_model(
             progress(spec.layer_count, spec.layer_count)
     name = model.name or default_name(model.path) or folder.resolve().name
     digest = _model_digest(spec, checkpoint.digest(), tokens, model.quantization)
-    # Workers of all shapes hold the same KV, so the geometry that counts is the whole model's.
-    whole = kv_geometry(spec, model, engine)
     return LoadedModel(
         spec=spec,
         division=division,
@@ -113,6 +118,7 @@ def load_model(
         fingerprint=fingerprint(model=name, weights_digest=digest, geometry=whole, wire_version=WIRE_VERSION),
         context_tokens=min(tokens, kv.block_count * geometry.block_tokens),
         kv=kv,
+        whole_geometry=whole,
         kernels=kernels,
         model=network,
         linears=linears,

@@ -4,18 +4,22 @@ Heads, intermediate sizes and the vocabulary are divided over tensor ranks. Key-
 than ranks are held by several of them. The latent of MLA, routers and norms are on every rank.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
 
 from baton.core.errors import SetupError
+from baton.core.shape import Shape
 from engine.model_files.spec import ModelSpec, MoeSpec
 
 MXFP4_BLOCK = 32
 """Numbers of an MXFP4 matrix that share a scale."""
 _VOCABULARY_UNIT = 64
 """Rows of the embedding are divided in multiples of this where there are enough of them."""
+
+_LAYER = re.compile(r"(?:^|\.)layers\.([0-9]+)\.")
 
 Places = tuple[range, ...]
 """Places along one dimension of a tensor, in the order in which they are wanted."""
@@ -81,6 +85,14 @@ class Division:
         """Rows of the embedding and of the head that each tensor rank holds."""
         return tuple(_vocabulary(self.spec, self.tensor, rank) for rank in range(self.tensor))
 
+    def is_elsewhere(self, module: str) -> bool:
+        """Whether a module belongs to a layer of another stage. That stage knows whether it exists."""
+        found = _LAYER.search(module)
+        if found is None or self.layers is None:
+            return False
+        layer = int(found[1])
+        return layer < self.spec.layer_count and layer not in self.layers
+
     def rank_spec(self) -> ModelSpec:
         """The model as the forward pass of this rank sees it."""
         spec, rank = self.spec, self.rank
@@ -94,7 +106,7 @@ class Division:
             layer_count=len(layers),
             head_count=spec.head_count // self.tensor,
             # MLA has one latent for all heads.
-            kv_head_count=spec.kv_head_count if spec.mla is not None else len(self._kv_heads()),
+            kv_head_count=spec.kv_head_count if spec.mla is not None else len(self.kv_heads()),
             windows=spec.windows[layers.start : layers.stop],
             layer_ropes=spec.layer_ropes[layers.start : layers.stop],
             moe=moe,
@@ -139,7 +151,10 @@ class Division:
             shared_intermediate_size=len(_even(moe.shared_intermediate_size, self.tensor, self.rank)),
         )
 
-    def _kv_heads(self) -> range:
+    def kv_heads(self) -> range:
+        """Key-value heads of the whole model that the rank holds; of MLA, the one latent."""
+        if self.spec.mla is not None:
+            return range(1)
         count = self.spec.kv_head_count
         if count >= self.tensor:
             return _even(count, self.tensor, self.rank)
@@ -151,7 +166,7 @@ class Division:
         return Shard(self.spec.head_count * dim, (range(heads.start * dim, heads.stop * dim),))
 
     def _keys(self) -> Shard:
-        heads, dim = self._kv_heads(), self.spec.head_dim
+        heads, dim = self.kv_heads(), self.spec.head_dim
         return Shard(self.spec.kv_head_count * dim, (range(heads.start * dim, heads.stop * dim),))
 
     def _inner(self, module: str) -> Shard:
@@ -163,6 +178,34 @@ class Division:
         else:
             total = self.spec.intermediate_size
         return Shard(total, (_even(total, self.tensor, self.rank),))
+
+
+def rank_divisions(spec: ModelSpec, shape: Shape) -> tuple[Division, ...]:
+    """The parts of all ranks, by rank. Raises SetupError, see `check_division`."""
+    check_division(spec, tensor=shape.tensor, pipeline=shape.pipeline)
+    stages = divide_layers(_layer_costs(spec), shape.pipeline, last_cost=_head_cost(spec))
+    places = (shape.position(rank) for rank in range(shape.rank_count))
+    return tuple(Division(spec, shape.tensor, place.tensor_rank, stages[place.stage]) for place in places)
+
+
+def _layer_costs(spec: ModelSpec) -> list[float]:
+    """Weights that one token meets in each layer: what a decode step reads, and what a prompt multiplies."""
+    moe = spec.moe
+    q, kv = spec.head_count * spec.head_dim, spec.kv_head_count * spec.head_dim
+    attention = spec.hidden_size * (2 * q + 2 * kv)
+    dense = 3 * spec.hidden_size * spec.intermediate_size
+    if moe is None:
+        return [float(attention + dense)] * spec.layer_count
+    inner = moe.experts_per_token * moe.intermediate_size + moe.shared_intermediate_size
+    sparse = 3 * spec.hidden_size * inner
+    return [
+        float(attention + (sparse if layer in moe.layers else dense)) for layer in range(spec.layer_count)
+    ]
+
+
+def _head_cost(spec: ModelSpec) -> float:
+    """Weights of the head. Prompts multiply it for one row only, so it counts by half."""
+    return 0.5 * spec.vocab_size * spec.hidden_size
 
 
 def check_division(spec: ModelSpec, *, tensor: int = 1, pipeline: int = 1) -> None:

@@ -9,6 +9,7 @@ from baton.core.ids import SeqKey, SequenceId
 from baton.core.sampling import SamplingParams
 from baton.core.steps import StepItem, StepPlan
 from engine.execution.executor import Executor
+from engine.loading.load import load_model
 
 GREEDY = SamplingParams(max_tokens=64)
 
@@ -16,8 +17,12 @@ GREEDY = SamplingParams(max_tokens=64)
 def load(
     path: Path, *, kv_bytes: int = 16 * 2**20, block_tokens: int = 16, kernels="auto", group=None, **model
 ) -> Executor:
+    """group: this rank computes as all others do, and samples itself."""
     engine = EngineConfig(kv_bytes=kv_bytes, block_tokens=block_tokens, threads=1, kernels=kernels)
-    return Executor.load(ModelConfig(path=str(path), **model), engine, group=group)
+    config = ModelConfig(path=str(path), **model)
+    if group is None:
+        return Executor.load(config, engine)
+    return Executor(load_model(config, engine, group=group), engine)
 
 
 @dataclass

@@ -49,14 +49,17 @@ class Worker:
         return sequence.generated
 
 
-@pytest.fixture
-async def worker(tmp_path: Path) -> AsyncIterator[Worker]:
+@pytest.fixture(params=["1", "tp2", "pp2"])
+async def worker(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Worker]:
     base = make_model(tmp_path / "base", "llama", with_tokenizer=False)
-    engine = EngineConfig(kv_bytes=2**22, block_tokens=16, threads=1, adapters_max=2)
+    engine = EngineConfig(
+        kv_bytes=2**22, block_tokens=16, threads=1, adapters_max=2, shape=request.param, rank_timeout_s=60.0
+    )
     found = Worker(Executor.load(ModelConfig(path=str(base)), engine), tmp_path, base)
     yield found
     found.threads.shutdown()
     await found.engine.close(timeout_s=10)
+    found.executor.close()
 
 
 async def test_unused_adapters_make_room_and_come_back_the_same(worker: Worker) -> None:

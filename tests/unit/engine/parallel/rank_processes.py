@@ -127,11 +127,11 @@ def _serve_one(request):
 def main():
     import torch
 
-    from engine.parallel import plan_channel, shared_memory
+    from engine.parallel import order_channel, shared_memory
 
     torch.set_num_threads(1)
     shared_memory._functions()
-    plan_channel._functions()
+    order_channel._functions()
     for line in sys.stdin:
         print(json.dumps(_serve_one(json.loads(line))), flush=True)
     assert not traces()

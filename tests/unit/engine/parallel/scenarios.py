@@ -7,11 +7,11 @@ import signal
 import torch
 
 from engine.parallel.group import GroupBroken
-from engine.parallel.plan_channel import (
+from engine.parallel.order_channel import (
     FollowerFailed,
     FollowerReady,
-    PlanReceiver,
-    PlanSender,
+    OrderReceiver,
+    OrderSender,
 )
 from engine.parallel.shared_memory import SharedMemoryGroup
 from tests.faulty_group import FaultyGroup, GroupFault, GroupFaultPlan
@@ -131,15 +131,15 @@ def never_joins(teller, rank, size, address, deadline_s):
 def plans(teller, rank, size, address, rounds, items):
     """The leader sends plans, all followers get them, and answer."""
     if rank:
-        channel = PlanReceiver.join(address, rank, deadline_s=60.0)
+        channel = OrderReceiver.join(address, rank, deadline_s=60.0)
         channel.wait_for_all(timeout_s=60.0)
-        channel.report(FollowerReady())
+        channel.report(FollowerReady(""))
         wrong = sum(channel.receive(timeout_s=60.0) != plan(i, items) for i in range(rounds))
         channel.report(FollowerFailed(f"rank {rank} has had {wrong} wrong plans"))
         channel.close()
         teller.tell(result=wrong, traces=traces())
         return
-    leader = PlanSender.create(size, deadline_s=60.0, plan_bytes=64 * 1024)
+    leader = OrderSender.create(size, deadline_s=60.0, plan_bytes=64 * 1024)
     teller.tell(address=leader.address)
     leader.wait_for_all(timeout_s=60.0)
     for i in range(rounds):
@@ -155,9 +155,9 @@ def plans(teller, rank, size, address, rounds, items):
 def plan_loop(teller, rank, size, address, deadline_s):
     """Plans until the channel breaks."""
     if rank:
-        channel = PlanReceiver.join(address, rank, deadline_s=deadline_s)
+        channel = OrderReceiver.join(address, rank, deadline_s=deadline_s)
     else:
-        channel = PlanSender.create(size, deadline_s=deadline_s, plan_bytes=16 * 1024)
+        channel = OrderSender.create(size, deadline_s=deadline_s, plan_bytes=16 * 1024)
         teller.tell(address=channel.address)
     try:
         channel.wait_for_all(timeout_s=60.0)
@@ -166,7 +166,7 @@ def plan_loop(teller, rank, size, address, deadline_s):
         while True:
             if rank:
                 channel.receive(timeout_s=deadline_s)
-                channel.report(FollowerReady())
+                channel.report(FollowerReady(""))
             else:
                 channel.send(plan(number, 4))
                 number += 1

@@ -1,4 +1,4 @@
-"""Step plans as bytes, from one encoder to decoders that get all it wrote, in order.
+"""Orders as bytes, from one encoder to decoders that get all it wrote, in order.
 
 Most items continue a sequence of the plan before: its sampling parameters are the same, and its block table
 is the same or longer. Only what is new travels. Long block tables would otherwise cost milliseconds per step.
@@ -11,9 +11,13 @@ import msgspec
 from baton.core.ids import SeqKey, SequenceId
 from baton.core.sampling import SamplingParams
 from baton.core.steps import StepItem, StepPlan
+from engine.parallel.orders import AdapterOrder, RankOrder
 
 REMEMBERED_MAX = 8192
 """The sequences that both ends remember; the longest unused one is forgotten first, on both alike."""
+
+_PLAN, _OTHER = b"p", b"o"
+"""The first byte of an order: a step plan, or anything else."""
 
 V = TypeVar("V")
 
@@ -75,12 +79,17 @@ class _Memory(Generic[V]):
             del self._values[next(iter(self._values))]
 
 
-class PlanEncoder:
+class OrderEncoder:
     def __init__(self, *, remembered_max: int = REMEMBERED_MAX) -> None:
         self._memory: _Memory[StepItem] = _Memory(remembered_max)
         self._write = msgspec.msgpack.Encoder().encode
 
-    def encode(self, plan: StepPlan) -> bytes:
+    def encode(self, order: RankOrder) -> bytes:
+        if not isinstance(order, StepPlan):
+            return _OTHER + self._write(order)
+        return _PLAN + self._plan(order)
+
+    def _plan(self, plan: StepPlan) -> bytes:
         for key in plan.ended:
             self._memory.take(key)
         items = [self._shorten(item) for item in plan.items]
@@ -115,14 +124,22 @@ def _rare_of(item: StepItem) -> _Rare | None:
     )
 
 
-class PlanDecoder:
+class OrderDecoder:
     def __init__(self, *, remembered_max: int = REMEMBERED_MAX) -> None:
         self._memory: _Memory[StepItem] = _Memory(remembered_max)
         self._read = msgspec.msgpack.Decoder(_Plan).decode
+        self._read_other = msgspec.msgpack.Decoder(AdapterOrder).decode
 
-    def decode(self, data: bytes | memoryview) -> StepPlan:
+    def decode(self, data: bytes | memoryview) -> RankOrder:
         """Raises msgspec.DecodeError or ValueError: these bytes are not what the encoder wrote next."""
-        plan = self._read(data)
+        kind, rest = bytes(data[:1]), memoryview(data)[1:]
+        if kind == _PLAN:
+            return self._plan(self._read(rest))
+        if kind == _OTHER:
+            return self._read_other(rest)
+        raise ValueError(f"an order begins with {kind!r}")
+
+    def _plan(self, plan: _Plan) -> StepPlan:
         for key in plan.ended:
             self._memory.take(key)
         return StepPlan(

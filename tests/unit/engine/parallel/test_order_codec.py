@@ -4,9 +4,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.core.ids import BlockId, SeqKey, SequenceId
+from baton.core.messages import AdapterRef
 from baton.core.sampling import SamplingParams
 from baton.core.steps import StepItem, StepPlan
-from engine.parallel.plan_codec import PlanDecoder, PlanEncoder
+from engine.parallel.order_codec import OrderDecoder, OrderEncoder
+from engine.parallel.orders import DropAdapter, InstallAdapter, ReadAdapter
 from tests.unit.engine.parallel.plans import plan
 
 keys = st.builds(
@@ -48,7 +50,7 @@ step_plans = st.builds(
 @settings(deadline=None)
 @given(st.lists(step_plans, max_size=8), st.integers(1, 4))
 def test_plans_come_out_as_they_went_in(plans, remembered_max):
-    encoder, decoder = (one(remembered_max=remembered_max) for one in (PlanEncoder, PlanDecoder))
+    encoder, decoder = (one(remembered_max=remembered_max) for one in (OrderEncoder, OrderDecoder))
     for one in plans:
         decoded = decoder.decode(memoryview(encoder.encode(one)))
         assert decoded == one
@@ -57,7 +59,7 @@ def test_plans_come_out_as_they_went_in(plans, remembered_max):
 
 
 def test_only_what_is_new_travels():
-    encoder = PlanEncoder()
+    encoder = OrderEncoder()
     first = plan(1, 4, block_count=5000)
     grown = tuple(
         msgspec.structs.replace(item, block_ids=(*item.block_ids, BlockId(7))) for item in first.items
@@ -67,12 +69,27 @@ def test_only_what_is_new_travels():
 
 
 def test_a_lost_plan_is_noticed():
-    encoder, decoder = PlanEncoder(), PlanDecoder()
+    encoder, decoder = OrderEncoder(), OrderDecoder()
     encoder.encode(plan(1, 1))
     with pytest.raises(ValueError, match="not known here"):
         decoder.decode(encoder.encode(plan(1, 1)))
 
 
-def test_bytes_of_something_else_are_refused():
-    with pytest.raises(msgspec.DecodeError):
-        PlanDecoder().decode(b"\x93\x01\x02\x03")
+@pytest.mark.parametrize(
+    "order",
+    [
+        ReadAdapter(AdapterRef("poet", "/adapters/poet", "5eed")),
+        InstallAdapter("poet"),
+        DropAdapter("poet"),
+    ],
+)
+def test_other_orders_pass_between_plans(order):
+    encoder, decoder = OrderEncoder(), OrderDecoder()
+    for sent in (plan(1, 2), order, plan(2, 2)):
+        assert decoder.decode(encoder.encode(sent)) == sent
+
+
+@pytest.mark.parametrize("data", [b"", b"x", b"\x93\x01\x02\x03", b"p\x93\x01\x02\x03", b"o\x90"])
+def test_bytes_of_something_else_are_refused(data):
+    with pytest.raises((msgspec.DecodeError, ValueError)):
+        OrderDecoder().decode(data)

@@ -1,6 +1,6 @@
-"""Plans from the leader of a worker to the followers of the same host, and their reports to it.
+"""Orders from the leader of a worker to the followers of the same host, and their reports to it.
 
-Followers take plans from a ring in shared memory, so that the leader sends the next plan while they execute
+Followers take orders from a ring in shared memory, so that the leader sends the next plan while they execute
 this one. Sending waits only while the ring is full.
 """
 
@@ -9,8 +9,8 @@ from functools import cache
 
 import msgspec
 
-from baton.core.steps import StepPlan
-from engine.parallel.plan_codec import PlanDecoder, PlanEncoder
+from engine.parallel.order_codec import OrderDecoder, OrderEncoder
+from engine.parallel.orders import FollowerReport, RankOrder
 from engine.parallel.segment import Segment, SegmentSizes, functions, nanoseconds
 
 PLAN_BYTES = 4 * 2**20
@@ -19,19 +19,6 @@ REPORT_BYTES = 256 * 1024
 _POINTER, _I32, _I64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 _NOTHING = -2
 """TIMED_OUT in native/src/segment.h."""
-
-
-class FollowerReady(msgspec.Struct, frozen=True, tag="ready"):
-    """A follower can execute plans."""
-
-
-class FollowerFailed(msgspec.Struct, frozen=True, tag="failed"):
-    """A follower cannot go on."""
-
-    reason: str
-
-
-FollowerReport = FollowerReady | FollowerFailed
 
 
 @cache
@@ -65,7 +52,7 @@ class _Buffer:
         return ctypes.addressof(ctypes.c_char.from_buffer(self._bytes))
 
 
-class PlanSender:
+class OrderSender:
     """The leader's end. One thread may wait in `receive` while another sends."""
 
     def __init__(self, segment: Segment, *, deadline_s: float) -> None:
@@ -76,12 +63,12 @@ class PlanSender:
             *(native.baton_plan_send, native.baton_report_next),
             native.baton_report_read,
         )
-        self._encode = PlanEncoder().encode
+        self._encode = OrderEncoder().encode
         self._decode = msgspec.msgpack.Decoder(FollowerReport).decode
         self._buffer, self._from = _Buffer(), ctypes.c_int()
 
     @classmethod
-    def create(cls, ranks: int, *, deadline_s: float, plan_bytes: int = PLAN_BYTES) -> "PlanSender":
+    def create(cls, ranks: int, *, deadline_s: float, plan_bytes: int = PLAN_BYTES) -> "OrderSender":
         """Make the channel of a leader and `ranks - 1` followers. Raises SetupError."""
         sizes = SegmentSizes(ranks, ring_bytes=REPORT_BYTES, plan_bytes=plan_bytes)
         return cls(Segment.create(sizes), deadline_s=deadline_s)
@@ -94,10 +81,10 @@ class PlanSender:
         """Wait until every rank has joined. Raises GroupBroken."""
         self._segment.wait_for_all(timeout_s)
 
-    def send(self, plan: StepPlan) -> None:
+    def send(self, order: RankOrder) -> None:
         """Send to every follower, in order. It waits while the ring is full, at most until the deadline.
         Raises GroupBroken."""
-        data = self._encode(plan)
+        data = self._encode(order)
         self._segment.call(self._send, data, len(data), self._timeout_ns)
 
     def receive(self, *, timeout_s: float) -> tuple[int, FollowerReport] | None:
@@ -121,13 +108,13 @@ class PlanSender:
         self._segment.close()
 
 
-class PlanReceiver:
+class OrderReceiver:
     """A follower's end. One thread may report while another waits in `receive`."""
 
     def __init__(self, segment: Segment, *, deadline_s: float) -> None:
         native = _functions()
         self.rank = segment.rank
-        self._segment, self._decode = segment, PlanDecoder().decode
+        self._segment, self._decode = segment, OrderDecoder().decode
         self._timeout_ns = nanoseconds(deadline_s)
         self._next, self._read, self._send = (
             *(native.baton_plan_next, native.baton_plan_read),
@@ -137,7 +124,7 @@ class PlanReceiver:
         self._buffer = _Buffer()
 
     @classmethod
-    def join(cls, address: str, rank: int, *, deadline_s: float) -> "PlanReceiver":
+    def join(cls, address: str, rank: int, *, deadline_s: float) -> "OrderReceiver":
         """Join the channel that rank 0 of this host has made. Raises SetupError."""
         return cls(Segment.join(address, rank), deadline_s=deadline_s)
 
@@ -145,8 +132,8 @@ class PlanReceiver:
         """Wait until every rank has joined. Raises GroupBroken."""
         self._segment.wait_for_all(timeout_s)
 
-    def receive(self, *, timeout_s: float) -> StepPlan | None:
-        """The next plan; None: there was none in time. Raises GroupBroken, at once if the leader dies."""
+    def receive(self, *, timeout_s: float) -> RankOrder | None:
+        """The next order; None: there was none in time. Raises GroupBroken, at once if the leader dies."""
         size = self._segment.call(self._next, nanoseconds(timeout_s))
         if size == _NOTHING:
             return None

@@ -1,0 +1,129 @@
+"""The process of a follower: it reads its rank's part of the model and executes the leader's orders.
+
+`python -m engine.execution.follower PARENT_PID`, with a `FollowerSetup` as JSON on its standard input. It
+ends with its leader, however that ends.
+"""
+
+import logging
+import signal
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+
+from baton.config import EngineConfig, ModelConfig
+from baton.core.errors import SetupError
+from baton.core.shape import Shape
+from baton.core.steps import StepPlan
+from baton.wire.parent import end_with_parent
+from engine.execution.executor import Executor
+from engine.execution.ranks import Ranks
+from engine.execution.team import JOIN_S, FollowerSetup, tensor_group
+from engine.loading.adapters import AdapterWeights
+from engine.parallel.group import GroupBroken
+from engine.parallel.order_channel import OrderReceiver
+from engine.parallel.orders import (
+    AdapterOrder,
+    AdapterRead,
+    DropAdapter,
+    FollowerFailed,
+    FollowerReady,
+    InstallAdapter,
+    ReadAdapter,
+)
+from engine.parallel.shared_memory import SharedMemoryGroup
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 60.0
+"""An order is waited for in pieces of this length. The leader's end is noticed at once."""
+
+
+class Follower:
+    """Carries orders out, in order. Adapters are read beside the steps."""
+
+    def __init__(self, executor: Executor, orders: OrderReceiver) -> None:
+        self._executor, self._orders = executor, orders
+        self._reading = ThreadPoolExecutor(1, thread_name_prefix="adapter")
+        self._read: dict[str, AdapterWeights] = {}
+
+    def run(self) -> None:
+        """Follow until the leader leaves. Raises GroupBroken then, and what a step raises."""
+        while True:
+            order = self._orders.receive(timeout_s=LOOK_S)
+            if isinstance(order, StepPlan):
+                self._executor.execute(order)
+            elif order is not None:
+                self._change_adapters(order)
+
+    def _change_adapters(self, order: AdapterOrder) -> None:
+        slots = self._executor.adapters
+        match order:
+            case ReadAdapter():
+                self._reading.submit(self._read_adapter, order)
+            case InstallAdapter(key):
+                slots.install(self._read.pop(key))
+            case DropAdapter(key):
+                self._read.pop(key, None)
+                slots.drop(key)
+
+    def _read_adapter(self, order: ReadAdapter) -> None:
+        error = ""
+        try:
+            self._read[order.ref.key] = self._executor.adapters.read(order.ref)
+        except SetupError as raised:
+            error = str(raised)
+        except Exception as raised:
+            log.exception("adapter %s cannot be read", order.ref.name)
+            error = f"{type(raised).__name__}: {raised}"
+        self._orders.report(AdapterRead(order.ref.key, error))
+
+
+def main(parent_pid: int) -> int:
+    end_with_parent(parent_pid, signal.SIGKILL)
+    # Ctrl-C at a terminal reaches every process of the group. The leader decides when this one ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    setup = msgspec.json.decode(sys.stdin.buffer.read(), type=FollowerSetup)
+    logging.basicConfig(format=f"%(asctime)s rank {setup.rank} %(levelname)s %(message)s")
+    model = ModelConfig.model_validate_json(setup.model)
+    engine = EngineConfig.model_validate_json(setup.engine)
+    deadline_s = engine.rank_timeout_s
+    try:
+        orders = OrderReceiver.join(setup.orders_address, setup.rank, deadline_s=deadline_s)
+        world = SharedMemoryGroup.join(setup.world_address, setup.rank, deadline_s=deadline_s)
+        world.wait_for_all(timeout_s=JOIN_S)
+        shape = Shape.parse(setup.shape)
+        tensor = tensor_group(world, shape, setup.rank, deadline_s=deadline_s)
+    except (SetupError, GroupBroken) as error:
+        log.error("%s", error)
+        return 1
+    try:
+        began_s = time.monotonic()
+        executor = Executor.load_part(model, engine, Ranks(shape, setup.rank, world, tensor))
+        orders.report(FollowerReady(executor.kv.address, time.monotonic() - began_s))
+        Follower(executor, orders).run()
+    except GroupBroken as error:
+        log.info("%s", error)
+        return 0
+    except Exception as error:
+        if not isinstance(error, SetupError):
+            log.exception("rank %d fails", setup.rank)
+        reason = str(error) if isinstance(error, SetupError) else f"{type(error).__name__}: {error}"
+        _tell(orders, reason)
+        world.abort(f"rank {setup.rank} fails: {reason}")
+        return 1
+    return 0
+
+
+def _tell(orders: OrderReceiver, reason: str) -> None:
+    try:
+        orders.report(FollowerFailed(reason))
+    except GroupBroken as error:
+        log.error("%s", error)
+
+
+if __name__ == "__main__":
+    code = main(int(sys.argv[1]))
+    logging.shutdown()
+    sys.exit(code)

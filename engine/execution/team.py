@@ -1,0 +1,244 @@
+"""The ranks of one worker as processes of this host: the leader's side.
+
+The leader starts a process for each follower, and they read their parts of the model at the same time. From
+then on every plan goes to the followers before the leader executes it. Ranks end together: a follower that
+dies or fails is noticed at once, and is reported as the loss of the worker.
+"""
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+import torch
+
+from baton.config import EngineConfig, ModelConfig
+from baton.core.errors import SetupError
+from baton.core.messages import AdapterRef
+from baton.core.shape import Shape
+from engine.execution.ranks import LEADER, Ranks
+from engine.parallel.group import Group, GroupBroken
+from engine.parallel.order_channel import OrderSender
+from engine.parallel.orders import AdapterRead, FollowerFailed, FollowerReady, RankOrder, ReadAdapter
+from engine.parallel.shared_memory import SharedMemoryGroup
+
+log = logging.getLogger(__name__)
+
+JOIN_S = 120.0
+"""The longest time for a follower's process to start and load its libraries."""
+READY_S = 1800.0
+"""The longest time for a follower to read its part of the model after that."""
+ADAPTER_S = 60.0
+"""The longest time for a follower to read its part of an adapter."""
+LOOK_S = 0.5
+END_S = 3.0
+"""The time for followers to end by themselves."""
+_ADDRESS_BYTES = 128
+
+
+class FollowerSetup(msgspec.Struct, frozen=True):
+    """What a follower's process reads from its standard input."""
+
+    rank: int
+    shape: str
+    world_address: str
+    orders_address: str
+    model: str
+    """`ModelConfig` as JSON."""
+    engine: str
+    """`EngineConfig` as JSON."""
+
+
+class AdapterFailed(NamedTuple):
+    rank: int
+    reason: str
+
+
+def tensor_group(world: Group, shape: Shape, rank: int, *, deadline_s: float) -> Group:
+    """The group of the tensor ranks of one stage. All ranks call it at the same time. Raises GroupBroken."""
+    if shape.pipeline == 1:
+        return world
+    own: Group | None = None
+    for stage in range(shape.pipeline):
+        members = shape.tensor_group(stage * shape.tensor)
+        first, address = members[0], torch.zeros(_ADDRESS_BYTES, dtype=torch.uint8)
+        if rank == first:
+            own = group = SharedMemoryGroup.create(shape.tensor, deadline_s=deadline_s)
+            text = group.address.encode()
+            address[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
+        world.broadcast_(address, source=first)
+        if rank in members and rank != first:
+            text = bytes(address.tolist()).rstrip(b"\0").decode()
+            own = SharedMemoryGroup.join(text, members.index(rank), deadline_s=deadline_s)
+    assert own is not None
+    return own
+
+
+class RankTeam:
+    """The followers of one worker, and the way to them. `start` and `close` belong to one thread that lives
+    as long as the worker: the kernel kills the followers when it ends."""
+
+    def __init__(self, shape: Shape, world: SharedMemoryGroup, orders: OrderSender) -> None:
+        self._shape, self._world, self._orders = shape, world, orders
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._changed = threading.Condition()
+        self._ready: dict[int, FollowerReady] = {}
+        self._adapter_reads: dict[int, AdapterRead] = {}
+        self._end_reason = ""
+        self._is_closing = False
+        self._on_lost: Callable[[str], None] | None = None
+        self._listener = threading.Thread(target=self._listen, name="ranks", daemon=True)
+        self.ranks: Ranks
+
+    @classmethod
+    def start(cls, shape: Shape, model: ModelConfig, engine: EngineConfig) -> "RankTeam":
+        """Start the followers' processes and wait until all have joined. Raises SetupError."""
+        deadline_s = engine.rank_timeout_s
+        world = SharedMemoryGroup.create(shape.rank_count, deadline_s=deadline_s)
+        orders = OrderSender.create(shape.rank_count, deadline_s=deadline_s)
+        team = cls(shape, world, orders)
+        try:
+            for rank in range(1, shape.rank_count):
+                team._spawn(rank, model, engine)
+            world.wait_for_all(timeout_s=JOIN_S)
+            orders.wait_for_all(timeout_s=JOIN_S)
+            tensor = tensor_group(world, shape, LEADER, deadline_s=deadline_s)
+        except GroupBroken as error:
+            team.close()
+            raise SetupError(f"a rank of this worker did not start: {error}") from error
+        except BaseException:
+            team.close()
+            raise
+        team.ranks = Ranks(shape, LEADER, world, tensor)
+        team._listener.start()
+        return team
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Processes of the followers, by rank."""
+        return tuple(process.pid for process in self._processes)
+
+    def wait_ready(self) -> dict[int, FollowerReady]:
+        """Wait until every follower can execute plans. Raises SetupError with the first one's reason."""
+        expected = self._shape.rank_count - 1
+        with self._changed:
+            self._changed.wait_for(lambda: self._end_reason or len(self._ready) == expected, READY_S)
+            if self._end_reason:
+                raise SetupError(self._end_reason)
+            if len(self._ready) < expected:
+                late = sorted(set(range(1, expected + 1)) - self._ready.keys())
+                raise SetupError(f"rank {late[0]} has not read its part of the model in {READY_S:g} s")
+            return dict(self._ready)
+
+    def watch(self, on_lost: Callable[[str], None]) -> None:
+        """Call `on_lost` once when the ranks have ended without `close`. Any thread may do it."""
+        with self._changed:
+            self._on_lost = on_lost
+            reason = self._end_reason
+        if reason:
+            on_lost(reason)
+
+    def send(self, order: RankOrder) -> None:
+        """Raises GroupBroken."""
+        try:
+            self._orders.send(order)
+        except GroupBroken as error:
+            raise GroupBroken(self._end_reason or str(error)) from error
+
+    def read_adapter(self, ref: AdapterRef, own_part: Callable[[], None]) -> AdapterFailed | None:
+        """Let every rank read its part, this one by `own_part`. One adapter at a time.
+
+        Returns a follower that could not. Raises what `own_part` does, and GroupBroken.
+        """
+        with self._changed:
+            self._adapter_reads.clear()
+        self.send(ReadAdapter(ref))
+        try:
+            own_part()
+        finally:
+            self._wait_for_adapter(ref)
+        with self._changed:
+            failed = ((rank, read) for rank, read in sorted(self._adapter_reads.items()) if read.error)
+            return next((AdapterFailed(rank, read.error) for rank, read in failed), None)
+
+    def _wait_for_adapter(self, ref: AdapterRef) -> None:
+        expected = self._shape.rank_count - 1
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._end_reason or len(self._adapter_reads) == expected, ADAPTER_S
+            )
+            if self._end_reason or len(self._adapter_reads) < expected:
+                raise GroupBroken(self._end_reason or f"a rank does not read adapter {ref.name} in time")
+
+    def close(self) -> None:
+        """End the followers. Idempotent."""
+        self._is_closing = True
+        if hasattr(self, "ranks"):
+            self.ranks.close()
+        self._world.close()
+        self._orders.close()
+        end_s = time.monotonic() + END_S
+        for process in self._processes:
+            try:
+                process.wait(max(0.0, end_s - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        if self._listener.is_alive():
+            self._listener.join()
+
+    def _spawn(self, rank: int, model: ModelConfig, engine: EngineConfig) -> None:
+        setup = FollowerSetup(
+            rank,
+            str(self._shape),
+            self._world.address,
+            self._orders.address,
+            model.model_dump_json(),
+            engine.model_dump_json(),
+        )
+        command = [sys.executable, "-m", "engine.execution.follower", str(os.getpid())]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE)
+        self._processes.append(process)
+        assert process.stdin is not None
+        with process.stdin as pipe:
+            pipe.write(msgspec.json.encode(setup))
+
+    def _listen(self) -> None:
+        try:
+            while not self._is_closing:
+                found = self._orders.receive(timeout_s=LOOK_S)
+                if found is not None:
+                    self._take(*found)
+        except GroupBroken as error:
+            self._ended(str(error))
+
+    def _take(self, rank: int, report: FollowerReady | FollowerFailed | AdapterRead) -> None:
+        with self._changed:
+            match report:
+                case FollowerReady():
+                    self._ready[rank] = report
+                case AdapterRead():
+                    self._adapter_reads[rank] = report
+                case FollowerFailed():
+                    pass
+            self._changed.notify_all()
+        if isinstance(report, FollowerFailed):
+            self._ended(f"rank {rank}: {report.reason}")
+
+    def _ended(self, reason: str) -> None:
+        with self._changed:
+            if self._is_closing or self._end_reason:
+                return
+            self._end_reason = reason
+            on_lost = self._on_lost
+            self._changed.notify_all()
+        log.error("the ranks of this worker end together: %s", reason)
+        self._world.abort(reason)
+        self._orders.abort(reason)
+        if on_lost is not None:
+            on_lost(reason)

@@ -1,0 +1,56 @@
+"""What the leader of a worker tells the followers of its ranks to do, and what they report."""
+
+from typing import Annotated
+
+import msgspec
+
+from baton.core.messages import AdapterRef
+from baton.core.steps import StepPlan
+
+
+class ReadAdapter(msgspec.Struct, frozen=True, tag=True):
+    """Read the rank's part of a LoRA adapter beside the steps, and report `AdapterRead`."""
+
+    ref: AdapterRef
+
+
+class InstallAdapter(msgspec.Struct, frozen=True, tag=True):
+    """Put an adapter that was read into a slot: later steps use it."""
+
+    key: str
+
+
+class DropAdapter(msgspec.Struct, frozen=True, tag=True):
+    """Forget an adapter, whether it is installed or only read."""
+
+    key: str
+
+
+AdapterOrder = ReadAdapter | InstallAdapter | DropAdapter
+RankOrder = StepPlan | AdapterOrder
+"""Orders are carried out in the order in which they were sent, the same on every rank."""
+
+
+class FollowerReady(msgspec.Struct, frozen=True, tag=True):
+    """A follower can execute plans."""
+
+    pool_address: str
+    """Memory of its KV pool, for `KVPool.attach`."""
+    seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """Time that it took to read its part of the model."""
+
+
+class FollowerFailed(msgspec.Struct, frozen=True, tag=True):
+    """A follower cannot go on."""
+
+    reason: str
+
+
+class AdapterRead(msgspec.Struct, frozen=True, tag=True):
+    """How `ReadAdapter` ended."""
+
+    key: str
+    error: str = ""
+
+
+FollowerReport = FollowerReady | FollowerFailed | AdapterRead
