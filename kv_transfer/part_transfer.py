@@ -76,7 +76,7 @@ class PartTransfer:
         """`whole` is the geometry of the whole model; `parts` are by rank, and hold all of it together."""
         for part in parts:
             expected = part_geometry(whole, part.places).block_bytes
-            assert part.memory.block_bytes == expected, f"{part.places}: blocks of {part.memory.block_bytes} B"
+            assert part.memory.block_bytes == expected, f"{part.places} in {part.memory.block_bytes} B"
         self._whole, self._parts = whole, tuple(parts)
         self._checksums: WholeChecksums | None = None
         if all(part.memory.is_host for part in parts):
