@@ -79,6 +79,7 @@ def scaled(
         objectives={name: LatencyObjective(*slo) for name, slo in spec.slo_classes.items()},
         hold_s=spec.router.queue_wait_s,
         is_advice=is_advice,
+        ranks=dict.fromkeys(roles, gpus_per_worker),
     )
     rule = make_rule(name, settings, target=HPA_TARGET if hpa_target is None else hpa_target)
     scaling = ScalingSpec(

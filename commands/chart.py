@@ -12,6 +12,7 @@ from baton.config import sections as setting_sections
 from baton.config.base import SECRET
 from baton.config.models import NAME_PATTERN, NEVER_OWN, OWN_OF_CLUSTER, OWN_SECTIONS
 from baton.core.messages import Role
+from baton.core.shape import RANKS_MAX
 from baton.telemetry.alerts import OBJECTIVE_MIN
 
 Schema = dict[str, Any]
@@ -36,10 +37,14 @@ OWNED = {
             "worker_port",
         ),
         *("worker_metrics_port", "control_host", "control_port", "control_metrics_port"),
-        *("keep_workers", "record"),
+        *("keep_workers", "record", "shapes"),
     },
+    "engine": {"shape"},
 }
 """Settings that follow from other values of the chart, or that hold a password and come from Secrets."""
+
+OF_PODS = {"shape", "shapes"}
+"""Settings that no model can have for itself here, since pods are made for all models."""
 
 
 def text(description: str = "", *, pattern: str = "", choices: tuple[str, ...] = ()) -> Schema:
@@ -144,6 +149,7 @@ def models_schema() -> Schema:
         own = {f: kind for f, kind in fields.items() if f not in refused}
         if name == "cluster":
             own = {field: kind for field, kind in own.items() if field in OWN_OF_CLUSTER}
+        own = {field: kind for field, kind in own.items() if field not in OF_PODS}
         entry[name] = closed(own, required=("path",) if name == "model" else ())
     return each(closed(entry, required=("model",))) | {"propertyNames": {"pattern": NAME_PATTERN}}
 
@@ -169,8 +175,7 @@ def _pool() -> Schema:
         {
             "replicas": whole(0, 1024),
             "gpu": text(),
-            "gpusPerReplica": whole(1),
-            "tensorParallelSize": whole(1),
+            "tensorParallelSize": whole(1, RANKS_MAX),
             "pipelineParallelSize": whole(1),
             "cpu": whole(1),
             "memory": QUANTITY,

@@ -68,7 +68,7 @@ class Control:
             crash=self._crash,
         )
         self._scaling = AutoscalerRunner(
-            live_settings(config), self._plane, workers_max=config.autoscale.workers_max
+            live_settings(config), self._plane, ranks_max=config.autoscale.ranks_max
         )
         self._store_directory = StoreDirectory(config.store, meter=self._plane.meter)
         self._metrics = MetricsServer(render=self._render, health=self._health)

@@ -15,7 +15,7 @@ from baton.config.served_models import each_model
 from baton.core.demand import DemandReply, DemandReport
 from baton.core.errors import SetupError
 from baton.core.messages import Role
-from baton.core.operate import AutoscaleState, ClusterState, Decision, Order, Outcome, Resize
+from baton.core.operate import AutoscaleState, ClusterState, Decision, Order, Outcome, Pool, Resize
 from baton.telemetry import catalogue
 from baton.telemetry.metrics import Meter
 from control_plane.autoscaler.live import LiveAutoscaler
@@ -72,6 +72,7 @@ def live_settings(config: Config) -> dict[str, AutoscalerSettings]:
             objectives=objectives_of(one.slo),
             hold_s=one.router.queue_wait_s,
             is_advice=one.autoscale.mode == "advise",
+            ranks={role: one.shape_of(role).rank_count for role in Role},
         )
         for name, one in each_model(config).items()
     }
@@ -82,7 +83,7 @@ class _ScaledModel:
 
     def __init__(self, live: LiveAutoscaler) -> None:
         self.live = live
-        self.workers_max = live.settings.workers_max
+        self.ranks_max = live.settings.ranks_max
         """Limit of this model alone; 0: none."""
         self._blind, self._is_logged = "", False
 
@@ -103,15 +104,15 @@ class AutoscalerRunner:
         settings: Mapping[str, AutoscalerSettings],
         plane: Remembering,
         *,
-        workers_max: int = 0,
+        ranks_max: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`settings` are by model; if they are empty, reports are accepted and nothing is decided.
-        `workers_max` limits several models together; 0 means no limit."""
+        `ranks_max` limits several models together; 0 means no limit."""
         self._plane, self._clock = plane, clock
         self._wake = asyncio.Event()
         self._remembered_s = clock()
-        self._workers_max = workers_max if len(settings) > 1 else 0
+        self._ranks_max = ranks_max if len(settings) > 1 else 0
         self._models = deque(
             _ScaledModel(LiveAutoscaler(one, model=name, now_s=clock())) for name, one in settings.items()
         )
@@ -179,14 +180,19 @@ class AutoscalerRunner:
         live, plane, now_s = one.live, self._plane, self._clock()
         state = plane.state()
         live.on_state(state, now_s=now_s)
-        if self._workers_max:
-            live.limit(room_for(live.model, state, self._workers_max, own_max=one.workers_max))
+        if self._ranks_max:
+            live.limit(room_for(live.model, state, self._ranks_max, own_max=one.ranks_max, cost=self._cost))
         order = live.decide(state, now_s=now_s)
         decision = plane.order(order) if order is not None else None
         after = live.state()
         one.log_blindness(after.text)
         self._count(after, order, decision)
         return decision
+
+    def _cost(self, pool: Pool) -> int:
+        """Return the ranks of a pool's workers."""
+        live = self._of(pool.model)
+        return sum(pool.counts.values()) if live is None else live.settings.cost(pool.counts)
 
     def _count(self, state: AutoscaleState, order: Order | None, decision: Decision | None) -> None:
         meter, model = self._plane.meter, state.model
@@ -202,10 +208,12 @@ class AutoscalerRunner:
         meter.inc(catalogue.AUTOSCALE_DECISIONS, model=model, kind=kinds.get(decision.outcome, "ordered"))
 
 
-def room_for(model: str, state: ClusterState, workers_max: int, *, own_max: int) -> int:
-    """Return the number of workers that a model may have of `workers_max` for all: those the others leave,
-    and at most `own_max` (0: any). Pure. It is at least one, since the model's own minima and one worker per
-    used role are kept in any case."""
-    others = sum(sum(pool.counts.values()) for pool in state.pools if pool.model != model)
-    room = max(1, workers_max - others)
+def room_for(
+    model: str, state: ClusterState, ranks_max: int, *, own_max: int, cost: Callable[[Pool], int]
+) -> int:
+    """Return the number of ranks that a model may have of `ranks_max` for all: those the others leave, and at
+    most `own_max` (0: any). Pure. It is at least one, since the model's own minima and one worker per used
+    role are kept in any case."""
+    others = sum(cost(pool) for pool in state.pools if pool.model != model)
+    room = max(1, ranks_max - others)
     return min(room, own_max) if own_max else room

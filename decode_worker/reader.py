@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from typing import Protocol
 
 from baton.core.ids import WorkerId
-from baton.core.messages import OwnerMessage, PeerHello, PeerRef, ReaderMessage
+from baton.core.messages import KVPart, OwnerMessage, PeerHello, PeerRef, ReaderMessage
 from baton.wire.client import ReaderEnd, peer_session
 from kv_transfer.peers import SessionsWithOwners, Spawn, Transfer, carry_out, introduce
 from kv_transfer.read import BlockRead, ReadEvent
@@ -29,7 +29,7 @@ class KVReader:
         self,
         *,
         hello: Callable[[], PeerHello],
-        transfer: Transfer,
+        transfer: Transfer[tuple[KVPart, ...]],
         sink: KVReaderSink,
         spawn: Spawn,
         connect_timeout_s: float,
@@ -66,7 +66,7 @@ class KVReader:
                     owner.worker_id,
                     address=owner.address,
                     answered_by=theirs.worker_id,
-                    offers=theirs.transfer_offers,
+                    offer=theirs.parts,
                     timeout_s=timeout_s,
                 )
                 yield link

@@ -90,7 +90,7 @@ class TransferBackend(Protocol):
         ...
 
     async def add_peer(self, peer: WorkerId, offer: bytes, *, block_bytes: int | None = None) -> None:
-        """`block_bytes`: of the peer's blocks, if not of ours (a shard of another tensor-parallel width).
+        """`block_bytes`: of the peer's blocks, if not of ours (another part of a block).
         Raises IncompatiblePeer (block size, layout, malformed offer) or TransferFailed."""
         ...
 

@@ -1,7 +1,8 @@
 """Pure arithmetic on block lists and byte ranges: fewer, longer copies for the same bytes, and which bytes
-of whose block a rank needs when prefill and decode are of different tensor-parallel widths."""
+of whose block a rank needs where the two workers of a hand-over are of different shapes."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import msgspec
@@ -85,88 +86,99 @@ def cover(blocks: Iterable[int], *, gap_max: int) -> list[range]:
     return ranges
 
 
-# --- tensor parallelism: shards of one block -------------------------------------------------------
+# --- parts of one block -----------------------------------------------------------------------------
 
 
-class ShardRead(NamedTuple):
-    """What one rank reads of each block from one rank of the other side."""
+class Places(NamedTuple):
+    """What a part of a block holds: some layers of the whole model, and some key-value heads of each."""
 
-    source_rank: int
+    layers: range
+    heads: range
+
+
+class PartRead(NamedTuple):
+    """What one part of a block takes of one part of the other worker's block."""
+
+    source_part: int
     ranges: Ranges
+    """Empty: the two are the same part, and are copied whole."""
 
 
-def head_range(kv_head_count: int, width: int, rank: int) -> range:
-    """The model's KV heads that `rank` of `width` holds: an equal part of them in order; where there are
-    fewer heads than ranks, one, and so many ranks in a row hold the same. Raises ValueError: neither
-    divides the other."""
-    if not 0 <= rank < width:
-        raise ValueError(f"rank {rank} of {width}")
-    if kv_head_count % width == 0:
-        count = kv_head_count // width
-        return range(rank * count, (rank + 1) * count)
-    if width % kv_head_count == 0:
-        head = rank // (width // kv_head_count)
-        return range(head, head + 1)
-    raise ValueError(f"{kv_head_count} KV heads cannot be split over {width} ranks")
+def whole_places(geometry: KVGeometry) -> Places:
+    return Places(range(geometry.layer_count), range(geometry.kv_head_count))
 
 
-def shard_geometry(geometry: KVGeometry, width: int) -> KVGeometry:
-    """Geometry of one rank's pool, where `geometry` is the whole model's. Raises ValueError as `head_range`
-    does."""
-    return msgspec.structs.replace(
-        geometry, kv_head_count=len(head_range(geometry.kv_head_count, width, rank=0))
-    )
+def check_places(whole: KVGeometry, places: Places) -> None:
+    """Raises ValueError: a part that is empty, or reaches outside the model."""
+    pairs = (("layers", places.layers, whole.layer_count), ("heads", places.heads, whole.kv_head_count))
+    for name, held, count in pairs:
+        if not held or held.step != 1 or held.start < 0 or held.stop > count:
+            raise ValueError(f"a part with {name} {held.start}..{held.stop - 1} of a model with {count}")
 
 
-def shard_reads(
-    geometry: KVGeometry, *, source_width: int, target_width: int, target_rank: int
-) -> list[ShardRead]:
-    """What the rank `target_rank` of a decode of `target_width` reads of every block, and from which ranks of
-    a prefill of `source_width`, so that its block is what it would have computed itself.
+def part_geometry(whole: KVGeometry, places: Places) -> KVGeometry:
+    """Geometry of a part's own block. The model's layout holds for it, with its own layers and heads only."""
+    return msgspec.structs.replace(whole, layer_count=len(places.layers), kv_head_count=len(places.heads))
 
-    `geometry`: of the whole model; a shard's block is laid out as `KVGeometry` says, with its own heads
-    only. Ranges that touch on both sides are one; equal shards are one range, the block. Heads that
-    several source ranks hold are read from different ones by different targets. Raises ValueError as
-    `head_range` does.
+
+def part_reads(
+    whole: KVGeometry, sources: Sequence[Places], target: Places, *, spread: int = 0
+) -> list[PartRead]:
+    """What the part `target` takes of every block from the parts of another worker, so that its block is what
+    its rank would have computed itself. Every byte is taken once.
+
+    `whole` is the geometry of the whole model. Where several source parts hold the same bytes, `spread`
+    chooses among them, so that several readers do not all read the same one. Raises ValueError for bytes that
+    no source part holds.
     """
-    wanted = head_range(geometry.kv_head_count, target_width, target_rank)
-    by_rank: dict[int, list[int]] = {}
-    for head in wanted:
-        rank = _holder(geometry.kv_head_count, source_width, head, spread=target_rank)
-        by_rank.setdefault(rank, []).append(head)
-    reads: list[ShardRead] = []
-    for rank, heads in sorted(by_rank.items()):
-        held = head_range(geometry.kv_head_count, source_width, rank)
-        # A rank's heads are consecutive, so those wanted of it are too.
-        source = _Shard(shard_geometry(geometry, source_width), heads[0] - held.start)
-        target = _Shard(shard_geometry(geometry, target_width), heads[0] - wanted.start)
-        pairs = zip(source.places(len(heads)), target.places(len(heads)), strict=True)
-        ranges = coalesced(RangeCopy(there, here, length) for (there, length), (here, _) in pairs)
-        reads.append(ShardRead(rank, ranges))
-    return reads
+    same = [part for part, places in enumerate(sources) if places == target]
+    if same:
+        return [PartRead(same[spread % len(same)], ())]
+    pieces: dict[int, list[RangeCopy]] = {}
+    for cell in _cells(sources, target):
+        holders = [part for part, places in enumerate(sources) if _holds(places, cell)]
+        if not holders:
+            raise ValueError(
+                f"no part holds layers {cell.layers.start}..{cell.layers.stop - 1}, "
+                f"heads {cell.heads.start}..{cell.heads.stop - 1}"
+            )
+        part = holders[spread % len(holders)]
+        there, here = (_offsets(whole, places, cell) for places in (sources[part], target))
+        pairs = zip(there, here, strict=True)
+        pieces.setdefault(part, []).extend(RangeCopy(at, to, length) for (at, length), (to, _) in pairs)
+    return [PartRead(part, coalesced(found)) for part, found in sorted(pieces.items())]
 
 
-def _holder(kv_head_count: int, width: int, head: int, *, spread: int) -> int:
-    if kv_head_count % width == 0:
-        return head // (kv_head_count // width)
-    copies = width // kv_head_count
-    return head * copies + spread % copies
+def _cells(sources: Sequence[Places], target: Places) -> Iterator[Places]:
+    """Pieces of `target`, none of which a source holds in part."""
+    for layers in _cut(target.layers, [places.layers for places in sources]):
+        for heads in _cut(target.heads, [places.heads for places in sources]):
+            yield Places(layers, heads)
 
 
-class _Shard(NamedTuple):
-    geometry: KVGeometry
-    first_head: int
+def _cut(whole: range, others: Sequence[range]) -> Iterator[range]:
+    cuts = {whole.start, whole.stop}
+    cuts |= {at for other in others for at in (other.start, other.stop) if at in whole}
+    return (range(first, end) for first, end in pairwise(sorted(cuts)))
 
-    def places(self, head_count: int) -> Iterator[tuple[int, int]]:
-        """(offset, length) of `head_count` heads' values in each layer and plane, then of their scales."""
-        g = self.geometry
-        vector_bytes = g.head_dim * STORED_BYTES[g.stored_dtype]
-        yield from self._places(0, vector_bytes, head_count)
-        if g.is_quantized:
-            yield from self._places(g.values_bytes, SCALE_BYTES, head_count)
 
-    def _places(self, base: int, entry_bytes: int, head_count: int) -> Iterator[tuple[int, int]]:
-        g = self.geometry
-        head_bytes = g.block_tokens * entry_bytes
-        for plane in range(g.layer_count * g.planes):
-            yield base + (plane * g.kv_head_count + self.first_head) * head_bytes, head_count * head_bytes
+def _holds(places: Places, cell: Places) -> bool:
+    """Whether `places` holds a cell, of which it holds all or nothing."""
+    return cell.layers.start in places.layers and cell.heads.start in places.heads
+
+
+def _offsets(whole: KVGeometry, places: Places, cell: Places) -> Iterator[tuple[int, int]]:
+    """(offset, length) in the block of the part `places` of the cell's values in each layer and plane, and
+    then of their scales."""
+    geometry = part_geometry(whole, places)
+    vector_bytes = whole.head_dim * STORED_BYTES[whole.stored_dtype]
+    bases = [(0, vector_bytes)]
+    if whole.is_quantized:
+        bases.append((geometry.values_bytes, SCALE_BYTES))
+    for base, entry_bytes in bases:
+        head_bytes = whole.block_tokens * entry_bytes
+        for layer in cell.layers:
+            for plane in range(whole.planes):
+                row = (layer - places.layers.start) * whole.planes + plane
+                first = row * len(places.heads) + cell.heads.start - places.heads.start
+                yield base + first * head_bytes, len(cell.heads) * head_bytes

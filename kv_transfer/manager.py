@@ -75,7 +75,7 @@ class TransferManager:
         await asyncio.gather(*(backend.close() for backend in backends.values()))
 
     def offers(self) -> dict[str, bytes]:
-        """What each backend offers to peers: `PeerHello.transfer_offers`."""
+        """What each backend offers to peers: `KVPart.transfer_offers`."""
         return {name: backend.offer() for name, backend in self._backends.items()}
 
     @property
@@ -85,18 +85,18 @@ class TransferManager:
         return {name: chosen.count(name) for name in self._backends}
 
     async def add_peer(
-        self, peer: WorkerId, offers: Mapping[str, bytes], *, block_bytes: int | None = None
+        self, peer: WorkerId, offer: Mapping[str, bytes], *, block_bytes: int | None = None
     ) -> str:
         """The name of the backend that will read from the peer: the first of ours that the peer offers
         and that can reach it. Again with other offers: replaces. `block_bytes`: of the peer's blocks, if
         not of ours; then only `ranges` of them can be read. Raises IncompatiblePeer or
         TransferFailed, the last of the reasons."""
         ours = list(self._backends)
-        failure: PeerFailure = IncompatiblePeer(f"{peer} offers {sorted(offers)}, we have {ours}")
-        for name in [name for name in ours if name in offers]:
+        failure: PeerFailure = IncompatiblePeer(f"{peer} offers {sorted(offer)}, we have {ours}")
+        for name in [name for name in ours if name in offer]:
             backend = self._backends[name]
             try:
-                await backend.add_peer(peer, offers[name], block_bytes=block_bytes)
+                await backend.add_peer(peer, offer[name], block_bytes=block_bytes)
             except (IncompatiblePeer, TransferFailed) as error:
                 failure = error
                 log.info("%s cannot be read over %s: %s", peer, name, error)

@@ -7,7 +7,7 @@ the user's: workers hand a prompt over, store nodes fetch blocks from each other
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
@@ -29,6 +29,8 @@ Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 KeyT = TypeVar("KeyT", bound=Hashable)
 OutT = TypeVar("OutT")
 InT = TypeVar("InT")
+OfferT = TypeVar("OfferT")
+OfferT_contra = TypeVar("OfferT_contra", contravariant=True)
 OutT_contra = TypeVar("OutT_contra", contravariant=True)
 InT_co = TypeVar("InT_co", covariant=True)
 
@@ -43,10 +45,11 @@ class LinkEnd(Protocol[OutT_contra, InT_co]):
     def __aiter__(self) -> AsyncIterator[InT_co]: ...
 
 
-class Transfer(Protocol):
-    """What readers need of `kv_transfer.manager.TransferManager`."""
+class Transfer(Protocol[OfferT_contra]):
+    """What readers need of `kv_transfer.manager.TransferManager` (store nodes) and of
+    `kv_transfer.part_transfer.PartTransfer` (workers): the offer is what the owner's hello says."""
 
-    async def add_peer(self, peer: WorkerId, offers: Mapping[str, bytes]) -> object: ...
+    async def add_peer(self, peer: WorkerId, offer: OfferT_contra) -> object: ...
 
     async def remove_peer(self, peer: WorkerId) -> None: ...
 
@@ -56,12 +59,12 @@ class Transfer(Protocol):
 
 
 async def introduce(
-    transfer: Transfer,
+    transfer: Transfer[OfferT],
     owner: WorkerId,
     *,
     address: str,
     answered_by: str,
-    offers: Mapping[str, bytes],
+    offer: OfferT,
     timeout_s: float,
 ) -> None:
     """Make the owner's memory readable, after its hello. Raises IncompatiblePeer, TransferFailed."""
@@ -69,7 +72,7 @@ async def introduce(
         raise IncompatiblePeer(f"{address} is {answered_by}, not {owner}")
     try:
         async with asyncio.timeout(timeout_s):
-            await transfer.add_peer(owner, offers)
+            await transfer.add_peer(owner, offer)
     except TimeoutError:
         raise TransferFailed(f"{owner}: no transfer connection in time") from None
 
@@ -260,7 +263,7 @@ class SessionsWithReaders(Generic[KeyT, OutT, InT]):
             self._on_lost(key)
 
 
-async def carry_out(read: BlockRead, transfer: Transfer, report: Callable[[ReadEvent], None]) -> None:
+async def carry_out(read: BlockRead, transfer: Transfer[Any], report: Callable[[ReadEvent], None]) -> None:
     """One read: a ReadDone is reported, and a ReadSettled when that said that bytes may yet land."""
     done = await transfer.read_checked(read)
     report(done)

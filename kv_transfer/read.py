@@ -13,8 +13,8 @@ class BlockRead(msgspec.Struct, frozen=True):
     checksums.
 
     A read that is started is always answered by one ReadDone, within `timeout_s` and a little. Blocks are
-    numbers of a worker's KV pool or slots of a store node's arena. Where an owner has several ranks, each
-    rank's part is a read of its own, with `ranges` saying which bytes of every block the rank holds.
+    numbers of a worker's KV pool or slots of a store node's arena. Where a worker has several ranks, a read
+    of its blocks becomes reads of parts of them (`kv_transfer.part_transfer`), each with `ranges`.
     """
 
     read_id: ReadId

@@ -37,7 +37,7 @@ from baton.wire.server import start_server
 from baton.wire.services import WorkerStatusReply
 from decode_worker.reader import KVReader
 from engine.execution.executor import Executor
-from kv_transfer.manager import TransferManager
+from kv_transfer.part_transfer import PartTransfer
 from kv_transfer.read import BlockRead
 from prefill_worker.service import ReaderSessions
 from worker import events as e
@@ -55,7 +55,7 @@ from worker.spans import PhaseSpans
 from worker.step_runner import StepRunner
 from worker.store import WorkerStore
 from worker.store_pool import copies_of
-from worker.transfer import grant_sender, transfer_manager
+from worker.transfer import grant_sender, part_transfer
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +138,8 @@ class WorkerProcess:
             await self._engine.run(executor.warm_up)
             self._measured = await self._engine.run(executor.time_itself, engine.self_timing_s)
             self._host = reachable_host(self._config.cluster.worker_host, towards=self._control_address)
-            transfer = transfer_manager(self._worker_id, executor.kv, self._config, host=self._host)
+            parts, whole = executor.parts, executor.whole_geometry
+            transfer = part_transfer(self._worker_id, parts, whole, self._config, host=self._host)
             stack.push_async_callback(transfer.close)
             await transfer.start()
             self._spans = spans_for(
@@ -155,7 +156,7 @@ class WorkerProcess:
             on_ready(member)
             await self._serve(stop, stop_now)
 
-    def _assemble(self, executor: Executor, transfer: TransferManager) -> None:
+    def _assemble(self, executor: Executor, transfer: PartTransfer) -> None:
         self._executor, self._transfer = executor, transfer
         self._metrics = WorkerMetrics(self._worker_id)
         counts = executor.expert_counts
@@ -194,7 +195,11 @@ class WorkerProcess:
         )
         self._store = self._make_store(executor)
         self._to_reader = grant_sender(
-            executor.kv, self._config, self._readers.send, spawn=self._background.spawn
+            executor.parts,
+            executor.whole_geometry,
+            self._config,
+            self._readers.send,
+            spawn=self._background.spawn,
         )
 
     def _performers(self) -> Performers:
@@ -214,12 +219,12 @@ class WorkerProcess:
         (self._idle.set if self._core.is_idle else self._idle.clear)()
 
     def _make_store(self, executor: Executor) -> WorkerStore:
-        kv = executor.kv
+        parts, whole = executor.parts, executor.whole_geometry
         return WorkerStore(
             self._config.store.socket,
-            hello=StoreHello(self._worker_id, executor.fingerprint, kv.block_bytes),
-            open_copies=copies_of(kv),
-            block_count=kv.block_count,
+            hello=StoreHello(self._worker_id, executor.fingerprint, whole.block_bytes),
+            open_copies=copies_of(parts, whole),
+            block_count=executor.kv.block_count,
             post=self._driver.post,
         )
 
@@ -246,7 +251,7 @@ class WorkerProcess:
             model=executor.model_name,
             fingerprint=executor.fingerprint,
             block_tokens=executor.geometry.block_tokens,
-            block_bytes=executor.geometry.block_bytes,
+            block_bytes=executor.whole_geometry.block_bytes,
             block_count=executor.kv.block_count,
             max_model_tokens=executor.max_model_tokens,
             engine=self._config.engine,
@@ -352,7 +357,7 @@ class WorkerProcess:
         accounts["rank_count"] = Shape.parse(self._config.engine.shape).rank_count
         accounts["weight_loads"] = Executor.load_count
         accounts["block_count"] = self._executor.kv.block_count
-        accounts["block_bytes"] = self._executor.kv.block_bytes
+        accounts["block_bytes"] = self._executor.whole_geometry.block_bytes
         accounts["source_count"] = self._kv_reader.owner_count
         accounts["reader_count"] = self._readers.reader_count
         accounts |= self._metrics.totals() | self._store.accounts() | status.store.accounts()

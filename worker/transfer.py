@@ -1,46 +1,68 @@
-"""The transfer backends of a worker over its own KV pool, and the checksums of what it sends."""
+"""The transfer backends of a worker over the KV pools of its ranks, and the checksums of what it sends."""
 
 import asyncio
-import functools
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from baton.config import Config
 from baton.core.errors import SetupError
+from baton.core.geometry import KVGeometry
 from baton.core.ids import WorkerId
 from engine.kv.pairs import TorchPairs
-from engine.kv.pool import KVPool
+from engine.kv.parts import PoolPart
 from kv_transfer.backend import KVMemory
-from kv_transfer.checksums import checksum_blocks
+from kv_transfer.checksums import WholeChecksums
+from kv_transfer.layout import Places
 from kv_transfer.manager import TransferManager
+from kv_transfer.part_transfer import LocalPart, PartTransfer, part_name
 from kv_transfer.registry import BackendSite, build_backends
 from worker.grant_checksums import GrantChecksums, Send
 
 
-def kv_memory(pool: KVPool) -> KVMemory:
-    return KVMemory(
-        base_address=pool.base_address,
-        block_bytes=pool.block_bytes,
-        block_count=pool.block_count,
-        generations=pool.generations,
-        device=str(pool.device),
-    )
-
-
-def transfer_manager(worker_id: WorkerId, pool: KVPool, config: Config, *, host: str) -> TransferManager:
-    """Make the manager, without starting it. `host` is this machine as peers reach it. Raises SetupError for
-    checksums of blocks that are not in host memory."""
-    memory = kv_memory(pool)
-    if config.transfer.checksums and not memory.is_host:
-        raise SetupError(
-            f"transfer.checksums needs a KV pool in host memory, not on {memory.device}: set it to false"
+def part_memories(parts: Sequence[PoolPart]) -> list[tuple[Places, KVMemory]]:
+    """The pools as transfer backends see them. The worker gives blocks out for all of its ranks at once, so
+    one table of generations, that of the leader's pool, holds for every part."""
+    generations = parts[0].pool.generations
+    return [
+        (
+            Places(part.layers, part.heads),
+            KVMemory(
+                base_address=part.pool.base_address,
+                block_bytes=part.pool.block_bytes,
+                block_count=part.pool.block_count,
+                generations=generations,
+                device=str(part.pool.device),
+            ),
         )
-    site = BackendSite(worker_id, memory, host, make_pairs=lambda: TorchPairs(pool.memory, host=host))
-    return TransferManager(build_backends(config.transfer.backends, site), memory=memory)
+        for part in parts
+    ]
+
+
+def part_transfer(
+    worker_id: WorkerId, parts: Sequence[PoolPart], whole: KVGeometry, config: Config, *, host: str
+) -> PartTransfer:
+    """Make the transfer, without starting it. `host` is this machine as peers reach it. Raises SetupError for
+    checksums of blocks that are not in host memory."""
+    local: list[LocalPart] = []
+    for number, (part, (places, memory)) in enumerate(zip(parts, part_memories(parts), strict=True)):
+        if config.transfer.checksums and not memory.is_host:
+            raise SetupError(
+                f"transfer.checksums needs a KV pool in host memory, not on {memory.device}: set it to false"
+            )
+        site = BackendSite(
+            part_name(worker_id, number, len(parts)),
+            memory,
+            host,
+            make_pairs=lambda pool=part.pool: TorchPairs(pool.memory, host=host),
+        )
+        manager = TransferManager(build_backends(config.transfer.backends, site), memory=memory)
+        local.append(LocalPart(places, memory, manager))
+    return PartTransfer(whole, local)
 
 
 def grant_sender(
-    pool: KVPool,
+    parts: Sequence[PoolPart],
+    whole: KVGeometry,
     config: Config,
     send: Send,
     *,
@@ -49,4 +71,4 @@ def grant_sender(
     """Return `send`, with checksums filled into grants on the way if so configured."""
     if not config.transfer.checksums:
         return send
-    return GrantChecksums(functools.partial(checksum_blocks, kv_memory(pool)), send, spawn=spawn).send
+    return GrantChecksums(WholeChecksums(whole, part_memories(parts)), send, spawn=spawn).send

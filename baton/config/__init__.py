@@ -311,12 +311,14 @@ class AutoscaleConfig(Section):
     aggregated_min: Annotated[int, Field(ge=0, le=1024)] = 1
     aggregated_max: Annotated[int, Field(ge=1, le=1024)] = 8
     """Largest number of aggregated workers, where there are any."""
-    workers_max: Annotated[int, Field(ge=0, le=3072)] = 0
-    """Largest number of workers of all roles and all `models` together. 0: the sum of their own bounds. When
-    it binds, all roles of a model are short alike, and a model gets what the others leave."""
-    replica_hours_per_day: Annotated[float, Field(ge=0)] = 0.0
-    """Budget of worker hours over any 24 hours. 0: no budget. It does not bind while more than half of it is
-    left; then the rest is spread over the time until the hours spent first are a day old. Minima are kept."""
+    ranks_max: Annotated[int, Field(ge=0, le=196_608)] = 0
+    """Largest number of ranks (on GPUs: of devices) of the workers of all roles and all `models` together. A
+    worker of shape tp4 counts four. 0: only the bounds of roles, which count workers. When it binds, all
+    roles of a model are short alike, and a model gets what the others leave."""
+    rank_hours_per_day: Annotated[float, Field(ge=0)] = 0.0
+    """Budget of hours of ranks over any 24 hours. A worker of shape tp4 spends four an hour. 0: no budget. It
+    does not bind while more than half of it is left; then the rest is spread over the time until the hours
+    spent first are a day old. Minima are kept."""
     attain: Annotated[float, Field(ge=0.5, le=0.999)] = 0.95
     """Part of the requests that should meet their objectives (`slo.classes`)."""
     interval_s: Annotated[float, Field(ge=1, le=300)] = 15.0

@@ -37,7 +37,7 @@ class ModelEntry(Section):
     slo: dict[str, Any] = {}
     """Settings of `slo` for this model: its service classes."""
     autoscale: dict[str, Any] = {}
-    """Settings of `autoscale`: its bounds. `workers_max` bounds this model here, and all models together in
+    """Settings of `autoscale`: its bounds. `ranks_max` bounds this model here, and all models together in
     the section itself."""
 
     def own(self, section: str) -> dict[str, Any]:

@@ -394,14 +394,26 @@ class KVRefused(msgspec.Struct, frozen=True, tag=True):
 OwnerMessage = KVGrant | KVRefused
 
 
+class KVPart(msgspec.Struct, frozen=True):
+    """What one rank of a worker holds of every KV block, some layers and of each some key-value heads of the
+    whole model, and how it is read. Several ranks may hold the same."""
+
+    first_layer: int
+    layer_count: int
+    first_head: int
+    head_count: int
+    transfer_offers: dict[str, bytes]
+    """What each backend's `add_peer` needs, by the backend's name. The reader picks the first of its own
+    preference list that both sides have."""
+
+
 class PeerHello(msgspec.Struct, frozen=True):
     """The first message in both directions of a session between two workers."""
 
     worker_id: WorkerId
     fingerprint: str
-    transfer_offers: dict[str, bytes]
-    """What each backend's `add_peer` needs, by the backend's name. The reader picks the first of its own
-    preference list that both sides have."""
+    parts: tuple[KVPart, ...]
+    """One for each rank. Together they hold the whole block."""
     wire_version: int = WIRE_VERSION
 
 

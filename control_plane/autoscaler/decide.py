@@ -13,7 +13,7 @@ from baton.core.demand import Traits
 from baton.core.messages import Role
 from control_plane.autoscaler.correction import DemandCorrection
 from control_plane.autoscaler.demand import DemandEstimator, learnt
-from control_plane.autoscaler.limits import ReplicaHoursBudget, within
+from control_plane.autoscaler.limits import RankHoursBudget, within
 from control_plane.autoscaler.patience import FACTOR_MIN, SMALL_SHARE, Patience
 from control_plane.autoscaler.rate import RateEstimator
 from control_plane.autoscaler.record import Journal
@@ -64,7 +64,7 @@ class Autoscaler:
         self._missed_max = missed_max / 2 if len(settings.bounds) > 1 else missed_max
         self._attainment = {role: DemandCorrection(missed_max=self._missed_max) for role in settings.bounds}
         self._patience = {role: Patience(settings.patience_s) for role in settings.bounds}
-        self._hours = ReplicaHoursBudget(settings.replica_hours_per_day)
+        self._hours = RankHoursBudget(settings.rank_hours_per_day)
         self._learnt = {name: deque[float](maxlen=LEARNT_MAX) for name in ("start", "drain", "switch")}
         self._busy_s: float | None = None
         """Last instant at which there was something to do."""
@@ -134,7 +134,9 @@ class Autoscaler:
         }
         wanted = {role: wanted.get(role, have[role]) for role in sized}
         wanted = self._asleep(seen, wanted, reasons)
-        wanted = self._within(seen.at_s, wanted, {role: s.needed for role, s in sized.items()}, reasons)
+        needed, ranks_max = {role: s.needed for role, s in sized.items()}, self._ranks_max(seen.at_s)
+        wanted = within(wanted, needed, self.settings, ranks_max=ranks_max, reasons=reasons)
+        wanted = self._one_at_a_time(have, wanted, ranks_max)
         switches = self._switches(seen, have, wanted, reasons)
         decision = self._decision(seen, have, wanted, switches, sized, reasons)
         for role, count in decision.desired.items():
@@ -155,7 +157,8 @@ class Autoscaler:
         is_young = starts and seen.at_s - self._complete_s <= STARTS_PATIENCE * self.start_s
         if not seen.is_idle or is_young or self._busy_s is None:
             self._busy_s = seen.at_s
-        self._hours.add(seen.at_s, seen.interval_s, sum(seen.of(r).paid for r in self.settings.bounds))
+        paid = self.settings.cost({role: seen.of(role).paid for role in self.settings.bounds})
+        self._hours.add(seen.at_s, seen.interval_s, paid)
         prompts_by = traits.get(Role.PREFILL) or traits.get(Role.AGGREGATED)
         if prompts_by is not None:
             self._demand.observe(seen, prompts_by)
@@ -312,13 +315,27 @@ class Autoscaler:
 
     # --- bounds, budgets, role switches -----------------------------------------------------------
 
-    def _within(
-        self, at_s: float, wanted: dict[Role, int], needed: dict[Role, int], reasons: list[str]
+    def _ranks_max(self, at_s: float) -> int:
+        """Return the ranks that may run at once; 0: any number."""
+        most, allowed = self.settings.ranks_max, self._hours.allowed(at_s)
+        return most if allowed is None or 0 < most <= allowed else allowed
+
+    def _one_at_a_time(
+        self, have: dict[Role, int], wanted: dict[Role, int], ranks_max: int
     ) -> dict[Role, int]:
-        total = self.settings.workers_max
-        if (allowed := self._hours.allowed(at_s)) is not None and (not total or allowed < total):
-            total = allowed
-        return within(wanted, needed, self.settings.bounds, total_max=total, reasons=reasons)
+        """Let one role shrink and another grow one after the other where their workers have unlike shapes. An
+        order for both would make workers switch roles, and keep a shape that nobody chose for their new role.
+        Growth comes first, unless bounds or devices are against it."""
+        settings = self.settings
+        grown = {role: max(have[role], count) for role, count in wanted.items()}
+        shrunk = {role: min(have[role], count) for role, count in wanted.items()}
+        if not settings.has_unlike_shapes:
+            return wanted
+        for counts in (grown, shrunk):
+            are_bounded = all(b.least <= counts[role] <= b.most for role, b in settings.bounds.items())
+            if counts == wanted or (are_bounded and (not ranks_max or settings.cost(counts) <= ranks_max)):
+                return counts
+        return wanted
 
     def _switches(
         self,
@@ -330,6 +347,8 @@ class Autoscaler:
         """Choose replicas that switch their role, and reduce `wanted` accordingly."""
         if set(have) != {Role.PREFILL, Role.DECODE} or self.switch_s >= self.start_s:
             return ()
+        if self.settings.has_unlike_shapes:
+            return ()  # a worker keeps its shape, which the other role was not given
         for source, target in ((Role.PREFILL, Role.DECODE), (Role.DECODE, Role.PREFILL)):
             lacking = wanted[target] - have[target]
             patience = self._patience[source]

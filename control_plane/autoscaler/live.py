@@ -169,11 +169,11 @@ class LiveAutoscaler:
         mine = [r for r in state.replicas if r.model == self.model]
         self._transitions.observe(mine, life=state.life, now_s=now_s)
 
-    def limit(self, workers_max: int) -> None:
+    def limit(self, ranks_max: int) -> None:
         """Limit all roles together from now on. The limit is below the configured one where other models use
         the rest."""
-        if workers_max != self.scaler.settings.workers_max:
-            self.scaler.settings = msgspec.structs.replace(self.scaler.settings, workers_max=workers_max)
+        if ranks_max != self.scaler.settings.ranks_max:
+            self.scaler.settings = msgspec.structs.replace(self.scaler.settings, ranks_max=ranks_max)
 
     def is_at_zero(self, state: ClusterState) -> bool:
         pool = state.pool(self.model)

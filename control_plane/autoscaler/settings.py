@@ -21,9 +21,10 @@ def settings_of(
     objectives: Mapping[str, LatencyObjective],
     hold_s: float,
     is_advice: bool = False,
+    ranks: Mapping[Role, int] | None = None,
 ) -> AutoscalerSettings:
     """Return the settings for `roles` in use: prefill and decode, or aggregated. `hold_s` is
-    `router.queue_wait_s`."""
+    `router.queue_wait_s`; `ranks` are those of one worker of each role, 1 where none are given."""
     bounds = {
         Role.PREFILL: PoolBounds(config.prefill_min, config.prefill_max),
         Role.DECODE: PoolBounds(config.decode_min, config.decode_max),
@@ -35,8 +36,9 @@ def settings_of(
         objectives=objectives,
         attain=config.attain,
         interval_s=config.interval_s,
-        workers_max=config.workers_max,
-        replica_hours_per_day=config.replica_hours_per_day,
+        ranks={role: count for role, count in (ranks or {}).items() if role in used},
+        ranks_max=config.ranks_max,
+        rank_hours_per_day=config.rank_hours_per_day,
         caution=config.caution,
         headroom=config.headroom,
         patience_s=config.patience_s,

@@ -89,8 +89,10 @@ class AutoscalerSettings(msgspec.Struct, frozen=True):
     """Objectives by class; "" stands for requests without one."""
     attain: float = 0.95
     interval_s: float = 15.0
-    workers_max: int = 0
-    replica_hours_per_day: float = 0.0
+    ranks: Mapping[Role, int] = {}
+    """Ranks of one worker of each role, which is what it costs; 1 for roles left out."""
+    ranks_max: int = 0
+    rank_hours_per_day: float = 0.0
     caution: float = 0.75
     headroom: float = 1.0
     patience_s: float = 300.0
@@ -105,6 +107,14 @@ class AutoscalerSettings(msgspec.Struct, frozen=True):
     switch_s: float = 20.0
     is_advice: bool = False
 
+    def cost(self, counts: Mapping[Role, int]) -> int:
+        """Return the ranks of so many replicas of each role."""
+        return sum(count * self.ranks.get(role, 1) for role, count in counts.items())
+
+    @property
+    def has_unlike_shapes(self) -> bool:
+        return len({self.ranks.get(role, 1) for role in self.bounds}) > 1
+
 
 class AutoscalerMemory(msgspec.Struct, frozen=True):
     """Values learnt over hours, kept for the next process. Values learnt within minutes are learnt again."""
@@ -118,7 +128,7 @@ class AutoscalerMemory(msgspec.Struct, frozen=True):
     patience: Mapping[Role, float] = {}
     """Factors on the patience."""
     spent: tuple[tuple[float, float], ...] = ()
-    """Replica hours: (seconds ago, hours)."""
+    """Hours of ranks: (seconds ago, hours)."""
     traits: Mapping[Role, Traits] = {}
 
 

@@ -24,10 +24,10 @@ class Staging:
         )
         self._stream: Any = torch.cuda.Stream(pool.device) if is_cuda else None
 
-    def addresses(self, count: int) -> list[int]:
-        """Addresses of the first `count` rows in this process."""
-        base = self._rows.data_ptr()
-        return [base + row * self._pool.block_bytes for row in range(count)]
+    @property
+    def base_address(self) -> int:
+        """Address of row 0 in this process; each row has a block's bytes."""
+        return self._rows.data_ptr()
 
     def fetch(self, blocks: Sequence[int]) -> None:
         """Pool blocks[i] to row i; in place after `wait`."""

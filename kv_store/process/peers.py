@@ -88,7 +88,7 @@ class Asking:
                     owner,
                     address=peer.address,
                     answered_by=theirs.node.node_id,
-                    offers=theirs.transfer_offers,
+                    offer=theirs.transfer_offers,
                     timeout_s=CONNECT_S,
                 )
                 yield link

@@ -111,7 +111,7 @@ def plan(
     attain the goal. `baton simulate` says the same of the same cluster.
 
     Example: baton plan conversation.jsonl --model llama-3-8b --gpu h100=2.99 --gpu a100=1.79 --ttft-slo 5
-    --tpot-slo 0.05 --rate 10 --tensor 1 --pipeline 1 --values plan.yaml
+    --tpot-slo 0.05 --rate 10 --tensor 1,2 --values plan.yaml
     """
     console = Console(stderr=True)
     try:

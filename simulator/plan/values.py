@@ -29,7 +29,6 @@ def _pool(role: Role, pool: PlannedPool | None) -> Value:
     return {
         "replicas": pool.count,
         "gpu": node.gpu.name,
-        "gpusPerReplica": node.gpu_count,
         "tensorParallelSize": node.tensor,
         "pipelineParallelSize": node.pipeline,
     }

@@ -21,16 +21,16 @@ BLOCK_COUNT = 64
 HOST = "127.0.0.1"
 
 
-def shard_of(blocks, geometry, width, rank):
-    """What `rank` holds of whole blocks, by plain indexing: uint8 [count, bytes]."""
+def cut(blocks, geometry, places):
+    """A part of whole blocks, by plain indexing: uint8 [count, bytes]."""
     g, count = geometry, len(blocks)
-    per_rank = max(1, g.kv_head_count // width)
-    first = rank * g.kv_head_count // width
-    heads = slice(first, first + per_rank)
-    planes = (count, g.layer_count, g.planes, g.kv_head_count, g.block_tokens)
-    values = blocks[:, : g.values_bytes].reshape(*planes, -1)[:, :, :, heads]
-    scales = blocks[:, g.values_bytes :].reshape(*planes, -1)[:, :, :, heads]
-    return np.concatenate([values.reshape(count, -1), scales.reshape(count, -1)], axis=1)
+    layers = slice(places.layers.start, places.layers.stop)
+    heads = slice(places.heads.start, places.heads.stop)
+    cells = (count, g.layer_count, g.planes, g.kv_head_count)
+    content = blocks[:, : g.block_bytes]
+    values = content[:, : g.values_bytes].reshape(*cells, -1)[:, layers, :, heads].reshape(count, -1)
+    scales = content[:, g.values_bytes :].reshape(*cells, -1)[:, layers, :, heads].reshape(count, -1)
+    return np.ascontiguousarray(np.concatenate([values, scales], axis=1))
 
 
 def block_read(owner, source, local, generations, *, timeout_s=1.0, block_bytes=BLOCK_BYTES, **options):
@@ -45,18 +45,18 @@ def block_read(owner, source, local, generations, *, timeout_s=1.0, block_bytes=
 class Pool:
     """Pool memory of one worker; block i of seed s has content that no other block has."""
 
-    def __init__(self, seed, *, block_bytes=BLOCK_BYTES, block_count=BLOCK_COUNT, shard=None):
-        self.blocks = content(seed, block_bytes, block_count, shard)
+    def __init__(self, seed, *, block_bytes=BLOCK_BYTES, block_count=BLOCK_COUNT, part=None):
+        self.blocks = content(seed, block_bytes, block_count, part)
         block_bytes = self.blocks.shape[1]
         self.generations = np.arange(100, 100 + block_count, dtype=np.uint64)
         self.memory = KVMemory(self.blocks.ctypes.data, block_bytes, block_count, self.generations)
 
 
-def content(seed, block_bytes, block_count, shard=None):
-    """`shard`: (geometry, width, rank) of the whole model's blocks; then `block_bytes` follows from it."""
-    if shard is not None:
-        geometry, width, rank = shard
-        return shard_of(content(seed, geometry.block_bytes, block_count), geometry, width, rank)
+def content(seed, block_bytes, block_count, part=None):
+    """`part`: (geometry, places) in the whole model's blocks; then `block_bytes` follows from it."""
+    if part is not None:
+        geometry, places = part
+        return cut(content(seed, geometry.block_bytes, block_count), geometry, places)
     return np.random.default_rng(seed).integers(0, 256, (block_count, block_bytes), np.uint8)
 
 
@@ -101,11 +101,11 @@ class PeerProcess:
     """`reuse(block)` gives a block to new content; `freeze`, `thaw`, `kill` are signals."""
 
     def __init__(
-        self, kind, worker_id, *, seed=1, block_bytes=BLOCK_BYTES, block_count=BLOCK_COUNT, shard=None
+        self, kind, worker_id, *, seed=1, block_bytes=BLOCK_BYTES, block_count=BLOCK_COUNT, part=None
     ):
         self.worker_id = WorkerId(worker_id)
-        self.expected = content(seed, block_bytes, block_count, shard)
-        options = {"seed": seed, "block_bytes": block_bytes, "block_count": block_count, "shard": shard}
+        self.expected = content(seed, block_bytes, block_count, part)
+        options = {"seed": seed, "block_bytes": block_bytes, "block_count": block_count, "part": part}
         context = mp.get_context("spawn")
         self._conn, theirs = context.Pipe()
         arguments = (theirs, kind, worker_id, options)

@@ -1,5 +1,5 @@
 """Messages between processes, and what lies on disk in the same formats: protobuf, the store's MessagePack,
-labels of the SSD tier, offers of the TCP backend, and the dashboard's sessions."""
+labels of the SSD tier, offers of the TCP backend, parts of blocks, and the dashboard's sessions."""
 
 import tempfile
 from collections.abc import Callable
@@ -7,7 +7,10 @@ from pathlib import Path
 
 from tests.fuzz.harness import Fuzzer, check_message, main
 
-PACKAGES = ("baton.wire", "kv_store.ssd", "kv_transfer.backends.tcp", "control_plane.dashboard.session_file")
+PACKAGES = (
+    *("baton.wire", "kv_store.ssd", "kv_transfer.backends.tcp", "kv_transfer.part_transfer"),
+    "control_plane.dashboard.session_file",
+)
 WORDS = (b"\x00" * 8, b"\xff" * 9 + b"\x01", b"\x80" * 10, b"BatonBlk", b"BatonKVF", b"\xdd\xff\xff\xff\xff")
 
 
@@ -37,7 +40,7 @@ def load() -> Fuzzer:
     )
     readers: list[Callable[[bytes], object]] = [codec.decode for codec in codecs]
     readers += [lambda content: parse_offer(content, block_bytes=4096), sessions, page]
-    readers += _protobuf_readers()
+    readers += [*_protobuf_readers(), _parts_reader()]
 
     def check(content: bytes) -> None:
         """The first byte chooses the reader."""
@@ -48,6 +51,27 @@ def load() -> Fuzzer:
             check_message(error)
 
     return Fuzzer("wire", check, WORDS)
+
+
+def _parts_reader() -> Callable[[bytes], object]:
+    """Parts of a KV owner's blocks, which a reader computes with before it has read a byte."""
+    from google.protobuf.message import DecodeError
+
+    from baton.core.geometry import KVGeometry
+    from baton.wire.proto import baton_pb2 as pb
+    from baton.wire.proto import mapping
+    from kv_transfer.part_transfer import places_of
+
+    whole = KVGeometry(layer_count=4, kv_head_count=4, head_dim=8, block_tokens=16, dtype="bfloat16")
+
+    def read(content: bytes) -> None:
+        try:
+            parsed = pb.PeerHello.FromString(content)
+        except DecodeError:
+            return
+        places_of(whole, mapping.peer_hello_from_pb(parsed).parts)
+
+    return read
 
 
 def _protobuf_readers() -> list[Callable[[bytes], object]]:

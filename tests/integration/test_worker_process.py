@@ -281,7 +281,7 @@ async def test_peers_of_another_fingerprint_are_refused_and_a_lost_router_is_for
     with WorkerUnderTest(model, "aggregated") as worker:
         worker.await_ready()
         with pytest.raises(IncompatiblePeer, match="fingerprint"):
-            async with peer_session(worker.address, PeerHello("other.1", "another", {})):
+            async with peer_session(worker.address, PeerHello("other.1", "another", ())):
                 pass
         async with session(worker) as s:
             s.link.send(start("a/0", Phase.AGGREGATED, prompt_of(64, 3), s.hello, max_tokens=4000))

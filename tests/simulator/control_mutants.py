@@ -229,7 +229,7 @@ def _ends_are_not_heard(patch: Patch) -> None:
 
 def _bounds_are_ignored(patch: Patch) -> None:
     """The autoscaler orders as many replicas as it computes."""
-    patch.setattr(decide, "within", lambda wanted, needed, bounds, **more: dict(wanted))
+    patch.setattr(decide, "within", lambda wanted, needed, settings, **more: dict(wanted))
 
 
 def _total_is_ignored(patch: Patch) -> None:
@@ -238,8 +238,8 @@ def _total_is_ignored(patch: Patch) -> None:
     patch.setattr(
         decide,
         "within",
-        lambda wanted, needed, bounds, *, total_max, reasons: within(
-            wanted, needed, bounds, total_max=0, reasons=reasons
+        lambda wanted, needed, settings, *, ranks_max, reasons: within(
+            wanted, needed, settings, ranks_max=0, reasons=reasons
         ),
     )
 

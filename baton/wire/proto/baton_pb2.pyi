@@ -558,7 +558,19 @@ class ReaderEnvelope(_message.Message):
     def __init__(self, peer_hello: _Optional[_Union[PeerHello, _Mapping]] = ..., kv_request: _Optional[_Union[KVRequest, _Mapping]] = ..., kv_released: _Optional[_Union[KVReleased, _Mapping]] = ...) -> None: ...
 
 class PeerHello(_message.Message):
-    __slots__ = ("worker_id", "fingerprint", "transfer_offers", "wire_version")
+    __slots__ = ("worker_id", "fingerprint", "parts", "wire_version")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    WIRE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    fingerprint: str
+    parts: _containers.RepeatedCompositeFieldContainer[KVPart]
+    wire_version: int
+    def __init__(self, worker_id: _Optional[str] = ..., fingerprint: _Optional[str] = ..., parts: _Optional[_Iterable[_Union[KVPart, _Mapping]]] = ..., wire_version: _Optional[int] = ...) -> None: ...
+
+class KVPart(_message.Message):
+    __slots__ = ("first_layer", "layer_count", "first_head", "head_count", "transfer_offers")
     class TransferOffersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -566,15 +578,17 @@ class PeerHello(_message.Message):
         key: str
         value: bytes
         def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
-    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
-    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
+    LAYER_COUNT_FIELD_NUMBER: _ClassVar[int]
+    FIRST_HEAD_FIELD_NUMBER: _ClassVar[int]
+    HEAD_COUNT_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_OFFERS_FIELD_NUMBER: _ClassVar[int]
-    WIRE_VERSION_FIELD_NUMBER: _ClassVar[int]
-    worker_id: str
-    fingerprint: str
+    first_layer: int
+    layer_count: int
+    first_head: int
+    head_count: int
     transfer_offers: _containers.ScalarMap[str, bytes]
-    wire_version: int
-    def __init__(self, worker_id: _Optional[str] = ..., fingerprint: _Optional[str] = ..., transfer_offers: _Optional[_Mapping[str, bytes]] = ..., wire_version: _Optional[int] = ...) -> None: ...
+    def __init__(self, first_layer: _Optional[int] = ..., layer_count: _Optional[int] = ..., first_head: _Optional[int] = ..., head_count: _Optional[int] = ..., transfer_offers: _Optional[_Mapping[str, bytes]] = ...) -> None: ...
 
 class KVRequest(_message.Message):
     __slots__ = ("seq_id", "epoch", "first_block", "request_number")

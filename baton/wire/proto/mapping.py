@@ -11,7 +11,7 @@ from typing import Any, assert_never
 from baton.core.budgets import Ask, Grant, Scarce, Settle
 from baton.core.costs import PhaseTimings, StepCosts
 from baton.core.demand import Bin, ClassLoad, DemandReply, DemandReport, Traits, WorkerLoad
-from baton.core.messages import AdapterRef, BlockEvents, CancelSequence, FailureReason, KVGrant, KVRefused, KVReleased, KVRequest, LoadReport, Member, MembershipView, PeerHello, PeerRef, Phase, RefusalReason, ResyncBlocks, Role, RouterHello, SequenceFailed, SequenceJoined, SequenceOutput, SequenceRefused, SessionEnds, StartSequence, StepOutput, Task, WorkerHello
+from baton.core.messages import AdapterRef, BlockEvents, CancelSequence, FailureReason, KVGrant, KVPart, KVRefused, KVReleased, KVRequest, LoadReport, Member, MembershipView, PeerHello, PeerRef, Phase, RefusalReason, ResyncBlocks, Role, RouterHello, SequenceFailed, SequenceJoined, SequenceOutput, SequenceRefused, SessionEnds, StartSequence, StepOutput, Task, WorkerHello
 from baton.core.operate import AutoscaleState, ClusterState, Decision, DrainNode, DrainWorker, NodeState, Order, Outcome, Pool, ReplicaState, ReplicaStatus, Resize, RoleOutlook, RollOut, RouterState, Scale, SwitchRole, Version
 from baton.core.recent_requests import Moment, RecentRequest, RecentRequestsQuery, RecentRequestsReply
 from baton.core.sampling import FinishReason, Grammar, GrammarKind, SamplingParams
@@ -806,7 +806,7 @@ def peer_hello_fields(x: PeerHello) -> dict[str, Any]:
     return {
         "worker_id": x.worker_id,
         "fingerprint": x.fingerprint,
-        "transfer_offers": x.transfer_offers,
+        "parts": [kv_part_fields(v) for v in x.parts],
         "wire_version": x.wire_version,
     }
 
@@ -819,8 +819,32 @@ def peer_hello_from_pb(x: pb.PeerHello) -> PeerHello:
     return PeerHello(
         worker_id=x.worker_id,
         fingerprint=x.fingerprint,
-        transfer_offers=dict(x.transfer_offers),
+        parts=tuple([kv_part_from_pb(v) for v in x.parts[:]]),
         wire_version=x.wire_version,
+    )
+
+
+def kv_part_fields(x: KVPart) -> dict[str, Any]:
+    return {
+        "first_layer": x.first_layer,
+        "layer_count": x.layer_count,
+        "first_head": x.first_head,
+        "head_count": x.head_count,
+        "transfer_offers": x.transfer_offers,
+    }
+
+
+def kv_part_to_pb(x: KVPart) -> pb.KVPart:
+    return pb.KVPart(**kv_part_fields(x))
+
+
+def kv_part_from_pb(x: pb.KVPart) -> KVPart:
+    return KVPart(
+        first_layer=x.first_layer,
+        layer_count=x.layer_count,
+        first_head=x.first_head,
+        head_count=x.head_count,
+        transfer_offers=dict(x.transfer_offers),
     )
 
 

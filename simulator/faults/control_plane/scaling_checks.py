@@ -112,11 +112,9 @@ class ScalingChecker:
             bound = settings.bounds[role]
             if not bound.least <= count <= bound.most:
                 raise Violation(INVARIANT, f"{count} {role} workers are ordered, outside {bound}")
-        minimum = sum(max(bound.least, 1) for bound in settings.bounds.values())
-        if settings.workers_max and sum(counts.values()) > max(settings.workers_max, minimum):
-            raise Violation(
-                INVARIANT, f"{dict(counts)} are ordered, more than {settings.workers_max} together"
-            )
+        minimum = settings.cost({role: max(bound.least, 1) for role, bound in settings.bounds.items()})
+        if settings.ranks_max and settings.cost(counts) > max(settings.ranks_max, minimum):
+            raise Violation(INVARIANT, f"{dict(counts)} are ordered, more than {settings.ranks_max} together")
 
     def _shrinks(
         self, settings: AutoscalerSettings, pool: Pool, role: Role, counts: Mapping[Role, int]
@@ -156,10 +154,10 @@ class ScalingChecker:
 
     def _is_limited(self, settings: AutoscalerSettings, pool: Pool, counts: Mapping[Role, int]) -> bool:
         """Some limit for all roles together may be what takes replicas away."""
-        if settings.replica_hours_per_day:
+        if settings.rank_hours_per_day:
             return True
-        most = settings.workers_max
-        return bool(most) and max(sum(pool.counts.values()), sum(counts.values())) >= most
+        most = settings.ranks_max
+        return bool(most) and max(settings.cost(pool.counts), settings.cost(counts)) >= most
 
     def _grows(self, settings: AutoscalerSettings, pool: Pool, order: Order | None, demand: Demand) -> None:
         """Check that a pool that cannot keep up grows, where it may."""

@@ -172,13 +172,13 @@ def test_a_role_that_nobody_has_yet_is_reckoned_with_as_the_others():
 
 
 def test_what_was_learnt_outlives_the_process():
-    scaler = live(replica_hours_per_day=100.0)
+    scaler = live(rank_hours_per_day=100.0)
     run(scaler, cluster(3, 3), rate=2.0, seconds=1800)
     scaler.scaler.recall(AutoscalerMemory(start_s=(77.0,), corrections={P: 1.2}), 1800.0, away_s=0.0)
     memory = msgspec.json.decode(msgspec.json.encode(scaler.memory(now_s=1800.0)), type=AutoscalerMemory)
     assert memory.traits[P] == KIND
     spent = sum(hours for _, hours in scaler.memory(now_s=1800.0).spent)
-    after = live(replica_hours_per_day=100.0)
+    after = live(rank_hours_per_day=100.0)
     after.recall(memory, now_s=5.0, away_s=60.0)
     assert after.state().start_s == 77.0
     assert after.memory(now_s=5.0).corrections[P] == pytest.approx(1.2)
@@ -210,9 +210,9 @@ def test_roles_in_use_come_from_the_first_pool_and_a_mixture_is_refused():
 def test_a_limit_that_stays_as_it_is_changes_nothing():
     one = live()
     one.limit(3)
-    assert one.scaler.settings.workers_max == 3
+    assert one.scaler.settings.ranks_max == 3
     before = one.scaler.settings
     one.limit(3)
     assert one.scaler.settings is before
     one.limit(4)
-    assert one.scaler.settings.workers_max == 4
+    assert one.scaler.settings.ranks_max == 4

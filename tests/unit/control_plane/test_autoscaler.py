@@ -44,10 +44,25 @@ def decided(config, sight):
 @given(sights, st.integers(0, 5), st.integers(5, 12), st.sampled_from([0, 8, 15]))
 def test_never_beyond_bounds_whatever_is_observed(sight, least, most, total):
     bounds = {P: PoolBounds(least, most), D: PoolBounds(least, most)}
-    for decision in decided(settings(bounds=bounds, workers_max=total), sight):
+    for decision in decided(settings(bounds=bounds, ranks_max=total), sight):
         assert all(least <= count <= most for count in decision.desired.values())
         if total:
             assert sum(decision.desired.values()) <= max(total, 2 * least)
+
+
+@hypothesis_settings(max_examples=60, deadline=None)
+@given(sights, st.integers(0, 3), st.sampled_from([0, 12, 25]))
+def test_unlike_shapes_cost_their_ranks_and_no_worker_takes_the_others_role(sight, least, total):
+    bounds = {P: PoolBounds(least, 10), D: PoolBounds(least, 10)}
+    config = settings(bounds=bounds, ranks={P: 4}, ranks_max=total)
+    for decision, (_, _, _, p, d) in zip(decided(config, sight), sight, strict=True):
+        assert all(least <= count <= 10 for count in decision.desired.values())
+        cost = 4 * decision.desired[P] + decision.desired[D]
+        if total:
+            assert cost <= max(total, 5 * max(least, 1))
+        assert not decision.switches
+        if all(least <= state.have <= 10 for state in (p, d)) and (not total or 4 * p.have + d.have <= total):
+            assert not (any(decision.starts.values()) and any(decision.stops.values()))
 
 
 @hypothesis_settings(max_examples=30, deadline=None)
@@ -181,7 +196,7 @@ def test_starts_are_learnt_and_change_what_is_allowed():
 
 
 def test_a_budget_leaves_all_roles_short_alike():
-    cluster = SimulatedCluster(settings(workers_max=6), prefill=2, decode=2)
+    cluster = SimulatedCluster(settings(ranks_max=6), prefill=2, decode=2)
     cluster.run(40, 11.0)
     assert sum(cluster.counts.values()) == 6
     sized = cluster.decisions[-1].sized
@@ -192,12 +207,23 @@ def test_a_budget_leaves_all_roles_short_alike():
 
 def test_a_days_hours_are_not_overspent():
     hours = 96.0
-    cluster = SimulatedCluster(settings(replica_hours_per_day=hours), prefill=6, decode=6)
+    cluster = SimulatedCluster(settings(rank_hours_per_day=hours), prefill=6, decode=6)
     spent = 0.0
     for _ in range(24 * 240):
         spent += sum(s.paid for s in cluster.states().values()) * 15 / 3600
         cluster.step(9.0, noise=False)
     assert 0.7 * hours < spent <= 1.02 * hours
+
+
+def test_ranks_are_what_a_budget_limits_and_what_hours_are_spent_on():
+    cluster = SimulatedCluster(settings(ranks={P: 4}, ranks_max=14), prefill=1, decode=2)
+    cluster.run(40, 11.0)
+    assert cluster.counts[P] > 1
+    assert 14 - 4 < 4 * cluster.counts[P] + cluster.counts[D] <= 14
+    assert any("limited to 14 ranks by the budget" in reason for reason in cluster.decisions[-1].reasons)
+    scaler = Autoscaler(settings(ranks={P: 4}, rank_hours_per_day=100.0))
+    scaler.decide(observed(15.0, 5, {P: RoleState(serving=2), D: RoleState(serving=1)}), TRAITS)
+    assert scaler.memory(15.0).spent[0][1] == pytest.approx(9 * 15 / 3600)
 
 
 def test_advice_is_recorded_and_said_to_be_advice():
@@ -269,7 +295,9 @@ def test_settings_come_from_the_configuration():
         roles=[P, D],
         objectives=objectives_of(slo),
         hold_s=12.0,
+        ranks={P: 2, D: 1, Role.AGGREGATED: 8},
     )
+    assert made.ranks == {P: 2, D: 1}
     assert made.bounds == {P: PoolBounds(1, 3), D: PoolBounds(1, 8)}
     assert made.objectives == {"": LatencyObjective(0.5, 0.02), "fast": LatencyObjective(0.5, 0.02)}
     assert (made.attain, made.hold_s) == (0.9, 12.0)

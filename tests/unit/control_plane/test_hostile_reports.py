@@ -151,7 +151,7 @@ def test_traits_that_cannot_be_are_not_recalled():
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.floats(0, 1e6), min_size=2, max_size=30))
 def test_a_clock_that_goes_back_breaks_no_decision(instants):
-    scaler = Autoscaler(scaler_settings(replica_hours_per_day=100.0))
+    scaler = Autoscaler(scaler_settings(rank_hours_per_day=100.0))
     for at_s in instants:
         states = {P: RoleState(serving=2), D: RoleState(serving=2)}
         decision = scaler.decide(observed(at_s, 50, states), TRAITS)

@@ -146,7 +146,7 @@ async def test_a_bound_on_all_models_is_what_the_others_leave():
     scaled = ScaledPlane({P: 1, D: 1}, settings())
     scaled.plane.want([Pool("m", {P: 1, D: 1}), Pool("n", {P: 1, D: 1})])
     scales = {"m": settings(), "n": settings()}
-    scaled.scaling = AutoscalerRunner(scales, scaled.plane, workers_max=5, clock=lambda: scaled.now_s)
+    scaled.scaling = AutoscalerRunner(scales, scaled.plane, ranks_max=5, clock=lambda: scaled.now_s)
     await scaled.watched()
     for step in range(1, 9):
         scaled.now_s += 15.0
@@ -162,7 +162,15 @@ async def test_a_bound_on_all_models_is_what_the_others_leave():
 
 def test_room_is_never_nothing_and_never_more_than_a_models_own_bound():
     state = ClusterState("x", (Pool("m", {P: 1, D: 2}), Pool("n", {P: 4})), ())
-    assert room_for("m", state, 10, own_max=0) == 6
-    assert room_for("m", state, 10, own_max=4) == 4
-    assert room_for("n", state, 10, own_max=0) == 7
-    assert room_for("m", state, 3, own_max=0) == 1
+
+    def room(model, ranks_max, *, own_max=0, ranks=1):
+        costs = {"m": settings(), "n": settings(ranks={P: ranks})}
+        return room_for(
+            model, state, ranks_max, own_max=own_max, cost=lambda pool: costs[pool.model].cost(pool.counts)
+        )
+
+    assert room("m", 10) == 6
+    assert room("m", 10, own_max=4) == 4
+    assert room("n", 10) == 7
+    assert room("m", 3) == 1
+    assert room("m", 10, ranks=2) == 2, "the other model's four workers have two ranks each"

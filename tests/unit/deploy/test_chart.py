@@ -127,7 +127,10 @@ NEGATIVE = {
     "pools.prefill.replicas=-1": "replicas: Must be greater",
     "pools.prefill.cpu=1.5": "Expected: integer",
     'pools.prefill.memory="much"': "memory",
-    "pools.decode.tensorParallelSize=4": "one GPU per worker",
+    "pools.decode.pipelineParallelSize=2": "pipeline ranks are not executed yet",
+    "pools.decode.tensorParallelSize=0": "Must be greater",
+    'config.engine.shape="tp2"': "shape is not allowed",
+    'config.cluster.shapes={"decode":"tp2"}': "shapes is not allowed",
     'pools.decode.gpu="abacus"': "gpuTypes.abacus",
     'pools={"prefill":{"replicas":0},"decode":{"replicas":0},"aggregated":{"replicas":0}}': "no replicas",
     'model.path=""': "model.path",
@@ -241,15 +244,55 @@ def test_a_plans_values_install_with_the_chart(tmp_path):
     assert json.loads(settings(docs)["BATON_SLO__CLASSES"])["default"] == {"tpot_s": 0.05, "ttft_s": 1.0}
 
 
-def test_a_plan_of_several_gpus_per_worker_is_refused_in_words(tmp_path):
-    shape = ReplicaShape(Node(MODELS["llama-3-70b"], find_gpu("h100"), 4), 3.0)
+def planned(tmp_path, node):
     path = tmp_path / "plan.yaml"
-    path.write_text(
-        helm_values(ClusterPlan(aggregated=PlannedPool(shape, 2)), model="llama-3-70b", slo={"ttft_s": 1.0})
-    )
-    status, _, err = helm("template", "baton", CHART, "--values", path, "--set", "redis.mode=none")
+    plan = ClusterPlan(aggregated=PlannedPool(ReplicaShape(node, 3.0), 2))
+    path.write_text(helm_values(plan, model="llama-3-70b", slo={"ttft_s": 1.0}))
+    return helm("template", "baton", CHART, "--values", path, "--set", "redis.mode=none")
+
+
+def test_a_plan_of_several_gpus_per_worker_makes_pods_of_as_many(tmp_path):
+    status, out, err = planned(tmp_path, Node(MODELS["llama-3-70b"], find_gpu("h100"), 4))
+    assert status == 0, err
+    docs = [d for d in yaml.safe_load_all(out) if d]
+    [group] = [g for g in of_kind(docs, "RayCluster")[0]["spec"]["workerGroupSpecs"] if g["replicas"]]
+    [container] = group["template"]["spec"]["containers"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 4
+    assert group["rayStartParams"]["num-gpus"] == "4"
+    assert json.loads(settings(docs)["BATON_CLUSTER__SHAPES"]) == {"aggregated": "tp4"}
+    assert "BATON_CLUSTER__NODE_LABELS" not in settings(docs), "one shape fits all pods that there are"
+
+
+def test_a_plan_with_stages_is_refused_in_words(tmp_path):
+    status, _, err = planned(tmp_path, Node(MODELS["llama-3-70b"], find_gpu("h100"), 2, 2))
     assert status != 0
-    assert "one GPU per worker" in err
+    assert "pipeline ranks are not executed yet" in err
+
+
+def test_workers_of_unlike_shapes_go_to_pods_of_their_size(monkeypatch):
+    docs = documents("tensor-parallel")
+    for name, value in settings(docs).items():
+        monkeypatch.setenv(name, value)
+    config = Config()
+    assert [str(config.shape_of(role)) for role in Role] == ["tp4", "tp2", "1"]
+    assert config.cluster.node_labels["prefill"] == {"ray.io/node-group": "in(prefill)"}
+    for group in of_kind(docs, "RayCluster")[0]["spec"]["workerGroupSpecs"]:
+        [container] = group["template"]["spec"]["containers"]
+        names = {v["name"]: v.get("value") for v in container["env"]}
+        assert names["RAY_NODE_TYPE_NAME"] == group["groupName"], "Ray makes its node label of it"
+        has_memory = any(m["mountPath"] == "/dev/shm" for m in container["volumeMounts"])
+        assert has_memory == (group["groupName"] != "aggregated")
+
+
+def test_labels_that_an_operator_sets_stay_beside_those_of_the_shapes():
+    labels = 'config.cluster.node_labels={"decode": {"rack": "a"}}'
+    status, out, err = helm(
+        "template", "baton", CHART, "--values", VALUES / "tensor-parallel.yaml", "--set-json", labels
+    )
+    assert status == 0, err
+    docs = [d for d in yaml.safe_load_all(out) if d]
+    found = json.loads(settings(docs)["BATON_CLUSTER__NODE_LABELS"])
+    assert found["decode"] == {"ray.io/node-group": "in(decode)", "rack": "a"}
 
 
 def test_nvidia_gpus_that_are_planned_with_have_node_labels():

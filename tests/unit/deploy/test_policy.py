@@ -184,13 +184,15 @@ def test_the_chart_names_the_ray_that_is_installed():
 
 @examples
 def test_one_worker_fits_a_pod_and_no_second_one(example):
-    """The control plane asks Ray for a GPU each, or on CPUs for engine.threads cores."""
+    """The control plane asks Ray for a GPU for each rank, or on CPUs for engine.threads cores."""
     asked = values_of(example)
     threads = asked["config"]["engine"].get("threads", 0) or 1
     for group in of_kind(documents(example), "RayCluster")[0]["spec"]["workerGroupSpecs"]:
         params = group["rayStartParams"]
-        assert int(params["num-cpus"]) == threads <= asked["pools"][group["groupName"]]["cpu"]
-        assert int(params["num-gpus"]) == (asked["accelerator"] == "cuda")
+        pool = asked["pools"][group["groupName"]]
+        ranks = pool["tensorParallelSize"]
+        assert int(params["num-cpus"]) == threads * ranks <= pool["cpu"]
+        assert int(params["num-gpus"]) == ranks * (asked["accelerator"] == "cuda")
 
 
 def labels_match(selector, labels):

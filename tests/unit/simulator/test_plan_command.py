@@ -146,3 +146,12 @@ def test_values_are_yaml_whatever_the_names_are():
     assert read["model"]["path"] == 'odd: "name" # yes'
     assert read["pools"][Role.AGGREGATED.value]["replicas"] == 2
     assert text.startswith("# reason\n")
+
+
+def test_values_have_the_width_of_each_pool():
+    llama = MODELS["llama-3-8b"]
+    pools = [PlannedPool(ReplicaShape(Node(llama, find_gpu("h100"), width), 3.0), 2) for width in (4, 2)]
+    text = helm_values(ClusterPlan(*pools), model="m", slo={"ttft_s": 1.0})
+    read = yaml.safe_load(text)["pools"]
+    assert [read[role.value]["tensorParallelSize"] for role in (Role.PREFILL, Role.DECODE)] == [4, 2]
+    assert read[Role.AGGREGATED.value] == {"replicas": 0}

@@ -57,9 +57,12 @@ class EchoWorker:
         return WorkerStatusReply(HELLO.worker_id, self.role, self.draining, "f", {"held": 2.0})
 
 
+PART = m.KVPart(0, 2, 0, 4, {"tcp": b"offer"})
+
+
 class EchoPeer:
     def __init__(self, fingerprint="f"):
-        self._hello = m.PeerHello(WorkerId("p.1"), fingerprint, {"tcp": b"offer"})
+        self._hello = m.PeerHello(WorkerId("p.1"), fingerprint, (PART,))
 
     def hello(self):
         return self._hello
@@ -112,13 +115,13 @@ async def test_nobody_there_is_a_broken_link_not_a_hang():
 
 async def test_peers_must_agree_on_the_fingerprint(served):
     _, address, _ = served
-    ours = m.PeerHello(WorkerId("d.1"), "f", {})
+    ours = m.PeerHello(WorkerId("d.1"), "f", ())
     async with peer_session(address, ours) as (theirs, link):
-        assert theirs.transfer_offers == {"tcp": b"offer"}
+        assert theirs.parts == (PART,)
         link.send(m.KVRequest(SequenceId("s"), 3, 0))
         assert await anext(link) == m.KVRefused(SequenceId("s"), 3, "d.1")
     with pytest.raises(IncompatiblePeer, match="fingerprint"):
-        async with peer_session(address, m.PeerHello(WorkerId("d.1"), "other", {})):
+        async with peer_session(address, m.PeerHello(WorkerId("d.1"), "other", ())):
             pass
 
 

@@ -198,7 +198,7 @@ def test_a_hello_in_the_middle_of_a_session_is_refused():
         ROUTER[1](ROUTER[0](m.RouterHello("r")))
     for to_pb, from_pb in (READER, OWNER):
         with pytest.raises(WireError, match="peer_hello"):
-            from_pb(to_pb(m.PeerHello("w", "f", {})))
+            from_pb(to_pb(m.PeerHello("w", "f", ())))
 
 
 def test_lists_that_belong_together_have_one_length():

@@ -9,6 +9,7 @@ from baton.core.errors import IncompatiblePeer, TransferFailed
 from baton.core.ids import ReadId, RouterId, SequenceId, WorkerId
 from baton.core.messages import (
     KVGrant,
+    KVPart,
     KVReleased,
     KVRequest,
     LoadReport,
@@ -35,6 +36,9 @@ DRAINING = LoadReport(Role.PREFILL, True, 8, 0, 0, 0, 0.0)
 ASK = KVRequest(SequenceId("s/0"), 1, 0)
 GRANT = KVGrant(SequenceId("s/0"), 1, 0, (1, 2), (5, 6), 1.0)
 WAIT_S = 10.0
+
+
+PARTS = (KVPart(0, 2, 0, 4, {"nixl": b"offer"}), KVPart(2, 2, 0, 4, {"nixl": b"other"}))
 
 
 class Ear:
@@ -92,7 +96,7 @@ def status():
 
 
 def peer_hello(worker_id=SOURCE, fingerprint="f"):
-    return PeerHello(worker_id, fingerprint, {"nixl": b"offer"})
+    return PeerHello(worker_id, fingerprint, PARTS)
 
 
 @contextlib.asynccontextmanager
@@ -193,10 +197,10 @@ class Transfer:
         self.peers, self.outcome, self.add_error = {}, outcome or ReadDone(ReadId(3)), add_error
         self.landed = asyncio.Event()
 
-    async def add_peer(self, peer, offers):
+    async def add_peer(self, peer, offer):
         if self.add_error:
             raise self.add_error
-        self.peers[peer] = dict(offers)
+        self.peers[peer] = offer
 
     async def remove_peer(self, peer):
         self.peers.pop(peer, None)
@@ -235,7 +239,7 @@ async def test_asks_arrive_in_order_and_grants_come_back_over_one_session():
             kv_reader.send(ref, ask)
         await source_ear.until("reader", "decode-0.a", asks[-1])
         assert [heard[2] for heard in source_ear.heard] == asks
-        assert transfer.peers == {SOURCE: {"nixl": b"offer"}}
+        assert transfer.peers == {SOURCE: PARTS}
         readers.send(WorkerId("decode-0.a"), GRANT)
         await reader_ear.until("source", SOURCE, GRANT)
         assert (readers.reader_count, kv_reader.owner_count) == (1, 1)

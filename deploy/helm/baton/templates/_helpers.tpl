@@ -244,6 +244,44 @@ valueFrom:
 checksum/config: {{ include (print .Template.BasePath "/configmap.yaml") . | sha256sum }}
 {{- end }}
 
+{{- /* Ranks of a pool's workers, and their shape as `baton config` has it (engine.shape). */ -}}
+{{- define "baton.ranks" -}}
+{{ mul .tensorParallelSize .pipelineParallelSize }}
+{{- end }}
+
+{{- define "baton.shape" -}}
+{{ gt (int .tensorParallelSize) 1 | ternary (printf "tp%d" (int .tensorParallelSize)) "1" }}
+{{- end }}
+
+{{- /* Whether the pools in use have workers of several shapes, each of which fits the pods of some groups only. */ -}}
+{{- define "baton.hasUnlikeShapes" -}}
+{{- $shapes := list }}
+{{- range .Values.pools }}{{ if gt (int .replicas) 0 }}{{ $shapes = append $shapes (include "baton.shape" .) }}{{ end }}{{ end -}}
+{{ gt (len (uniq $shapes)) 1 | ternary "true" "" }}
+{{- end }}
+
+{{- /* Settings for the shapes: shapes by role, and Ray's labels of the groups whose pods have room for them. */ -}}
+{{- define "baton.shapeSettings" -}}
+{{- $root := . }}{{ $shapes := dict }}{{ $labels := dict }}
+{{- range $role, $pool := .Values.pools }}
+{{- $shape := include "baton.shape" $pool }}
+{{- if ne $shape "1" }}{{ $_ := set $shapes $role $shape }}{{ end }}
+{{- $groups := list }}
+{{- range $name, $other := $root.Values.pools }}
+{{- if eq (include "baton.shape" $other) $shape }}{{ $groups = append $groups $name }}{{ end }}
+{{- end }}
+{{- $_ := set $labels $role (dict "ray.io/node-group" (printf "in(%s)" (join "," $groups))) }}
+{{- end }}
+{{- if $shapes }}
+BATON_CLUSTER__SHAPES: {{ toJson $shapes | quote }}
+{{- end }}
+{{- $asked := default (dict) (default (dict) .Values.config.cluster).node_labels }}
+{{- if not (include "baton.hasUnlikeShapes" . | trim) }}{{ $labels = dict }}{{ end }}
+{{- with mergeOverwrite $labels $asked }}
+BATON_CLUSTER__NODE_LABELS: {{ toJson . | quote }}
+{{- end }}
+{{- end }}
+
 {{- define "baton.drainSeconds" -}}
 {{ ceil .Values.config.cluster.drain_timeout_s | int }}
 {{- end }}
