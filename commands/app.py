@@ -110,7 +110,7 @@ def serve(
 
     Example: baton serve --model Qwen/Qwen3-0.6B --prefill 2 --decode 2 --set transfer.lease_s=10
 
-    Example: baton serve --model Qwen/Qwen3-8B --device cuda --prefill 2xtp2 --decode 1
+    Example: baton serve --model Qwen/Qwen3-8B --prefill 2xtp2 --decode 1
     """
     from commands.serve import serve_cluster
     from commands.settings import load_config

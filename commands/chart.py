@@ -176,7 +176,7 @@ def _pool() -> Schema:
             "replicas": whole(0, 1024),
             "gpu": text(),
             "tensorParallelSize": whole(1, RANKS_MAX),
-            "pipelineParallelSize": whole(1),
+            "pipelineParallelSize": whole(1, RANKS_MAX),
             "cpu": whole(1),
             "memory": QUANTITY,
             "rdma": RDMA,

@@ -179,6 +179,7 @@ def _leave_torch_out() -> None:
 
 def serve_worker(config: Config, *, role_name: str, replica: str, control_address: str, port: int) -> None:
     """Raises SetupError."""
+    from control_plane.workers import usable_cores
     from engine.model_files.check import check_shapes
 
     try:
@@ -189,7 +190,10 @@ def serve_worker(config: Config, *, role_name: str, replica: str, control_addres
         raise SetupError("no model: name a folder or hub id with --model")
     config = config.of_role(role)
     check_shapes(config)
-    for name, value in worker_environment(config.engine.threads).items():
+    threads = config.engine.threads
+    if not threads and (rank_count := config.shape_of(role).rank_count) > 1:
+        threads = max(1, len(usable_cores()) // rank_count)
+    for name, value in worker_environment(threads).items():
         os.environ.setdefault(name, value)  # before torch is imported
     worker_id = WorkerId(f"{replica or role_name}.{secrets.token_hex(4)}")
     configure_logs(worker_id, config.telemetry)

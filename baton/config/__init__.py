@@ -72,7 +72,7 @@ class EngineConfig(Section):
     """Compute threads of one rank of a worker. 0: its fair share of the cores."""
     shape: ShapeText = "1"
     """Ranks of one worker, each a process on a device or cores of its own. tp2: two tensor ranks divide every
-    layer. 1: one process. `cluster.shapes` gives roles shapes of their own."""
+    layer. pp2: two stages divide the layers. tp2pp2: both. 1: one process. See also `cluster.shapes`."""
     rank_timeout_s: Annotated[float, Field(gt=0, le=600)] = 10.0
     """Longest time that one rank waits for another within a step. A rank that does not answer, or has died,
     ends its worker, which is started anew as a whole."""

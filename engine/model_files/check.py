@@ -44,10 +44,12 @@ def check_model(folder: Path, model: ModelConfig, engine: EngineConfig) -> None:
     pool_block_count(kv_geometry(spec, model, engine), engine.kv_bytes)
 
 
-def check_executed(shape: Shape) -> None:
-    """Raises SetupError for ranks that the engine does not execute."""
-    if shape.pipeline > 1 or shape.context > 1:
-        raise SetupError("pipeline and context ranks are not executed yet; take tensor ranks, such as tp2")
+def check_executed(shape: Shape, device: str) -> None:
+    """Raises SetupError for several ranks that the engine does not execute."""
+    if shape.context > 1:
+        raise SetupError("context ranks are not executed yet: leave cp out")
+    if not shape.is_single and device != "cpu":
+        raise SetupError(f"several ranks are executed on the CPU only so far, and model.device={device}")
 
 
 def check_shapes(config: Config) -> None:
@@ -60,12 +62,7 @@ def check_shapes(config: Config) -> None:
     spec = None if folder is None else load_spec(folder)
     for role, shape in several.items():
         try:
-            check_executed(shape)
-            if config.model.device.startswith("cuda:"):
-                raise SetupError(
-                    f"each rank needs a device of its own, and model.device={config.model.device} names one: "
-                    "set model.device=cuda"
-                )
+            check_executed(shape, config.model.device)
             if spec is not None:
                 check_division(spec, tensor=shape.tensor, pipeline=shape.pipeline)
         except SetupError as error:

@@ -98,10 +98,10 @@ def show(done: PlanResult) -> None:
     console.print(table)
     console.print(f"The cheapest still serves {done.reached:g} times the rate in the simulator.")
     console.print(_how_sure(done.found))
-    if any(pool.shape.node.pipeline > 1 for pool in done.found.best.plan.pools.values()):
+    if any(pool.shape.node.gpu_count > 1 for pool in done.found.best.plan.pools.values()):
         console.print(
-            "Note: this engine does not execute pipeline ranks yet, and the chart refuses them. --pipeline 1 "
-            "plans for what runs today."
+            "Note: this engine executes workers of several ranks on CPUs only so far; shapes of several GPUs "
+            "are a plan for later. --tensor 1 --pipeline 1 plans for what runs today."
         )
 
 

@@ -127,7 +127,7 @@ NEGATIVE = {
     "pools.prefill.replicas=-1": "replicas: Must be greater",
     "pools.prefill.cpu=1.5": "Expected: integer",
     'pools.prefill.memory="much"': "memory",
-    "pools.decode.pipelineParallelSize=2": "pipeline ranks are not executed yet",
+    "pools.decode.pipelineParallelSize=65": "Must be less",
     "pools.decode.tensorParallelSize=0": "Must be greater",
     'config.engine.shape="tp2"': "shape is not allowed",
     'config.cluster.shapes={"decode":"tp2"}': "shapes is not allowed",
@@ -263,10 +263,20 @@ def test_a_plan_of_several_gpus_per_worker_makes_pods_of_as_many(tmp_path):
     assert "BATON_CLUSTER__NODE_LABELS" not in settings(docs), "one shape fits all pods that there are"
 
 
-def test_a_plan_with_stages_is_refused_in_words(tmp_path):
-    status, _, err = planned(tmp_path, Node(MODELS["llama-3-70b"], find_gpu("h100"), 2, 2))
+def test_a_plan_with_stages_makes_them_part_of_the_shape(tmp_path):
+    status, out, err = planned(tmp_path, Node(MODELS["llama-3-70b"], find_gpu("h100"), 2, 2))
+    assert status == 0, err
+    docs = [d for d in yaml.safe_load_all(out) if d]
+    assert json.loads(settings(docs)["BATON_CLUSTER__SHAPES"]) == {"aggregated": "tp2pp2"}
+
+
+def test_pods_without_a_core_for_each_rank_are_refused():
+    values = VALUES / "cpu-one-machine.yaml"
+    args = ("template", "baton", CHART, "--values", values, "--set", "pools.decode.tensorParallelSize=2")
+    status, _, err = helm(*args)
     assert status != 0
-    assert "pipeline ranks are not executed yet" in err
+    assert "pools.decode.cpu=2: its workers' ranks need 4 cores" in err
+    assert helm(*args, "--set", "pools.decode.cpu=4")[0] == 0
 
 
 def test_workers_of_unlike_shapes_go_to_pods_of_their_size(monkeypatch):

@@ -190,7 +190,7 @@ def test_one_worker_fits_a_pod_and_no_second_one(example):
     for group in of_kind(documents(example), "RayCluster")[0]["spec"]["workerGroupSpecs"]:
         params = group["rayStartParams"]
         pool = asked["pools"][group["groupName"]]
-        ranks = pool["tensorParallelSize"]
+        ranks = pool["tensorParallelSize"] * pool["pipelineParallelSize"]
         assert int(params["num-cpus"]) == threads * ranks <= pool["cpu"]
         assert int(params["num-gpus"]) == ranks * (asked["accelerator"] == "cuda")
 

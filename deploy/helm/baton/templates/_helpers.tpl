@@ -250,7 +250,9 @@ checksum/config: {{ include (print .Template.BasePath "/configmap.yaml") . | sha
 {{- end }}
 
 {{- define "baton.shape" -}}
-{{ gt (int .tensorParallelSize) 1 | ternary (printf "tp%d" (int .tensorParallelSize)) "1" }}
+{{- $tensor := gt (int .tensorParallelSize) 1 | ternary (printf "tp%d" (int .tensorParallelSize)) "" }}
+{{- $stages := gt (int .pipelineParallelSize) 1 | ternary (printf "pp%d" (int .pipelineParallelSize)) "" -}}
+{{ default "1" (print $tensor $stages) }}
 {{- end }}
 
 {{- /* Whether the pools in use have workers of several shapes, each of which fits the pods of some groups only. */ -}}
