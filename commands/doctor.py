@@ -209,8 +209,8 @@ def _ranks(workers: Sequence[KnownWorker]) -> str:
     if all(count == 1 for count in counts):
         return ""
     kinds = sorted(set(counts))
-    each = f"{kinds[0]} ranks each" if len(kinds) == 1 else f"{' and '.join(map(str, kinds))} ranks"
-    return f", of {each}"
+    each = " each" if len(counts) > 1 and len(kinds) == 1 else ""
+    return f", of {' and '.join(map(str, kinds))} ranks{each}"
 
 
 def _missing(role: str, other: str, *, falls_back: bool) -> Finding:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import psutil
 
-from baton.config import ClusterConfig, Config
+from baton.config import Config
 from baton.config.operators import DashboardConfig
 from baton.config.served_models import about, each_model, worker_count
 from baton.core.errors import PlatformLost, SetupError
@@ -116,9 +116,14 @@ def _has_chat_template(path: str) -> bool:
     return config.is_file() and "chat_template" in config.read_text(encoding="utf-8")
 
 
-def _pools_text(cluster: ClusterConfig) -> str:
+def _pools_text(config: Config) -> str:
+    cluster = config.cluster
     counts = (cluster.prefill_workers, cluster.decode_workers, cluster.aggregated_workers)
-    return ", ".join(f"{n} {role}" for n, role in zip(counts, Role, strict=True))
+    shapes = (config.shape_of(role) for role in Role)
+    return ", ".join(
+        f"{n} {role}" if shape.is_single or not n else f"{n} {role} of shape {shape}"
+        for n, role, shape in zip(counts, Role, shapes, strict=True)
+    )
 
 
 def _check_port(host: str, port: int, *, setting: str) -> None:
@@ -320,7 +325,7 @@ class _ClusterProcesses:
 
     def ready_text(self) -> str:
         models = each_model(self._config)
-        served = " and ".join(f"{name} on {_pools_text(one.cluster)}" for name, one in models.items())
+        served = " and ".join(f"{name} on {_pools_text(one)}" for name, one in models.items())
         served += f", {self._store.text()}"
         if self._router is None:
             return f"Baton is ready: {served}; directory at {self._address}{self._dashboard_text()}"

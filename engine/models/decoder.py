@@ -157,6 +157,9 @@ class Decoder(Generic[Plan, Packed, PackedExperts]):
         # After the last layer's KV is written, only the rows that are asked for matter.
         q = last.queries(hidden, step)
         if not len(rows):
+            if self._ranks is not None:
+                # No sum follows that waits for the others, and peers may read the KV when the step is done.
+                self._ranks.meet(hidden)
             return hidden[:0]
         attended = last.attention.attend(q, step)
         return self._norm(last.finish(hidden[rows], attended[rows], step.rows(rows)))

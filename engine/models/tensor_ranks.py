@@ -27,6 +27,11 @@ class TensorRanks:
         """The sum of all ranks' parts, in the memory of this one."""
         return self._group.all_reduce_(part)
 
+    def meet(self, like: Tensor) -> None:
+        """Return when all ranks have come here. `like`: a tensor on the ranks' devices, of a type that they
+        sum."""
+        self._group.all_reduce_(like.new_zeros(1))
+
     def embed(self, kernels: Kernels[Any, Any, Any], tokens: Tensor, table: Tensor) -> Tensor:
         """tokens int64 [T], table [this rank's part of the vocabulary, hidden] -> [T, hidden]."""
         own = tokens - self._tokens.start

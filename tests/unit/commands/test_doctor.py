@@ -51,6 +51,7 @@ def test_ranks_are_told_where_workers_have_several():
     assert "ok: 2 prefill workers, of 2 ranks each" in texts(workers)
     mixed = [worker(Role.DECODE, rank_count=2), worker(Role.DECODE, rank_count=1)]
     assert "ok: 2 decode workers, of 1 and 2 ranks" in texts(mixed)
+    assert "ok: 1 decode worker, of 4 ranks\n" in texts([worker(Role.DECODE, rank_count=4)])
     assert "ok: 1 decode worker\n" in texts([worker(Role.DECODE, rank_count=1)])
 
 

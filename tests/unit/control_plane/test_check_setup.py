@@ -8,7 +8,7 @@ import pytest
 
 from baton.config import Config
 from baton.core.errors import SetupError
-from control_plane.launch import check_setup
+from control_plane.launch import _pools_text, check_setup
 from engine.model_files import check as model_check
 from tests.models import make_model
 
@@ -208,6 +208,13 @@ def test_gpus_are_counted_for_all_ranks(good, monkeypatch):
 
 
 NO_PAIR = {"prefill_workers": 0, "decode_workers": 0}
+
+
+def test_the_ready_text_names_shapes_of_several_ranks_alone():
+    config = Config(
+        cluster={"prefill_workers": "2xtp2", "decode_workers": 1, "shapes": {"aggregated": "tp4"}}
+    )
+    assert _pools_text(config) == "2 prefill of shape tp2, 1 decode, 0 aggregated"
 
 
 def test_ranks_that_share_cores_are_told(good, monkeypatch, caplog):

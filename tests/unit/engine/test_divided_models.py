@@ -69,6 +69,36 @@ def test_tokens_equal_transformers_at_tensor_2_and_4(tmp_path: Path, name: str) 
         assert run_ranks(size, generate) == [[expected[0], *expected]] * size
 
 
+@pytest.mark.parametrize("has_rows", [False, True])
+def test_a_step_ends_when_all_ranks_have_written_their_kv(tmp_path: Path, has_rows: bool) -> None:
+    """Peers read the KV of all ranks as soon as one of them, the leader, has finished a step. So the last KV
+    of every rank is followed by a sum, which waits for all."""
+    folder = make_model(tmp_path, "llama", with_tokenizer=False)
+
+    def last_calls(group: ThreadGroup) -> list[str]:
+        calls: list[str] = []
+        executor = load(folder, group=group, kv_bytes=2**21)
+        kernels: Any = executor.kernels
+        ranks: Any = group
+
+        def record(name: str, call: Any) -> Any:
+            def recorded(*args: Any, **fields: Any) -> Any:
+                calls.append(name)
+                return call(*args, **fields)
+
+            return recorded
+
+        kernels.rotate_and_store = record("write", kernels.rotate_and_store)
+        ranks.all_reduce_ = record("sum", ranks.all_reduce_)
+        driver = Driver(executor)
+        driver.step((driver.start(prompt(36), GENERATED), 36 if has_rows else 20))
+        return calls
+
+    for calls in run_ranks(2, last_calls):
+        assert "write" in calls
+        assert "sum" in calls[len(calls) - calls[::-1].index("write") :]
+
+
 class Chain:
     """The stages of a pipeline, one after another, as one model."""
 
