@@ -108,7 +108,7 @@ class WorkerProcess:
         self._idle = asyncio.Event()
         """Set while the core holds nothing for anybody."""
         self._background = Background(self._crash.report)
-        self._engine = EngineThread()
+        self._engine, self._finishing = EngineThread(), EngineThread()
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="prepare")
         self._compiling = compiling_threads()
         self._role_now: Callable[[], Role] = lambda: role
@@ -317,7 +317,9 @@ class WorkerProcess:
             raise WorkerCrashed(f"{type(cause).__name__}: {cause}") from cause
 
     async def _step(self, plan: StepPlan) -> StepResult:
-        result = await self._engine.run(self._executor.execute, plan)
+        result = await self._engine.run(self._executor.begin, plan)
+        if not isinstance(result, StepResult):  # other stages go on with it while this one begins the next
+            result = await self._finishing.run(self._executor.finish, result)
         self._metrics.step(plan, result)
         return result
 
@@ -394,5 +396,6 @@ class WorkerProcess:
             self._loop.call_soon_threadsafe(self._crash.report, RanksLost(reason))
 
     async def _close_engine(self) -> None:
-        if not await self._engine.close(timeout_s=LAST_STEP_S):
-            log.error("the engine thread hangs and is left behind")
+        for thread in (self._finishing, self._engine):
+            if not await thread.close(timeout_s=LAST_STEP_S):
+                log.error("the engine thread hangs and is left behind")

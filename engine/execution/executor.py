@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import msgspec
@@ -28,7 +28,8 @@ from engine.compiling import CompilerProcess
 from engine.devices import TORCH_DTYPES
 from engine.execution.draft import DraftModel, DraftRequest
 from engine.execution.graphs import make_graphs
-from engine.execution.ranks import Ranks, StagedModel
+from engine.execution.load_ranks import divisions_of, load_draft, load_rank, own_part, part_of, set_threads
+from engine.execution.ranks import Ranks, SharedTokens, StagedModel, UnfinishedSteps
 from engine.execution.self_timing import Measured, time_steps
 from engine.execution.step_batch import PromptRows, StepBatch
 from engine.execution.team import RankTeam
@@ -39,11 +40,8 @@ from engine.kv.pool import KVPool
 from engine.kv.swap import SwapSpace
 from engine.loading.adapters import AdapterSlots, AdapterWeights
 from engine.loading.load import LoadedModel, load_model
-from engine.model_files.division import Division, rank_divisions
-from engine.model_files.read_spec import load_spec
-from engine.model_files.resolve import resolve_model
 from engine.model_files.sizes import kv_geometry
-from engine.models.decoder import Decoder, Progress
+from engine.models.decoder import Progress
 from engine.models.model import LanguageModel
 from engine.parallel.orders import DropAdapter, InstallAdapter
 from engine.sampling.logprobs import logprobs_of
@@ -53,6 +51,18 @@ TIMED_BYTES_MAX = 64 * 2**20
 """Largest part of the KV pool, in bytes, that a worker writes to when it times itself."""
 PROMPT_LOGITS_MAX = 2**24
 """Logits of a prompt that are in memory at once, 64 MiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class BegunStep:
+    """A step that this stage has computed."""
+
+    plan: StepPlan
+    batch: StepBatch | None
+    """None: there are no items."""
+    hidden: Tensor | None
+    """The rows of the batch."""
+    started_s: float
 
 
 class Executor:
@@ -75,8 +85,11 @@ class Executor:
         """ranks: None where there is one. team: the leader's followers. parts: the pools of all ranks, if
         this one leads; empty: this one's is the whole."""
         self._ranks, self._team = ranks, team
+        self._stages = ranks if ranks is not None and ranks.is_staged else None
+        self._unfinished = UnfinishedSteps()
+        self._shared_tokens = SharedTokens(ranks)
         self.whole_geometry: KVGeometry = loaded.whole_geometry
-        self.parts = parts or (_own_part(loaded),)
+        self.parts = parts or (own_part(loaded),)
         """The KV pools of all ranks, by rank, as they are mapped in this process."""
         self.spec = loaded.spec
         self.model_name = loaded.name
@@ -130,29 +143,29 @@ class Executor:
     ) -> "Executor":
         """Load a model, with followers if `engine.shape` asks for several ranks. Raises SetupError, see
         `load_model`, `RankTeam` and `DraftModel.load`."""
-        _set_threads(engine)
+        set_threads(engine)
         Executor.load_count += 1
         shape = Shape.parse(engine.shape)
         if not shape.is_single:
             return cls._load_leader(model, engine, shape, progress)
         loaded = load_model(model, engine, progress=progress)
-        return cls(loaded, engine, draft=_load_draft(model, engine, loaded))
+        return cls(loaded, engine, draft=load_draft(model, engine, loaded))
 
     @classmethod
     def _load_leader(
         cls, model: ModelConfig, engine: EngineConfig, shape: Shape, progress: Progress | None
     ) -> "Executor":
-        divisions = _divisions(model, shape)  # a shape that does not fit is said before anything starts
+        divisions = divisions_of(model, shape)  # a shape that does not fit is said before anything starts
         team = RankTeam.start(shape, model, engine)
         try:
-            loaded = _load_rank(model, engine, team.ranks, divisions[team.ranks.rank], progress)
-            draft = _load_draft(model, engine, loaded)
+            loaded = load_rank(model, engine, team.ranks, divisions[team.ranks.rank], progress)
+            draft = load_draft(model, engine, loaded)
             ready = team.wait_ready()
             pools = {team.ranks.rank: loaded.kv}
             for rank, report in ready.items():
                 geometry = kv_geometry(divisions[rank].rank_spec(), model, engine)
                 pools[rank] = KVPool.attach(geometry, report.pool_address, block_count=loaded.kv.block_count)
-            parts = tuple(_part(division, pools[rank]) for rank, division in enumerate(divisions))
+            parts = tuple(part_of(division, pools[rank]) for rank, division in enumerate(divisions))
             return cls(loaded, engine, draft=draft, ranks=team.ranks, team=team, parts=parts)
         except BaseException:
             team.close()
@@ -161,9 +174,9 @@ class Executor:
     @classmethod
     def load_part(cls, model: ModelConfig, engine: EngineConfig, ranks: Ranks) -> "Executor":
         """Load a follower's part. Raises SetupError, see `load_model`."""
-        _set_threads(engine)
+        set_threads(engine)
         Executor.load_count += 1
-        loaded = _load_rank(model, engine, ranks, _divisions(model, ranks.shape)[ranks.rank], None)
+        loaded = load_rank(model, engine, ranks, divisions_of(model, ranks.shape)[ranks.rank], None)
         return cls(loaded, engine, ranks=ranks)
 
     @property
@@ -179,16 +192,63 @@ class Executor:
     def execute(self, plan: StepPlan) -> StepResult:
         """Any mixture of prompt chunks, decodes and decodes with draft tokens, each sequence at most once.
         Returns when the KV is written and the tokens are sampled."""
+        step = self.begin(plan)
+        return step if isinstance(step, StepResult) else self.finish(step)
+
+    def begin(self, plan: StepPlan) -> StepResult | BegunStep:
+        """Execute a plan, or this stage's part of it where there are others. Then `finish` waits for the
+        rest, and the next plan may begin on this thread meanwhile. Plans begin in order."""
         assert self._model is not None, "execute after close"
         started_s = time.perf_counter()
         if self._team is not None:
             self._team.send(plan)
-        self._sampler.end(plan.ended)
         self._move_blocks(plan)
-        results = self._run(self._model, plan.items)
-        if self._draft is not None:
-            results = _with_drafts(self._draft, plan, results)
-        return StepResult(plan.step_number, results, time.perf_counter() - started_s)
+        with torch.inference_mode():
+            batch, hidden = self._compute(self._model, plan.items) if plan.items else (None, None)
+        step = BegunStep(plan, batch, hidden, started_s)
+        if self._stages is not None and self._stages.is_leader:
+            self._unfinished.begun()
+            return step
+        return self.finish(step)
+
+    def finish(self, step: BegunStep) -> StepResult:
+        """Wait for the other stages, and sample. One thread finishes all steps, in the order of `begin`."""
+        assert self._model is not None, "finish after close"
+        try:
+            with torch.inference_mode():
+                results = self._finish(self._model, step)
+            if self._draft is not None:
+                results = _with_drafts(self._draft, step.plan, results)
+        finally:
+            if self._stages is not None:
+                self._unfinished.finished()
+        return StepResult(step.plan.step_number, results, time.perf_counter() - step.started_s)
+
+    def _finish(self, model: LanguageModel, step: BegunStep) -> tuple[ItemResult, ...]:
+        """Results of the step's items. A follower returns nothing: the leader has the results."""
+        batch, items, ranks = step.batch, step.plan.items, self._ranks
+        if ranks is not None and (batch is None or not (batch.rows or ranks.is_staged)):
+            ranks.wait_for_all()
+        if batch is None:
+            self._sampler.end(step.plan.ended)
+            self._last_sampled = {}
+            return ()
+        assert step.hidden is not None
+        if ranks is not None and not ranks.is_leader:
+            self._follow(model, batch, step.hidden)
+            self._shared_tokens.expect([items[index].key for index, _ in batch.sampling])
+            return ()
+        self._sampler.end(step.plan.ended)
+        hidden = step.hidden
+        if self._stages is not None:
+            assert isinstance(model, StagedModel)
+            hidden = model.rows(len(batch.rows))
+        results = self._results(model, len(items), batch, hidden)
+        last = {index: results[index].tokens[-1] for index, _ in batch.sampling if results[index].tokens}
+        if ranks is not None:
+            ranks.share([last.get(index) for index, _ in batch.sampling])
+        self._last_sampled = {items[index].key: token for index, token in last.items()}
+        return results
 
     def _move_blocks(self, plan: StepPlan) -> None:
         if plan.swap_out:
@@ -198,15 +258,12 @@ class Executor:
         if plan.copies:
             self.kernels.copy_blocks(plan.copies)
 
-    @torch.inference_mode()
-    def _run(self, model: LanguageModel, items: tuple[StepItem, ...]) -> tuple[ItemResult, ...]:
-        """Compute the items. A follower returns nothing: the leader has the results."""
-        if not items:
-            self._last_sampled = {}
-            return ()
+    def _compute(self, model: LanguageModel, items: tuple[StepItem, ...]) -> tuple[StepBatch, Tensor]:
+        """The items as a batch, and the hidden states of its rows. They are of no use where another stage has
+        them."""
         for item in items:
             self._clear_partial_block(item)
-        batch = StepBatch.of(items, [self._span(item) for item in items], self._last_sampled.__getitem__)
+        batch = StepBatch.of(items, [self._span(item) for item in items], self._sampled_before)
         device = self.kv.device
         tokens = torch.tensor(batch.tokens, dtype=torch.int64)
         rows = torch.tensor(batch.rows, dtype=torch.int64, device=device)
@@ -214,26 +271,17 @@ class Executor:
         hidden = model.forward(tokens.to(device), batch.layout, rows) if replayed is None else replayed[rows]
         if not batch.rows and device.type == "cuda":
             torch.cuda.synchronize(device)
-        if self._ranks is not None and not self._ranks.is_leader:
-            self._last_sampled = self._follow(self._ranks, model, items, batch, hidden)
-            return ()
-        results = self._results(model, len(items), batch, hidden)
-        last = {index: results[index].tokens[-1] for index, _ in batch.sampling if results[index].tokens}
-        if self._ranks is not None:
-            self._ranks.share_tokens([last.get(index) for index, _ in batch.sampling])
-        self._last_sampled = {items[index].key: token for index, token in last.items()}
-        return results
+        return batch, hidden
 
-    def _follow(
-        self,
-        ranks: Ranks,
-        model: LanguageModel,
-        items: tuple[StepItem, ...],
-        batch: StepBatch,
-        hidden: Tensor,
-    ) -> dict[SeqKey, int]:
-        """Compute this rank's part of the logits that the leader asks for, in its order. Returns the tokens
-        that it sampled."""
+    def _sampled_before(self, key: SeqKey) -> int:
+        """The token that stands behind `PENDING_TOKEN`."""
+        if self._ranks is not None and not self._ranks.is_leader:
+            return self._shared_tokens.last(key)
+        self._unfinished.wait()
+        return self._last_sampled[key]
+
+    def _follow(self, model: LanguageModel, batch: StepBatch, hidden: Tensor) -> None:
+        """Compute this rank's part of the logits that the leader asks for, in its order."""
         start = batch.sampled_row_count
         if batch.sampling:
             model.logits(hidden[:start])
@@ -242,9 +290,6 @@ class Executor:
             for rows in self._pieces(len(prompt.tokens)):
                 model.logits(hidden[start + rows.start : start + rows.stop])
             start += len(prompt.tokens)
-        tokens = ranks.take_tokens(len(batch.sampling))
-        pairs = zip(batch.sampling, tokens, strict=True)
-        return {items[index].key: token for (index, _), token in pairs if token is not None}
 
     def _results(
         self, model: LanguageModel, item_count: int, batch: StepBatch, hidden: Tensor
@@ -397,63 +442,9 @@ class Executor:
         """Drop weights and end the followers. The pools' memory lives as long as somebody refers to it.
         Idempotent."""
         self._model = self._draft = None
+        self._unfinished.close()
         if self._team is not None:
             self._team.close()
-
-
-def _set_threads(engine: EngineConfig) -> None:
-    if engine.threads:
-        torch.set_num_threads(engine.threads)
-
-
-def _load_draft(model: ModelConfig, engine: EngineConfig, loaded: LoadedModel) -> DraftModel | None:
-    """The leader's. A draft model is not divided."""
-    return DraftModel.load(model, engine, loaded) if engine.speculation == "draft" else None
-
-
-def _divisions(model: ModelConfig, shape: Shape) -> tuple[Division, ...]:
-    """Raises SetupError for a shape that the model or this engine cannot have."""
-    if shape.context > 1:
-        raise SetupError(f"engine.shape={shape}: context ranks are not executed yet: leave cp out")
-    if not model.device.startswith("cpu"):
-        raise SetupError(f"engine.shape={shape}: several ranks are executed on the CPU only so far")
-    return rank_divisions(load_spec(resolve_model(model.path, model.revision)), shape)
-
-
-def _load_rank(
-    model: ModelConfig, engine: EngineConfig, ranks: Ranks, division: Division, progress: Progress | None
-) -> LoadedModel:
-    is_staged = ranks.shape.pipeline > 1
-    loaded = load_model(
-        model,
-        engine,
-        group=ranks.tensor if ranks.shape.tensor > 1 else None,
-        layers=division.layers if is_staged else None,
-        shares_pool=not ranks.is_leader,
-        progress=progress,
-    )
-    if not is_staged:
-        return loaded
-    assert isinstance(loaded.model, Decoder)
-    staged = StagedModel(
-        loaded.model,
-        ranks,
-        hidden_size=loaded.spec.hidden_size,
-        vocab=loaded.spec.vocab_size,
-        dtype=TORCH_DTYPES[loaded.kv.geometry.dtype],
-    )
-    return replace(loaded, model=staged)
-
-
-def _own_part(loaded: LoadedModel) -> PoolPart:
-    if loaded.spec.is_native:
-        return _part(loaded.division, loaded.kv)
-    geometry = loaded.whole_geometry
-    return PoolPart(range(geometry.layer_count), range(geometry.kv_head_count), loaded.kv)
-
-
-def _part(division: Division, pool: KVPool) -> PoolPart:
-    return PoolPart(division.layers or range(division.spec.layer_count), division.kv_heads(), pool)
 
 
 def _with_drafts(

@@ -18,8 +18,7 @@ from baton.core.shape import Shape
 from baton.core.steps import StepPlan
 from baton.wire.parent import end_with_parent
 from engine.execution.executor import Executor
-from engine.execution.ranks import Ranks
-from engine.execution.team import JOIN_S, FollowerSetup, tensor_group
+from engine.execution.team import JOIN_S, FollowerSetup, place_of, world_timeout_s
 from engine.loading.adapters import AdapterWeights
 from engine.parallel.group import GroupBroken
 from engine.parallel.order_channel import OrderReceiver
@@ -88,19 +87,19 @@ def main(parent_pid: int) -> int:
     logging.basicConfig(format=f"%(asctime)s rank {setup.rank} %(levelname)s %(message)s")
     model = ModelConfig.model_validate_json(setup.model)
     engine = EngineConfig.model_validate_json(setup.engine)
-    deadline_s = engine.rank_timeout_s
+    shape, rank = Shape.parse(setup.shape), setup.rank
     try:
-        orders = OrderReceiver.join(setup.orders_address, setup.rank, deadline_s=deadline_s)
-        world = SharedMemoryGroup.join(setup.world_address, setup.rank, deadline_s=deadline_s)
+        orders = OrderReceiver.join(setup.orders_address, rank, deadline_s=engine.rank_timeout_s)
+        deadline_s = world_timeout_s(shape, engine)
+        world = SharedMemoryGroup.join(setup.world_address, rank, deadline_s=deadline_s)
         world.wait_for_all(timeout_s=JOIN_S)
-        shape = Shape.parse(setup.shape)
-        tensor = tensor_group(world, shape, setup.rank, deadline_s=deadline_s)
+        ranks = place_of(world, shape, rank, engine)
     except (SetupError, GroupBroken) as error:
         log.error("%s", error)
         return 1
     try:
         began_s = time.monotonic()
-        executor = Executor.load_part(model, engine, Ranks(shape, setup.rank, world, tensor))
+        executor = Executor.load_part(model, engine, ranks)
         orders.report(FollowerReady(executor.kv.address, time.monotonic() - began_s))
         Follower(executor, orders).run()
     except GroupBroken as error:
@@ -108,10 +107,10 @@ def main(parent_pid: int) -> int:
         return 0
     except Exception as error:
         if not isinstance(error, SetupError):
-            log.exception("rank %d fails", setup.rank)
+            log.exception("rank %d fails", rank)
         reason = str(error) if isinstance(error, SetupError) else f"{type(error).__name__}: {error}"
         _tell(orders, reason)
-        world.abort(f"rank {setup.rank} fails: {reason}")
+        world.abort(f"rank {rank} fails: {reason}")
         return 1
     return 0
 

@@ -1,19 +1,25 @@
 """A rank's place among those of its worker, and its ways to the others."""
 
+import threading
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from baton.core.ids import SeqKey
 from baton.core.shape import Position, Shape
 from engine.kernels.interface import BatchLayout
 from engine.models.decoder import Decoder
 from engine.models.expert_counts import ExpertCounts
-from engine.parallel.group import Group
+from engine.parallel.group import Group, GroupBroken
 
 LEADER = 0
 """The rank that samples, and that the plans come from."""
+OWED_MAX = 8
+"""Steps whose tokens a follower has not taken."""
 _NOTHING = -1
 
 
@@ -27,10 +33,17 @@ class Ranks:
     """All ranks of the worker."""
     tensor: Group
     """The tensor ranks of this rank's stage; the world where there is one stage."""
+    results: Group
+    """All ranks again, for what the leader gets and tells while it computes the next step; the world where
+    there is one stage."""
 
     @property
     def is_leader(self) -> bool:
         return self.rank == LEADER
+
+    @property
+    def is_staged(self) -> bool:
+        return self.shape.pipeline > 1
 
     @property
     def position(self) -> Position:
@@ -50,34 +63,101 @@ class Ranks:
         here = self.position
         return self.shape.rank(Position(here.tensor_rank, here.stage + stages, here.context_rank))
 
-    def share_tokens(self, tokens: list[int | None]) -> None:
-        """Tell the followers what the leader sampled last for each sequence; None: nothing."""
-        if tokens:
-            numbers = [_NOTHING if token is None else token for token in tokens]
-            self.world.broadcast_(torch.tensor(numbers, dtype=torch.int64), source=LEADER)
+    def share(self, tokens: Sequence[int | None]) -> None:
+        """Tell the followers what the leader sampled last for each sequence; None: nothing. They need not
+        wait for it."""
+        if not tokens:
+            return
+        numbers = torch.tensor([_NOTHING if token is None else token for token in tokens])
+        for rank in range(1, self.shape.rank_count):
+            self.results.send(numbers, rank)
 
-    def take_tokens(self, count: int) -> list[int | None]:
-        """What the leader shares of `count` sequences."""
-        if not count:
-            return []
-        tokens = self.world.broadcast_(torch.empty(count, dtype=torch.int64), source=LEADER)
-        return [None if token == _NOTHING else token for token in tokens.tolist()]
+    def wait_for_all(self) -> None:
+        """Return at the leader when every rank has got here."""
+        self.results.gather(torch.zeros(1), to=LEADER)
 
     def close(self) -> None:
-        if self.tensor is not self.world:
-            self.tensor.close()
-        self.world.close()
+        for group in {id(group): group for group in (self.tensor, self.results, self.world)}.values():
+            group.close()
+
+
+class SharedTokens:
+    """The tokens that the leader shares, at a follower. They are taken when a plan names one that it could
+    not know yet, so that a stage may go on with other work meanwhile."""
+
+    def __init__(self, ranks: Ranks | None) -> None:
+        """ranks: None where there is one, and nobody shares anything."""
+        self._ranks = ranks
+        self._owed: deque[list[SeqKey]] = deque()
+        self._last: dict[SeqKey, int] = {}
+
+    def expect(self, keys: list[SeqKey]) -> None:
+        """The leader samples for these sequences."""
+        if not keys:
+            return
+        self._owed.append(keys)
+        if len(self._owed) > OWED_MAX:
+            self._take()
+
+    def last(self, key: SeqKey) -> int:
+        """The token that the newest step with samples has sampled last for a sequence."""
+        while self._owed:
+            self._take()
+        return self._last[key]
+
+    def _take(self) -> None:
+        assert self._ranks is not None
+        keys = self._owed.popleft()
+        tokens = self._ranks.results.recv((len(keys),), torch.int64, LEADER).tolist()
+        self._last = {key: token for key, token in zip(keys, tokens, strict=True) if token != _NOTHING}
+
+
+class UnfinishedSteps:
+    """The steps that the leader has begun and not finished. Two threads use it."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._count, self._is_closed = 0, False
+
+    def begun(self) -> None:
+        with self._changed:
+            self._count += 1
+
+    def finished(self) -> None:
+        with self._changed:
+            self._count -= 1
+            self._changed.notify_all()
+
+    def wait(self) -> None:
+        """Wait until there is none. Whoever finishes has a deadline. Raises GroupBroken after `close`."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._count or self._is_closed)
+            if self._is_closed:
+                raise GroupBroken("the worker ends")
+
+    def close(self) -> None:
+        """Nobody will finish what is begun."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
 
 
 class StagedModel:
     """A pipeline stage that acts as the whole model: `engine.models.model.LanguageModel` for one rank.
 
     Hidden states pass from stage to stage. The last stage sends the rows that somebody wants to the leader,
-    and their logits when the leader asks for them, which all ranks do alike.
+    and their logits when the leader asks for them, which all ranks do alike. The leader asks in two parts, so
+    that it may begin a step before the one before has come back.
     """
 
     def __init__(
-        self, stage: Decoder[Any, Any, Any], ranks: Ranks, *, hidden_size: int, vocab: int, dtype: torch.dtype
+        self,
+        stage: Decoder[Any, Any, Any],
+        ranks: Ranks,
+        *,
+        hidden_size: int,
+        vocab: int,
+        dtype: torch.dtype,
     ) -> None:
         self._stage, self._ranks = stage, ranks
         self._hidden_size, self._vocab, self._dtype = hidden_size, vocab, dtype
@@ -86,6 +166,7 @@ class StagedModel:
         """This rank sends what the leader wants."""
 
     def forward(self, tokens: Tensor, layout: BatchLayout, rows: Tensor) -> Tensor:
+        """Compute the stage. Rows are of use at the last stage only; the leader gets them by `rows`."""
         ranks, hidden = self._ranks, None
         if ranks.position.stage:
             shape = (len(tokens), self._hidden_size)
@@ -93,21 +174,26 @@ class StagedModel:
         out = self._stage.forward(tokens, layout, rows, hidden=hidden)
         if not ranks.is_last_stage:
             ranks.world.send(out, ranks.neighbour(1))
-            out = out.new_empty((len(rows), self._hidden_size))
-        elif self._returns:
+            return out.new_empty((len(rows), self._hidden_size))
+        if not len(rows) and ranks.shape.tensor > 1:
+            # With rows, the sums behind the last layer's attention have waited for its keys and values.
+            ranks.tensor.gather(torch.zeros(1), to=LEADER)
+        if self._returns:
             # Without rows it says that the KV of this step is written.
-            ranks.world.send(out, LEADER)
-        if ranks.is_leader:
-            return ranks.world.recv((len(rows), self._hidden_size), self._dtype, ranks.last_rank)
+            ranks.results.send(out, LEADER)
         return out
+
+    def rows(self, count: int) -> Tensor:
+        """The wanted rows of the oldest step that was begun, at the leader: [count, hidden]."""
+        return self._ranks.results.recv((count, self._hidden_size), self._dtype, self._ranks.last_rank)
 
     def logits(self, hidden: Tensor) -> Tensor:
         ranks = self._ranks
         if ranks.is_last_stage:
             logits = self._stage.logits(hidden)
             if self._returns:
-                ranks.world.send(logits, LEADER)
+                ranks.results.send(logits, LEADER)
             return logits
         if ranks.is_leader:
-            return ranks.world.recv((len(hidden), self._vocab), torch.float32, ranks.last_rank)
+            return ranks.results.recv((len(hidden), self._vocab), torch.float32, ranks.last_rank)
         return hidden.new_empty((len(hidden), 0))

@@ -59,24 +59,41 @@ class AdapterFailed(NamedTuple):
     reason: str
 
 
-def tensor_group(world: Group, shape: Shape, rank: int, *, deadline_s: float) -> Group:
-    """The group of the tensor ranks of one stage. All ranks call it at the same time. Raises GroupBroken."""
+def place_of(world: Group, shape: Shape, rank: int, engine: EngineConfig) -> Ranks:
+    """Make a rank's groups. All ranks call it at the same time. Raises SetupError, GroupBroken."""
     if shape.pipeline == 1:
-        return world
-    own: Group | None = None
-    for stage in range(shape.pipeline):
-        members = shape.tensor_group(stage * shape.tensor)
-        first, address = members[0], torch.zeros(_ADDRESS_BYTES, dtype=torch.uint8)
-        if rank == first:
-            own = group = SharedMemoryGroup.create(shape.tensor, deadline_s=deadline_s)
-            text = group.address.encode()
-            address[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
-        world.broadcast_(address, source=first)
-        if rank in members and rank != first:
-            text = bytes(address.tolist()).rstrip(b"\0").decode()
-            own = SharedMemoryGroup.join(text, members.index(rank), deadline_s=deadline_s)
-    assert own is not None
-    return own
+        return Ranks(shape, rank, world, world, world)
+    deadlines_s = engine.rank_timeout_s, stage_timeout_s(engine)
+    sets = [(shape.tensor_group(stage * shape.tensor), deadlines_s[0]) for stage in range(shape.pipeline)]
+    sets.append((tuple(range(shape.rank_count)), deadlines_s[1]))
+    *tensor, results = [_joined(world, members, rank, deadline_s) for members, deadline_s in sets]
+    own = next(group for group in tensor if group is not None)
+    assert results is not None
+    return Ranks(shape, rank, world, own, results)
+
+
+def stage_timeout_s(engine: EngineConfig) -> float:
+    """A stage waits for the whole step of another one."""
+    return engine.step_timeout_s + engine.rank_timeout_s
+
+
+def world_timeout_s(shape: Shape, engine: EngineConfig) -> float:
+    """Tensor ranks are never far apart."""
+    return stage_timeout_s(engine) if shape.pipeline > 1 else engine.rank_timeout_s
+
+
+def _joined(world: Group, members: tuple[int, ...], rank: int, deadline_s: float) -> Group | None:
+    """A group of some ranks, which the first one makes; None for the others."""
+    address, made = torch.zeros(_ADDRESS_BYTES, dtype=torch.uint8), None
+    if rank == members[0]:
+        made = SharedMemoryGroup.create(len(members), deadline_s=deadline_s)
+        text = made.address.encode()
+        address[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
+    world.broadcast_(address, source=members[0])
+    if made is not None or rank not in members:
+        return made
+    text = bytes(address.tolist()).rstrip(b"\0").decode()
+    return SharedMemoryGroup.join(text, members.index(rank), deadline_s=deadline_s)
 
 
 class RankTeam:
@@ -98,23 +115,21 @@ class RankTeam:
     @classmethod
     def start(cls, shape: Shape, model: ModelConfig, engine: EngineConfig) -> "RankTeam":
         """Start the followers' processes and wait until all have joined. Raises SetupError."""
-        deadline_s = engine.rank_timeout_s
-        world = SharedMemoryGroup.create(shape.rank_count, deadline_s=deadline_s)
-        orders = OrderSender.create(shape.rank_count, deadline_s=deadline_s)
+        world = SharedMemoryGroup.create(shape.rank_count, deadline_s=world_timeout_s(shape, engine))
+        orders = OrderSender.create(shape.rank_count, deadline_s=engine.rank_timeout_s)
         team = cls(shape, world, orders)
         try:
             for rank in range(1, shape.rank_count):
                 team._spawn(rank, model, engine)
             world.wait_for_all(timeout_s=JOIN_S)
             orders.wait_for_all(timeout_s=JOIN_S)
-            tensor = tensor_group(world, shape, LEADER, deadline_s=deadline_s)
+            team.ranks = place_of(world, shape, LEADER, engine)
         except GroupBroken as error:
             team.close()
             raise SetupError(f"a rank of this worker did not start: {error}") from error
         except BaseException:
             team.close()
             raise
-        team.ranks = Ranks(shape, LEADER, world, tensor)
         team._listener.start()
         return team
 

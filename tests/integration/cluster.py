@@ -90,12 +90,13 @@ class Cluster:
         model: Path | None,
         *,
         models: Path | None = None,
-        prefill: int = 1,
-        decode: int = 1,
-        both: int = 0,
+        prefill: int | str = 1,
+        decode: int | str = 1,
+        both: int | str = 0,
         **settings: Any,
     ):
-        """`models` is a file that names several models, in place of `model`; requests then name one."""
+        """`models` is a file that names several models, in place of `model`; requests then name one. Workers
+        of several ranks are asked for as on the command line: "1xtp2"."""
         settings.setdefault("store__host_bytes", 64 * 2**20)
         # Predictions are tested elsewhere. Few steps are timed, so that a worker starts a second earlier.
         settings.setdefault("engine__self_timing_s", 0.1)

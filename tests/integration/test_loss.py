@@ -46,6 +46,7 @@ class Stream(threading.Thread):
         super().__init__(daemon=True)
         self.cluster, self.prompt = cluster, prompt
         self.tokens, self.error, self.finish, self.ended_s = [], None, None, None
+        self.first_token = threading.Event()
         self.start()
 
     def run(self):
@@ -55,6 +56,8 @@ class Stream(threading.Thread):
             ):
                 choice = event["choices"][0]
                 self.tokens += choice.get("token_ids") or []
+                if self.tokens:
+                    self.first_token.set()
                 self.finish = choice["finish_reason"] or self.finish
         except Exception as error:
             self.error = error

@@ -19,6 +19,8 @@ namespace {
 
 // A sleeper looks this often whether its peers are still there: at first often, since most waits are short.
 constexpr int64_t SLICE_MIN_NS = 1'000'000, SLICE_MAX_NS = 20'000'000;
+// A rank that somebody stopped (SIGSTOP) for so long is lost: the others would wait as long as it pleases them.
+constexpr int64_t STOPPED_NS = 1'500'000'000;
 // A writer shows its progress this often, so that the reader copies while the writer still writes.
 constexpr int64_t PIECE_BYTES = 64 * 1024;
 
@@ -61,8 +63,7 @@ Process look_at(int32_t process) {
     return {state != 'Z' && state != 'X' && state != 'x', state, start_time};
 }
 
-bool has_died(const RankLine& line) {
-    const Process process = look_at(line.process);
+bool has_died(const RankLine& line, const Process& process) {
     if (!process.is_there) return true;
     return process.start_time && line.start_time && process.start_time != line.start_time;
 }
@@ -124,7 +125,9 @@ bool is_over(Endpoint& e) {
 
 namespace {
 
-bool has_lost_a_peer(Endpoint& e) {
+// `stopped_since_ns` is the memory of one wait: when each rank was first seen stopped, or 0. Null: stopped ranks
+// are not looked for.
+bool has_lost_a_peer(Endpoint& e, int64_t* stopped_since_ns) {
     char text[REASON_BYTES];
     for (int rank = 0; rank < e.size; ++rank) {
         const RankLine& line = e.ranks[rank];
@@ -135,8 +138,19 @@ bool has_lost_a_peer(Endpoint& e) {
             std::snprintf(e.reason, REASON_BYTES, "rank %d has left the group", rank);
             return true;
         }
-        if (!has_died(line)) continue;
-        std::snprintf(text, sizeof text, "rank %d (process %d) has died", rank, line.process);
+        const Process process = look_at(line.process);
+        const bool is_dead = has_died(line, process);
+        if (!is_dead) {
+            if (!stopped_since_ns) continue;
+            if (process.state != 'T') {
+                stopped_since_ns[rank] = 0;
+                continue;
+            }
+            if (!stopped_since_ns[rank]) stopped_since_ns[rank] = now_ns();
+            if (now_ns() - stopped_since_ns[rank] < STOPPED_NS) continue;
+        }
+        std::snprintf(text, sizeof text, "rank %d (process %d) %s", rank, line.process,
+                      is_dead ? "has died" : "is stopped");
         give_up(e, text);
         return true;
     }
@@ -158,10 +172,11 @@ int wait_slowly(Endpoint& e, Word& word, bool (*ready)(uint32_t value, void* con
         sched_yield();
     }
     int64_t slice_ns = SLICE_MIN_NS;
+    int64_t stopped_since_ns[RANKS_MAX] = {};
     while (true) {
         // The word comes first: what a peer did before it left, died or gave up still counts.
         if (is_ready()) return DONE;
-        if (is_over(e) || has_lost_a_peer(e)) return is_ready() ? DONE : BROKEN;
+        if (is_over(e) || has_lost_a_peer(e, stopped_since_ns)) return is_ready() ? DONE : BROKEN;
         const int64_t left_ns = deadline_ns - now_ns();
         if (left_ns <= 0) return TIMED_OUT;
         word.sleepers.fetch_add(1, std::memory_order_seq_cst);
@@ -385,4 +400,4 @@ BATON_API void baton_segment_free(Endpoint* e) { delete e; }
 BATON_API const char* baton_segment_reason(Endpoint* e) { return e->reason; }
 
 // 1: the group is over, by a look at every peer now.
-BATON_API int baton_segment_is_over(Endpoint* e) { return is_over(*e) || has_lost_a_peer(*e); }
+BATON_API int baton_segment_is_over(Endpoint* e) { return is_over(*e) || has_lost_a_peer(*e, nullptr); }

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -19,7 +20,7 @@ from baton.core.errors import SetupError
 from baton.core.ids import SeqKey, SequenceId
 from baton.core.sampling import SamplingParams
 from baton.core.steps import PENDING_TOKEN, StepItem, StepPlan, StepResult
-from engine.execution.executor import Executor
+from engine.execution.executor import BegunStep, Executor
 from engine.parallel.group import GroupBroken
 from tests.models import make_model
 from tests.unit.engine.driver import Driver
@@ -157,6 +158,34 @@ def test_ranks_give_what_one_gives(
                 assert ours.logprob == pytest.approx(theirs.logprob, rel=1e-3, abs=1e-3)
 
 
+def test_a_stage_begins_a_step_before_the_one_before_is_finished(
+    tmp_path: Path, started: list[Executor]
+) -> None:
+    """Chunks of one prompt follow one another through the stages, and a step waits for the token that it
+    names."""
+    folder = make_model(tmp_path, "llama", with_tokenizer=False)
+    started += [start(folder, shape) for shape in ("1", "tp2pp2")]
+    tokens = prompt(40)
+    plans = [
+        StepPlan((item("a", tokens[:16], 0, (0, 1, 2), sample_index=None),), 0),
+        StepPlan((item("a", tokens[16:32], 16, (0, 1, 2), sample_index=None),), 1),
+        StepPlan((item("a", tokens[32:], 32, (0, 1, 2)),), 2),
+        StepPlan((item("a", (PENDING_TOKEN,), 40, (0, 1, 2), sample_index=1),), 3),
+        StepPlan((item("a", (PENDING_TOKEN,), 41, (0, 1, 2), sample_index=2),), 4),
+    ]
+    expected = [started[0].execute(plan) for plan in plans]
+    leader = started[1]
+    begun = [leader.begin(plan) for plan in plans[:3]]
+    assert all(isinstance(step, BegunStep) for step in begun)
+    with ThreadPoolExecutor(1) as finisher:
+        waits = finisher.submit(
+            lambda: [leader.finish(step) for step in begun if isinstance(step, BegunStep)]
+        )
+        begun = [leader.begin(plans[3])]
+        waits = [*waits.result(DEADLINE_S), leader.finish(begun[0]), leader.execute(plans[4])]
+    assert [step.results for step in waits] == [step.results for step in expected]
+
+
 def test_the_leader_sees_the_blocks_of_all_ranks(tmp_path: Path, started: list[Executor]) -> None:
     folder = make_model(tmp_path, "llama", with_tokenizer=False)
     started += [start(folder, shape) for shape in ("1", "tp2pp2")]
@@ -188,15 +217,15 @@ def compute_for_ever(executor: Executor) -> None:
 def test_a_follower_that_dies_or_stops_ends_the_step(
     tmp_path: Path, started: list[Executor], shape: str, sign: signal.Signals
 ) -> None:
+    """Long before the ranks' deadline."""
     folder = make_model(tmp_path, "llama", with_tokenizer=False)
-    deadline_s = DEADLINE_S if sign is signal.SIGKILL else 4.0
-    started.append(start(folder, shape, rank_timeout_s=deadline_s))
+    started.append(start(folder, shape))
     driver = Driver(started[0])
     driver.generate(prompt(20), SamplingParams(max_tokens=3))
     os.kill(started[0].rank_pids[0], sign)
     with pytest.raises(GroupBroken, match=r"rank 1") as caught:
         compute_for_ever(started[0])
-    assert ("has died" if sign is signal.SIGKILL else "stopped") in str(caught.value)
+    assert ("has died" if sign is signal.SIGKILL else "is stopped") in str(caught.value)
 
 
 def test_the_death_of_an_idle_follower_is_told(tmp_path: Path, started: list[Executor]) -> None:

@@ -1,0 +1,74 @@
+"""What one rank of a worker loads."""
+
+from dataclasses import replace
+
+import torch
+
+from baton.config import EngineConfig, ModelConfig
+from baton.core.errors import SetupError
+from baton.core.shape import Shape
+from engine.devices import TORCH_DTYPES
+from engine.execution.draft import DraftModel
+from engine.execution.ranks import Ranks, StagedModel
+from engine.kv.parts import PoolPart
+from engine.kv.pool import KVPool
+from engine.loading.load import LoadedModel, load_model
+from engine.model_files.division import Division, rank_divisions
+from engine.model_files.read_spec import load_spec
+from engine.model_files.resolve import resolve_model
+from engine.models.decoder import Decoder, Progress
+
+
+def set_threads(engine: EngineConfig) -> None:
+    if engine.threads:
+        torch.set_num_threads(engine.threads)
+
+
+def load_draft(model: ModelConfig, engine: EngineConfig, loaded: LoadedModel) -> DraftModel | None:
+    """The leader's. A draft model is not divided."""
+    return DraftModel.load(model, engine, loaded) if engine.speculation == "draft" else None
+
+
+def divisions_of(model: ModelConfig, shape: Shape) -> tuple[Division, ...]:
+    """Raises SetupError for a shape that the model or this engine cannot have."""
+    if shape.context > 1:
+        raise SetupError(f"engine.shape={shape}: context ranks are not executed yet: leave cp out")
+    if not model.device.startswith("cpu"):
+        raise SetupError(f"engine.shape={shape}: several ranks are executed on the CPU only so far")
+    return rank_divisions(load_spec(resolve_model(model.path, model.revision)), shape)
+
+
+def load_rank(
+    model: ModelConfig, engine: EngineConfig, ranks: Ranks, division: Division, progress: Progress | None
+) -> LoadedModel:
+    is_staged = ranks.shape.pipeline > 1
+    loaded = load_model(
+        model,
+        engine,
+        group=ranks.tensor if ranks.shape.tensor > 1 else None,
+        layers=division.layers if is_staged else None,
+        shares_pool=not ranks.is_leader,
+        progress=progress,
+    )
+    if not is_staged:
+        return loaded
+    assert isinstance(loaded.model, Decoder)
+    staged = StagedModel(
+        loaded.model,
+        ranks,
+        hidden_size=loaded.spec.hidden_size,
+        vocab=loaded.spec.vocab_size,
+        dtype=TORCH_DTYPES[loaded.kv.geometry.dtype],
+    )
+    return replace(loaded, model=staged)
+
+
+def own_part(loaded: LoadedModel) -> PoolPart:
+    if loaded.spec.is_native:
+        return part_of(loaded.division, loaded.kv)
+    geometry = loaded.whole_geometry
+    return PoolPart(range(geometry.layer_count), range(geometry.kv_head_count), loaded.kv)
+
+
+def part_of(division: Division, pool: KVPool) -> PoolPart:
+    return PoolPart(division.layers or range(division.spec.layer_count), division.kv_heads(), pool)
