@@ -31,6 +31,8 @@ CONTEXT_TOKENS, BLOCK_TOKENS = 2048, 32
 """Context of the plans' sequences: it makes the length of their block tables."""
 IDLE_S = 1e-3
 """The time between two plans, in which the follower has nothing to do and falls asleep."""
+BLOCK_TABLES = tuple(tuple(range(i * 1000, (i + 1) * 1000)) for i in range(64))
+SAMPLING = SamplingParams(max_tokens=4096)
 WARM_CALLS = 20
 DEADLINE_S = 60.0
 PEER = 1
@@ -152,16 +154,16 @@ def decode_plan(number: int, items: int) -> StepPlan:
     """Step `number` of `items` sequences that decode."""
     position = CONTEXT_TOKENS + number
     per_sequence = (position + BLOCK_TOKENS) // BLOCK_TOKENS
-    sampling = SamplingParams(max_tokens=4096)
     return StepPlan(
         tuple(
             StepItem(
                 key=SeqKey(SequenceId(f"bench/{items}/{i}"), 0),
                 tokens=(7,),
                 first_position=position,
-                block_ids=tuple(range(i * 1000, i * 1000 + per_sequence)),
+                # A scheduler's table is a new tuple of the same numbers in every step.
+                block_ids=BLOCK_TABLES[i % len(BLOCK_TABLES)][:per_sequence],
                 sample_index=number,
-                sampling=sampling,
+                sampling=SAMPLING,
                 prompt_token_count=CONTEXT_TOKENS,
             )
             for i in range(items)

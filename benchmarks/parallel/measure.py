@@ -5,7 +5,6 @@ Every worker is a process of its own that stays for the whole comparison, and wa
 """
 
 import os
-import signal
 import statistics
 import subprocess
 import sys
@@ -32,7 +31,7 @@ from benchmarks.parallel.model_requests import (
 )
 
 END_S = 10.0
-PROFILE_STEPS = 20
+PROFILE_STEPS = 10
 T = TypeVar("T")
 
 
@@ -77,7 +76,7 @@ class Comparison(msgspec.Struct, frozen=True):
 
 
 class StepProfile(msgspec.Struct, frozen=True):
-    """Seconds of a decode step of the leader by part, see `step_profile`. Medians over the rounds."""
+    """Seconds of a decode step of the leader by part, see `step_profile`, in the round with the shortest."""
 
     shape: str
     batch: int
@@ -120,7 +119,7 @@ class ModelProcess:
         with on_cores(cores):
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         try:
-            greeting = self._ask(launch, Greeting)
+            greeting = msgspec.json.decode(self._exchange(launch), type=Greeting)
             if isinstance(greeting, Failed):
                 raise SetupError(greeting.reason)
         except BaseException:
@@ -141,18 +140,19 @@ class ModelProcess:
         return self._request(Memory(), list[RankMemory])
 
     def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            self._process.send_signal(signal.SIGKILL)  # its followers end with it
-            self._process.wait()
+        process = self._process
+        with process:  # closes both pipes: the process ends when there are no more requests
+            assert process.stdin is not None
+            process.stdin.close()
+            try:
+                process.wait(END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()  # its followers end with it
 
     def _request(self, request: Request, answer: type[T]) -> T:
-        return self._ask(request, answer)
+        return msgspec.json.decode(self._exchange(request), type=answer)
 
-    def _ask(self, request: msgspec.Struct, answer: type[T]) -> T:
+    def _exchange(self, request: Launch | Request) -> bytes:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
@@ -163,7 +163,7 @@ class ModelProcess:
             line = b""
         if not line:
             raise SetupError("a measured process has ended; its messages are above")
-        return msgspec.json.decode(line, type=answer)
+        return line
 
 
 @contextmanager
@@ -264,8 +264,6 @@ def _profiles(sizes: ModelSizes, processes: dict[str, ModelProcess], batch: int)
         for shape, process in processes.items():
             rounds[shape].append(process.profile(batch, sizes.context_tokens))
     return [
-        StepProfile(
-            shape, batch, {part: statistics.median(one.get(part, 0.0) for one in seen) for part in seen[0]}
-        )
+        StepProfile(shape, batch, min(seen, key=lambda parts: sum(parts.values())))
         for shape, seen in rounds.items()
     ]

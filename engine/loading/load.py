@@ -86,6 +86,9 @@ def load_model(
     tokens = context_tokens(spec, model)
     geometry = kv_geometry(rank_spec, model, engine)
     checkpoint = open_checkpoint(folder)
+    # The digest touches pages of every tensor. They are let go of before the weights take their place.
+    weights_digest = checkpoint.digest()
+    _release(checkpoint)
     # Workers of all shapes hold the same blocks, so the geometry that counts is the whole model's.
     whole = kv_geometry(spec, model, engine)
     kv_bytes = pool_block_count(whole, engine.kv_bytes) * geometry.block_bytes
@@ -109,7 +112,7 @@ def load_model(
         if progress is not None:
             progress(spec.layer_count, spec.layer_count)
     name = model.name or default_name(model.path) or folder.resolve().name
-    digest = _model_digest(spec, checkpoint.digest(), tokens, model.quantization)
+    digest = _model_digest(spec, weights_digest, tokens, model.quantization)
     return LoadedModel(
         spec=spec,
         division=division,
