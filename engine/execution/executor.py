@@ -184,6 +184,12 @@ class Executor:
         """Processes of the followers."""
         return self._team.pids if self._team is not None else ()
 
+    def pin(self) -> None:
+        """Keep the calling thread on this rank's share of the process's cores, where there are several ranks.
+        The threads that it starts stay there too."""
+        if self._team is not None:
+            self._team.pin()
+
     def watch_ranks(self, on_lost: Callable[[str], None]) -> None:
         """Call `on_lost` with a reason, from another thread, if the followers end before `close`."""
         if self._team is not None:
