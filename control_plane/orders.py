@@ -1,6 +1,6 @@
 """Orders change the desired state and are followed until they are done. Pure."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -134,7 +134,7 @@ class Orders:
         """Return the decisions that are finished now."""
         ended: list[Decision] = []
         for number, pending in list(self._pending.items()):
-            if (end := _end_of(pending, state)) is None:
+            if (end := _end_of(pending, state, self.avoid)) is None:
                 continue
             del self._pending[number]
             if decision := self.log.finish(number, *end, at_s=at_s):
@@ -160,7 +160,7 @@ def _interrupted(decisions: Iterable[Decision]) -> Iterator[Decision]:
             yield decision
 
 
-def _end_of(pending: _PendingOrder, state: ClusterState) -> tuple[Outcome, str] | None:
+def _end_of(pending: _PendingOrder, state: ClusterState, avoid: Container[str]) -> tuple[Outcome, str] | None:
     action = pending.decision.action
     match action:
         case Scale(role, count, model):
@@ -175,7 +175,9 @@ def _end_of(pending: _PendingOrder, state: ClusterState) -> tuple[Outcome, str] 
         case DrainNode(_, is_undone):
             left = [r.name for r in state.replicas if r.node == pending.node and r.worker_id]
             if left and not is_undone:
-                return None
+                # Workers may start there again, so the node need never become empty.
+                was_undone = pending.node not in avoid
+                return (Outcome.FAILED, "the drain was undone since") if was_undone else None
             return (
                 Outcome.DONE,
                 "the node may be used again" if is_undone else "no worker runs there any more",

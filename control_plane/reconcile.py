@@ -296,7 +296,8 @@ class Reconciler:
             return
         if (ordered if replica.state is _P.SWITCHING else member.role) is replica.role:
             return
-        reason = f"there are too few {replica.role} workers and too many {member.role} workers"
+        source = ordered if replica.state is _P.SWITCHING else member.role
+        reason = f"there are too few {replica.role} workers and too many {source} workers"
         if replica.state is _P.RUNNING:
             replica.adopted_since_s = None
             replica.life.to(_P.SWITCHING, now_s=now_s, cause=reason)

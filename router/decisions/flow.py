@@ -347,6 +347,7 @@ class Flow:
             name=name,
         )
         backup.is_backup = True
+        backup._losses.count = self._losses.count
         backup.submitted_at_s = self.submitted_at_s
         backup.clock = self.clock.fork()
         backup.clock.lost(now_s)

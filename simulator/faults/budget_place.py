@@ -20,13 +20,13 @@ class BudgetPlace:
 class RemoteBudgetPlace:
     """One router's way to the place. `router.tenants.budgets.Budgets`."""
 
-    def __init__(self, place: BudgetPlace, network: Network) -> None:
-        self._place, self._network = place, network
+    def __init__(self, place: BudgetPlace, network: Network, *, timeout_s: float) -> None:
+        self._place, self._network, self._timeout_s = place, network, timeout_s
 
     async def take(self, ask: Ask) -> Grant:
         await self._reach()
         grant = self._place.ledger.take(ask, now_s=self._place.now_s())
-        await asyncio.sleep(self._network.delay_s())
+        await self._travel()
         return grant
 
     async def settle(self, settle: Settle) -> None:
@@ -36,8 +36,15 @@ class RemoteBudgetPlace:
     async def close(self) -> None:
         pass
 
+    async def _travel(self) -> None:
+        delay_s = self._network.delay_s()
+        await asyncio.sleep(min(delay_s, self._timeout_s / 2))
+        if delay_s > self._timeout_s / 2:
+            self._place.was_away = True
+            raise DirectoryLost("the control plane does not answer in time")
+
     async def _reach(self) -> None:
-        await asyncio.sleep(self._network.delay_s())
+        await self._travel()
         if self._place.is_away():
             self._place.was_away = True
             raise DirectoryLost("the control plane does not answer")

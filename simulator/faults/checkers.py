@@ -208,7 +208,9 @@ class Checkers:
         """Watch the deadline of a request that a router begins to handle."""
         config = self._scenario.router
         limit_s = self._scenario.hasty_s if client.is_hasty else config.request_timeout_s
-        slack_s = DEADLINE_SLACK_S + (DEADLINE_GRACE_S if client.is_slow else 0.0)
+        # The place of the budgets is asked first, whatever the deadline.
+        slack_s = DEADLINE_SLACK_S + self._scenario.store.directory_timeout_s
+        slack_s += DEADLINE_GRACE_S if client.is_slow else 0.0
         due_s = self.run.clock.now_s + limit_s * CLOCK_SLACK + slack_s
         self.run.clock.at(due_s, self._is_answered, router, client)
 

@@ -430,8 +430,12 @@ class Cluster:
             reads=self.reads,
             checkers=self.checkers,
             directory=self,
-            budgets=RemoteBudgetPlace(self.budgets, self.network) if self._shares_budgets else None,
+            budgets=self._way_to_budgets() if self._shares_budgets else None,
         )
+
+    def _way_to_budgets(self) -> RemoteBudgetPlace:
+        timeout_s = self.scenario.store.directory_timeout_s
+        return RemoteBudgetPlace(self.budgets, self.network, timeout_s=timeout_s)
 
     def owed_s(self, tenant: str) -> float | None:
         """Return how long until the tenant's budget of tokens is whole. None: several places count."""

@@ -59,18 +59,20 @@ class StalenessChecker:
     def placed(self, router: ObservedRouter, note: Note, sequence: SimSequence) -> None:
         if sequence.placements == 1 and not router.core.has_open_breakers and not router.core.peers.count:
             for worker_id in note.worker_ids:
-                self._is_preferred_rightly(worker_id, sequence)
+                self._is_preferred_rightly(worker_id, note, sequence)
         self._sequences[sequence.seq_id] = sequence
         for worker_id in note.worker_ids:
             if (known := self._workers.get(worker_id)) is not None:
                 known.running.add(sequence.seq_id)
 
-    def _is_preferred_rightly(self, worker_id: WorkerId, sequence: SimSequence) -> None:
+    def _is_preferred_rightly(self, worker_id: WorkerId, note: Note, sequence: SimSequence) -> None:
         chosen, now_s = self._workers.get(worker_id), self._run.clock.now_s
         if chosen is None or now_s - chosen.report_s <= self._silence_s * CLOCK_SLACK:
             return
         self._run.counts["workers chosen though stale"] += 1
         for other_id, other in self._workers.items():
+            if other_id in note.worker_ids:
+                continue  # it has the other phase of the sequence
             is_fresh = now_s - other.report_s < self._silence_s * FRESH_SHARE
             if not is_fresh or other.is_closed or not self._is_idle(other) or not _are_alike(chosen, other):
                 continue

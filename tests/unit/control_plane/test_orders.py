@@ -114,6 +114,24 @@ def test_an_order_that_another_overtakes_has_failed():
     assert (ended.number, ended.outcome, ended.done_after_s) == (first.number, Outcome.FAILED, 3.0)
 
 
+def test_a_drain_of_a_node_that_was_undone_has_failed():
+    """Workers may start there again, and it would wait for ever."""
+    orders = Orders()
+    orders.begin([Pool("m", {Role.DECODE: 1})], None)
+    worker = ReplicaStatus(
+        "decode-0", "m", Role.DECODE, ReplicaState.RUNNING, 0.0, "1", WorkerId("decode-0.1"), "n0"
+    )
+    state = ClusterState("x", orders.pools, (worker,), (NodeState("n0", "a"),))
+    drain, _ = orders.take(Order(DrainNode("n0"), "me"), state, at_s=1.0)
+    assert orders.progress(state, at_s=2.0) == []
+    orders.take(Order(DrainNode("n0", is_undone=True), "me"), state, at_s=3.0)
+    ended = {one.number: one for one in orders.progress(state, at_s=4.0)}
+    assert (ended[drain.number].outcome, ended[drain.number].text) == (
+        Outcome.FAILED,
+        "the drain was undone since",
+    )
+
+
 def test_orders_are_kept_while_the_configuration_says_the_same():
     configured = Pool("m", {Role.DECODE: 2})
     orders = Orders()

@@ -4,7 +4,7 @@ import asyncio
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.core.errors import IncompatiblePeer, SetupError
@@ -199,6 +199,7 @@ async def test_parts_that_no_worker_of_this_model_has_are_refused_with_a_reason(
 COUNTS = st.one_of(st.integers(0, 6), st.integers(0, 2**32 - 1))
 
 
+@settings(deadline=None)
 @given(st.lists(st.builds(KVPart, COUNTS, COUNTS, COUNTS, COUNTS, st.just({})), max_size=5))
 def test_whatever_a_peer_says_of_its_parts_it_is_refused_or_inside_the_model(parts):
     try:
@@ -220,6 +221,7 @@ DONES = st.builds(
 STALE = st.just(ReadDone(ReadId(0), "given away", is_stale=True))
 
 
+@settings(deadline=None)
 @given(st.lists(st.one_of(DONES, STALE), min_size=1, max_size=5))
 def test_a_merged_read_is_as_good_as_its_worst_part(parts):
     done = merged(ReadId(3), parts)

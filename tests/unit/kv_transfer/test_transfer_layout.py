@@ -1,7 +1,7 @@
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.core.geometry import KVGeometry
@@ -96,6 +96,7 @@ def content_of_each_byte(geometry, places):
     return found
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_a_part_gets_each_of_its_bytes_once_from_a_part_that_has_it(data):
     whole = data.draw(geometries())

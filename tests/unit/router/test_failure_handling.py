@@ -117,6 +117,24 @@ def test_when_the_first_attempt_fails_for_good_the_hedge_serves(four):
     assert four.delivered["s"] == [10]
 
 
+def test_a_hedge_that_serves_has_the_losses_of_its_sequence():
+    """The first loss of a worker is free, once for each sequence and not for each of its attempts."""
+    script = Script(**HEDGING, retry_share=0.0, retry_floor=0)
+    for name in ("a1", "a2", "a3"):
+        script.join(name, Role.AGGREGATED)
+    warm(script)
+    script.submit("s")
+    script.lose(next(iter(script.phases())))
+    assert script.notes()[0] == "retried"
+    (first,) = script.phases()
+    script.at(script.now_s + 1.0)
+    (second,) = script.started()
+    script.refused(first, RefusalReason.UNSUPPORTED)
+    assert "s" not in script.ends
+    script.lose(second)
+    assert script.ends["s"].kind is FailureKind.RETRIES_SPENT
+
+
 def test_when_both_fail_the_client_hears_it_once(four):
     first, second, name = hedged(four)
     four.refused(first[0], RefusalReason.UNSUPPORTED)
