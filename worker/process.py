@@ -134,6 +134,7 @@ class WorkerProcess:
             executor = await self._engine.run(Executor.load, model, engine)
             stack.push_async_callback(asyncio.to_thread, executor.close)
             executor.watch_ranks(self._on_ranks_lost)
+            await self._engine.run(executor.pin)
             stack.callback(executor.grammars.close)
             await self._engine.run(executor.warm_up)
             self._measured = await self._engine.run(executor.time_itself, engine.self_timing_s)

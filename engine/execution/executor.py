@@ -131,8 +131,7 @@ class Executor:
             loaded.kv,
             sequences_max=min(engine.graph_sequences_max, engine.batch_sequences_max),
         )
-        self._step_tokens_max = engine.step_tokens_max
-        self._batch_sequences_max = engine.batch_sequences_max
+        self._engine = engine
 
     load_count: ClassVar[int] = 0
     """Number of times that this process has read weights."""
@@ -184,6 +183,12 @@ class Executor:
         """Processes of the followers."""
         return self._team.pids if self._team is not None else ()
 
+    def pin(self) -> None:
+        """Keep the calling thread on this rank's share of the process's cores, where there are several ranks.
+        The threads that it starts stay there too."""
+        if self._team is not None:
+            self._team.pin()
+
     def watch_ranks(self, on_lost: Callable[[str], None]) -> None:
         """Call `on_lost` with a reason, from another thread, if the followers end before `close`."""
         if self._team is not None:
@@ -227,9 +232,9 @@ class Executor:
     def _finish(self, model: LanguageModel, step: BegunStep) -> tuple[ItemResult, ...]:
         """Results of the step's items. A follower returns nothing: the leader has the results."""
         batch, items, ranks = step.batch, step.plan.items, self._ranks
-        if ranks is not None and (batch is None or not (batch.rows or ranks.is_staged)):
-            ranks.wait_for_all()
         if batch is None:
+            if ranks is not None:
+                ranks.wait_for_all()  # the blocks that were moved are in their places on every rank
             self._sampler.end(step.plan.ended)
             self._last_sampled = {}
             return ()
@@ -373,8 +378,8 @@ class Executor:
         """Compute a full prompt chunk and a batch of decodes, so that the first request does not pay
         for reading weights and first-time set-up. Call before any block holds anything."""
         block_count = self.kv.block_count
-        chunk = min(self._step_tokens_max, self.max_model_tokens - 1)
-        decodes = min(self._batch_sequences_max, block_count)
+        chunk = min(self._engine.step_tokens_max, self.max_model_tokens - 1)
+        decodes = min(self._engine.batch_sequences_max, block_count)
         greedy = SamplingParams(max_tokens=1)
 
         def item(number: int, tokens: tuple[int, ...], blocks: tuple[int, ...]) -> StepItem:
@@ -396,8 +401,8 @@ class Executor:
             self.execute,
             block_tokens=self.geometry.block_tokens,
             block_count=blocks,
-            step_tokens_max=self._step_tokens_max,
-            batch_sequences_max=self._batch_sequences_max,
+            step_tokens_max=self._engine.step_tokens_max,
+            batch_sequences_max=self._engine.batch_sequences_max,
             positions_max=self.max_model_tokens - 1,
             vocab=self.vocab_size,
             budget_s=budget_s,

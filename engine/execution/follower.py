@@ -4,7 +4,9 @@
 ends with its leader, however that ends.
 """
 
+import contextlib
 import logging
+import os
 import signal
 import sys
 import time
@@ -84,6 +86,9 @@ def main(parent_pid: int) -> int:
     # Ctrl-C at a terminal reaches every process of the group. The leader decides when this one ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     setup = msgspec.json.decode(sys.stdin.buffer.read(), type=FollowerSetup)
+    for thread in os.listdir("/proc/self/task"):  # libraries may have started some
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(int(thread), setup.cores)
     logging.basicConfig(format=f"%(asctime)s rank {setup.rank} %(levelname)s %(message)s")
     model = ModelConfig.model_validate_json(setup.model)
     engine = EngineConfig.model_validate_json(setup.engine)

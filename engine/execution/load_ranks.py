@@ -13,6 +13,7 @@ from engine.execution.ranks import Ranks, StagedModel
 from engine.kv.parts import PoolPart
 from engine.kv.pool import KVPool
 from engine.loading.load import LoadedModel, load_model
+from engine.model_files.check import check_executed
 from engine.model_files.division import Division, rank_divisions
 from engine.model_files.read_spec import load_spec
 from engine.model_files.resolve import resolve_model
@@ -31,10 +32,10 @@ def load_draft(model: ModelConfig, engine: EngineConfig, loaded: LoadedModel) ->
 
 def divisions_of(model: ModelConfig, shape: Shape) -> tuple[Division, ...]:
     """Raises SetupError for a shape that the model or this engine cannot have."""
-    if shape.context > 1:
-        raise SetupError(f"engine.shape={shape}: context ranks are not executed yet: leave cp out")
-    if not model.device.startswith("cpu"):
-        raise SetupError(f"engine.shape={shape}: several ranks are executed on the CPU only so far")
+    try:
+        check_executed(shape, model.device)
+    except SetupError as error:
+        raise SetupError(f"engine.shape={shape}: {error}") from None
     return rank_divisions(load_spec(resolve_model(model.path, model.revision)), shape)
 
 

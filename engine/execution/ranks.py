@@ -175,9 +175,6 @@ class StagedModel:
         if not ranks.is_last_stage:
             ranks.world.send(out, ranks.neighbour(1))
             return out.new_empty((len(rows), self._hidden_size))
-        if not len(rows) and ranks.shape.tensor > 1:
-            # With rows, the sums behind the last layer's attention have waited for its keys and values.
-            ranks.tensor.gather(torch.zeros(1), to=LEADER)
         if self._returns:
             # Without rows it says that the KV of this step is written.
             ranks.results.send(out, LEADER)

@@ -20,7 +20,7 @@ import torch
 from baton.config import EngineConfig, ModelConfig
 from baton.core.errors import SetupError
 from baton.core.messages import AdapterRef
-from baton.core.shape import Shape
+from baton.core.shape import Shape, cores_of_rank
 from engine.execution.ranks import LEADER, Ranks
 from engine.parallel.group import Group, GroupBroken
 from engine.parallel.order_channel import OrderSender
@@ -46,6 +46,8 @@ class FollowerSetup(msgspec.Struct, frozen=True):
 
     rank: int
     shape: str
+    cores: tuple[int, ...]
+    """Cores to run on."""
     world_address: str
     orders_address: str
     model: str
@@ -102,6 +104,7 @@ class RankTeam:
 
     def __init__(self, shape: Shape, world: SharedMemoryGroup, orders: OrderSender) -> None:
         self._shape, self._world, self._orders = shape, world, orders
+        self._cores = tuple(sorted(os.sched_getaffinity(0)))
         self._processes: list[subprocess.Popen[bytes]] = []
         self._changed = threading.Condition()
         self._ready: dict[int, FollowerReady] = {}
@@ -137,6 +140,10 @@ class RankTeam:
     def pids(self) -> tuple[int, ...]:
         """Processes of the followers, by rank."""
         return tuple(process.pid for process in self._processes)
+
+    def pin(self) -> None:
+        """Keep the calling thread, which executes the leader's part, on the leader's share of the cores."""
+        os.sched_setaffinity(0, cores_of_rank(self._cores, LEADER, self._shape.rank_count))
 
     def wait_ready(self) -> dict[int, FollowerReady]:
         """Wait until every follower can execute plans. Raises SetupError with the first one's reason."""
@@ -211,6 +218,7 @@ class RankTeam:
         setup = FollowerSetup(
             rank,
             str(self._shape),
+            cores_of_rank(self._cores, rank, self._shape.rank_count),
             self._world.address,
             self._orders.address,
             model.model_dump_json(),

@@ -97,17 +97,13 @@ def load_model(
     kernels = make_kernels(engine, kv, tell=notes.append)
     if isinstance(checkpoint, GgufCheckpoint) and model.quantization == "none":
         notes.extend(_made_dense(checkpoint.dense_types()))
-    linears: tuple[Linear[Any], ...] = ()
     if spec.is_native:
         dtype = TORCH_DTYPES[geometry.dtype]
         source = open_source(checkpoint, spec, model, dtype=dtype, device=device)
         loader = _loader(source, kernels, division, group)
-        told = _releasing(checkpoint, progress)
-        network = Decoder(rank_spec, loader, context_tokens=tokens, stage=division.stage, progress=told)
-        linears = tuple(loader.linears)
-        _release(checkpoint)
+        network, linears = _decoder(division, loader, checkpoint, tokens, progress)
     else:
-        network = FallbackModel(spec, folder, kernels, kv)
+        network, linears = FallbackModel(spec, folder, kernels, kv), ()
         notes.append(network.note)
         if progress is not None:
             progress(spec.layer_count, spec.layer_count)
@@ -127,6 +123,25 @@ def load_model(
         linears=linears,
         notes=tuple(notes),
     )
+
+
+def _decoder(
+    division: Division,
+    loader: Loader[Any, Any, Any],
+    checkpoint: Checkpoint | GgufCheckpoint,
+    context_tokens: int,
+    progress: Progress | None,
+) -> tuple[LanguageModel, tuple[Linear[Any], ...]]:
+    """The rank's part of the forward pass, and its matrices that adapters may change."""
+    network = Decoder(
+        division.rank_spec(),
+        loader,
+        context_tokens=context_tokens,
+        stage=division.stage,
+        progress=_releasing(checkpoint, progress),
+    )
+    _release(checkpoint)
+    return network, tuple(loader.linears)
 
 
 def _division(spec: ModelSpec, group: Group | None, layers: range | None) -> Division:
