@@ -48,7 +48,7 @@ class LinkSizes(msgspec.Struct, frozen=True):
     rounds: int = 5
 
 
-class SumResult(msgspec.Struct, frozen=True):
+class SumLatency(msgspec.Struct, frozen=True):
     """An all-reduce over two ranks. Seconds are medians over all rounds."""
 
     dtype: str
@@ -61,7 +61,7 @@ class SumResult(msgspec.Struct, frozen=True):
         return self.all_reduce_s / self.memcpy_s
 
 
-class PlanResult(msgspec.Struct, frozen=True):
+class PlanLatency(msgspec.Struct, frozen=True):
     """Seconds from the call that sends a decode plan until the sleeping follower has it, decoded."""
 
     items: int
@@ -70,8 +70,8 @@ class PlanResult(msgspec.Struct, frozen=True):
 
 
 class LinkResult(msgspec.Struct, frozen=True):
-    sums: list[SumResult]
-    plans: list[PlanResult]
+    sums: list[SumLatency]
+    plans: list[PlanLatency]
 
 
 class PeerSetup(msgspec.Struct, frozen=True):
@@ -113,7 +113,7 @@ def _cases(sizes: LinkSizes) -> list[tuple[str, int]]:
     return [(dtype, size) for dtype in DTYPES for size in sizes.sum_bytes]
 
 
-def _measure_sums(world: SharedMemoryGroup, sizes: LinkSizes) -> list[SumResult]:
+def _measure_sums(world: SharedMemoryGroup, sizes: LinkSizes) -> list[SumLatency]:
     cases = _cases(sizes)
     sums: dict[tuple[str, int], list[float]] = {case: [] for case in cases}
     copies: dict[tuple[str, int], list[float]] = {case: [] for case in cases}
@@ -122,7 +122,7 @@ def _measure_sums(world: SharedMemoryGroup, sizes: LinkSizes) -> list[SumResult]
             sums[case] += _sum_times(world, *case, sizes.calls)
             copies[case] += _copy_times(case[1], sizes.calls)
     return [
-        SumResult(*case, statistics.median(sums[case]), statistics.median(copies[case])) for case in cases
+        SumLatency(*case, statistics.median(sums[case]), statistics.median(copies[case])) for case in cases
     ]
 
 
@@ -172,7 +172,7 @@ def decode_plan(number: int, items: int) -> StepPlan:
     )
 
 
-def _measure_plans(world: SharedMemoryGroup, orders: OrderSender, sizes: LinkSizes) -> list[PlanResult]:
+def _measure_plans(world: SharedMemoryGroup, orders: OrderSender, sizes: LinkSizes) -> list[PlanLatency]:
     times: dict[int, list[float]] = {items: [] for items in sizes.plan_items}
     for number in range(sizes.rounds):
         first = number * (1 + sizes.plans)
@@ -180,7 +180,7 @@ def _measure_plans(world: SharedMemoryGroup, orders: OrderSender, sizes: LinkSiz
             # The first plan of a round is whole in the first round, and pays for what the ones before did.
             plans = [decode_plan(first + i, items) for i in range(1 + sizes.plans)]
             times[items] += _plan_times(world, orders, plans)[1:]
-    return [PlanResult(items, *_p50_and_p99(seen)) for items, seen in times.items()]
+    return [PlanLatency(items, *_p50_and_p99(seen)) for items, seen in times.items()]
 
 
 def _plan_times(world: SharedMemoryGroup, orders: OrderSender, plans: Sequence[StepPlan]) -> list[float]:

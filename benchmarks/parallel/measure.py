@@ -19,14 +19,14 @@ from baton.core.errors import SetupError
 from benchmarks.parallel.cores import on_cores
 from benchmarks.parallel.model_requests import (
     Decode,
-    Failed,
     Greeting,
     Launch,
     Memory,
+    ModelFailed,
+    ModelLoaded,
     Prefill,
     Profile,
     RankMemory,
-    Ready,
     Request,
 )
 
@@ -120,12 +120,12 @@ class ModelProcess:
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         try:
             greeting = msgspec.json.decode(self._exchange(launch), type=Greeting)
-            if isinstance(greeting, Failed):
+            if isinstance(greeting, ModelFailed):
                 raise SetupError(greeting.reason)
         except BaseException:
             self.close()
             raise
-        self.ready: Ready = greeting
+        self.ready: ModelLoaded = greeting
 
     def prefill(self, tokens: int, chunk_tokens: int) -> float:
         return self._request(Prefill(tokens, chunk_tokens), float)

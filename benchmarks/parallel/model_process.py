@@ -24,13 +24,13 @@ from baton.core.steps import PENDING_TOKEN, StepItem, StepPlan, StepResult
 from baton.wire.parent import end_with_parent
 from benchmarks.parallel.model_requests import (
     Decode,
-    Failed,
     Launch,
     Memory,
+    ModelFailed,
+    ModelLoaded,
     Prefill,
     Profile,
     RankMemory,
-    Ready,
     Request,
 )
 from benchmarks.parallel.step_profile import profiled
@@ -43,7 +43,7 @@ IN_FLIGHT = 2
 KIB = 1024
 
 
-class Steps:
+class TimedSteps:
     """Steps as a worker runs them: one thread begins them, another one finishes those of several stages."""
 
     def __init__(self, executor: Executor) -> None:
@@ -125,7 +125,7 @@ def _load(launch: Launch) -> Executor:
     return executor
 
 
-def _answer(executor: Executor, steps: Steps, request: Request, libraries: int) -> object:
+def _answer(executor: Executor, steps: TimedSteps, request: Request, libraries: int) -> object:
     match request:
         case Prefill(tokens, chunk_tokens):
             return steps.prefill(tokens, chunk_tokens)
@@ -171,11 +171,11 @@ def main(arguments: Sequence[str]) -> None:
         try:
             executor = _load(launch)
         except SetupError as error:
-            say(Failed(str(error)))
+            say(ModelFailed(str(error)))
             return
         try:
-            say(Ready(type(executor.kernels).__name__))
-            steps, decoder = Steps(executor), msgspec.json.Decoder(Request)
+            say(ModelLoaded(type(executor.kernels).__name__))
+            steps, decoder = TimedSteps(executor), msgspec.json.Decoder(Request)
             for line in sys.stdin.buffer:
                 say(_answer(executor, steps, decoder.decode(line), libraries))
         finally:

@@ -65,14 +65,14 @@ class RankMemory(msgspec.Struct, frozen=True):
         return self.peak - self.libraries
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True):
+class ModelFailed(msgspec.Struct, frozen=True, tag=True):
     """The model cannot be loaded so."""
 
     reason: str
 
 
-class Ready(msgspec.Struct, frozen=True, tag=True):
+class ModelLoaded(msgspec.Struct, frozen=True, tag=True):
     kernels: str
 
 
-Greeting = Ready | Failed
+Greeting = ModelLoaded | ModelFailed
