@@ -48,6 +48,8 @@ class Follower:
         self._executor, self._orders = executor, orders
         self._reading = ThreadPoolExecutor(1, thread_name_prefix="adapter")
         self._read: dict[str, AdapterWeights] = {}
+        """The adapter that was read last, until it is installed. The leader reads one at a time, and may
+        leave it at that."""
 
     def run(self) -> None:
         """Follow until the leader leaves. Raises GroupBroken then, and what a step raises."""
@@ -72,7 +74,7 @@ class Follower:
     def _read_adapter(self, order: ReadAdapter) -> None:
         error = ""
         try:
-            self._read[order.ref.key] = self._executor.adapters.read(order.ref)
+            self._read = {order.ref.key: self._executor.adapters.read(order.ref)}
         except SetupError as raised:
             error = str(raised)
         except Exception as raised:

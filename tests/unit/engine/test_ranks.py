@@ -228,7 +228,10 @@ def test_a_follower_that_dies_or_stops_ends_the_step(
     assert ("has died" if sign is signal.SIGKILL else "is stopped") in str(caught.value)
 
 
-def test_the_death_of_an_idle_follower_is_told(tmp_path: Path, started: list[Executor]) -> None:
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP])
+def test_the_loss_of_an_idle_follower_is_told(
+    tmp_path: Path, started: list[Executor], sign: signal.Signals
+) -> None:
     folder = make_model(tmp_path, "llama", with_tokenizer=False)
     started.append(start(folder, "tp2"))
     lost, reasons = threading.Event(), list[str]()
@@ -238,9 +241,10 @@ def test_the_death_of_an_idle_follower_is_told(tmp_path: Path, started: list[Exe
         lost.set()
 
     started[0].watch_ranks(on_lost)
-    os.kill(started[0].rank_pids[0], signal.SIGKILL)
-    assert lost.wait(DEADLINE_S)
+    os.kill(started[0].rank_pids[0], sign)
+    assert lost.wait(DEADLINE_S / 2)
     assert "rank 1" in reasons[0]
+    assert ("has died" if sign is signal.SIGKILL else "is stopped") in reasons[0]
 
 
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM])
