@@ -116,15 +116,15 @@ def main(parent_pid: int) -> int:
         if not isinstance(error, SetupError):
             log.exception("rank %d fails", rank)
         reason = str(error) if isinstance(error, SetupError) else f"{type(error).__name__}: {error}"
-        _tell(orders, reason)
+        _tell(orders, FollowerFailed(reason, is_setup=isinstance(error, SetupError)))
         world.abort(f"rank {rank} fails: {reason}")
         return 1
     return 0
 
 
-def _tell(orders: OrderReceiver, reason: str) -> None:
+def _tell(orders: OrderReceiver, failed: FollowerFailed) -> None:
     try:
-        orders.report(FollowerFailed(reason))
+        orders.report(failed)
     except GroupBroken as error:
         log.error("%s", error)
 
