@@ -7,12 +7,8 @@ import signal
 import torch
 
 from engine.parallel.group import GroupBroken
-from engine.parallel.order_channel import (
-    FollowerFailed,
-    FollowerReady,
-    OrderReceiver,
-    OrderSender,
-)
+from engine.parallel.order_channel import OrderReceiver, OrderSender
+from engine.parallel.orders import FollowerFailed, FollowerReady
 from engine.parallel.shared_memory import SharedMemoryGroup
 from tests.faulty_group import FaultyGroup, GroupFault, GroupFaultPlan
 from tests.unit.engine.parallel.plans import plan
