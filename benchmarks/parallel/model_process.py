@@ -118,6 +118,7 @@ def _load(launch: Launch) -> Executor:
     geometry = kv_geometry(load_spec(Path(launch.model)), model, engine)
     kv_bytes = geometry.blocks_for(launch.kv_tokens) * geometry.block_bytes
     executor = Executor.load(model, engine.model_copy(update={"kv_bytes": kv_bytes}))
+    executor.pin()  # as a worker does with the thread of its steps
     if launch.writes_pool:
         for part in executor.parts:
             for block in range(part.pool.block_count):
