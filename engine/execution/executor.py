@@ -141,7 +141,7 @@ class Executor:
         cls, model: ModelConfig, engine: EngineConfig, *, progress: Progress | None = None
     ) -> "Executor":
         """Load a model, with followers if `engine.shape` asks for several ranks. Raises SetupError, see
-        `load_model`, `RankTeam` and `DraftModel.load`."""
+        `load_model`, `RankTeam` and `DraftModel.load`, and GroupBroken for a rank that is lost."""
         set_threads(engine)
         Executor.load_count += 1
         shape = Shape.parse(engine.shape)

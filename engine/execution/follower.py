@@ -48,6 +48,8 @@ class Follower:
         self._executor, self._orders = executor, orders
         self._reading = ThreadPoolExecutor(1, thread_name_prefix="adapter")
         self._read: dict[str, AdapterWeights] = {}
+        """The adapter that was read last, until it is installed. The leader reads one at a time, and may
+        leave it at that."""
 
     def run(self) -> None:
         """Follow until the leader leaves. Raises GroupBroken then, and what a step raises."""
@@ -72,7 +74,7 @@ class Follower:
     def _read_adapter(self, order: ReadAdapter) -> None:
         error = ""
         try:
-            self._read[order.ref.key] = self._executor.adapters.read(order.ref)
+            self._read = {order.ref.key: self._executor.adapters.read(order.ref)}
         except SetupError as raised:
             error = str(raised)
         except Exception as raised:
@@ -114,15 +116,15 @@ def main(parent_pid: int) -> int:
         if not isinstance(error, SetupError):
             log.exception("rank %d fails", rank)
         reason = str(error) if isinstance(error, SetupError) else f"{type(error).__name__}: {error}"
-        _tell(orders, reason)
+        _tell(orders, FollowerFailed(reason, is_setup=isinstance(error, SetupError)))
         world.abort(f"rank {rank} fails: {reason}")
         return 1
     return 0
 
 
-def _tell(orders: OrderReceiver, reason: str) -> None:
+def _tell(orders: OrderReceiver, failed: FollowerFailed) -> None:
     try:
-        orders.report(FollowerFailed(reason))
+        orders.report(failed)
     except GroupBroken as error:
         log.error("%s", error)
 

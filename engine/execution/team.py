@@ -5,6 +5,7 @@ then on every plan goes to the followers before the leader executes it. Ranks en
 dies or fails is noticed at once, and is reported as the loss of the worker.
 """
 
+import contextlib
 import logging
 import os
 import subprocess
@@ -31,11 +32,14 @@ log = logging.getLogger(__name__)
 
 JOIN_S = 120.0
 """The longest time for a follower's process to start and load its libraries."""
+START_LOOK_S = 0.1
 READY_S = 1800.0
 """The longest time for a follower to read its part of the model after that."""
 ADAPTER_S = 60.0
 """The longest time for a follower to read its part of an adapter."""
-LOOK_S = 0.5
+LOOK_S = 60.0
+"""Reports are waited for in pieces of this length. A piece has to be longer than a rank may be stopped: each
+wait begins anew to count that time. `close` ends the wait under way."""
 END_S = 3.0
 """The time for followers to end by themselves."""
 _ADDRESS_BYTES = 128
@@ -109,7 +113,9 @@ class RankTeam:
         self._changed = threading.Condition()
         self._ready: dict[int, FollowerReady] = {}
         self._adapter_reads: dict[int, AdapterRead] = {}
-        self._end_reason = ""
+        """Reports on the adapter that is being read, by rank."""
+        self._adapter_key = ""
+        self._end_reason, self._is_setup = "", False
         self._is_closing = False
         self._on_lost: Callable[[str], None] | None = None
         self._listener = threading.Thread(target=self._listen, name="ranks", daemon=True)
@@ -117,22 +123,24 @@ class RankTeam:
 
     @classmethod
     def start(cls, shape: Shape, model: ModelConfig, engine: EngineConfig) -> "RankTeam":
-        """Start the followers' processes and wait until all have joined. Raises SetupError."""
+        """Start the followers' processes and wait until all have joined. Raises SetupError, and GroupBroken
+        if one of them does not get so far."""
         world = SharedMemoryGroup.create(shape.rank_count, deadline_s=world_timeout_s(shape, engine))
         orders = OrderSender.create(shape.rank_count, deadline_s=engine.rank_timeout_s)
-        team = cls(shape, world, orders)
+        team, joined = cls(shape, world, orders), threading.Event()
+        watcher = threading.Thread(target=team._watch_start, args=(joined,), name="ranks-start", daemon=True)
         try:
             for rank in range(1, shape.rank_count):
                 team._spawn(rank, model, engine)
+            watcher.start()
             world.wait_for_all(timeout_s=JOIN_S)
             orders.wait_for_all(timeout_s=JOIN_S)
             team.ranks = place_of(world, shape, LEADER, engine)
-        except GroupBroken as error:
-            team.close()
-            raise SetupError(f"a rank of this worker did not start: {error}") from error
         except BaseException:
+            joined.set()
             team.close()
             raise
+        joined.set()
         team._listener.start()
         return team
 
@@ -146,12 +154,13 @@ class RankTeam:
         os.sched_setaffinity(0, cores_of_rank(self._cores, LEADER, self._shape.rank_count))
 
     def wait_ready(self) -> dict[int, FollowerReady]:
-        """Wait until every follower can execute plans. Raises SetupError with the first one's reason."""
+        """Wait until every follower can execute plans. Raises the first one's reason: SetupError if somebody
+        must change something, else GroupBroken, and another start may do better."""
         expected = self._shape.rank_count - 1
         with self._changed:
             self._changed.wait_for(lambda: self._end_reason or len(self._ready) == expected, READY_S)
             if self._end_reason:
-                raise SetupError(self._end_reason)
+                raise (SetupError if self._is_setup else GroupBroken)(self._end_reason)
             if len(self._ready) < expected:
                 late = sorted(set(range(1, expected + 1)) - self._ready.keys())
                 raise SetupError(f"rank {late[0]} has not read its part of the model in {READY_S:g} s")
@@ -175,27 +184,33 @@ class RankTeam:
     def read_adapter(self, ref: AdapterRef, own_part: Callable[[], None]) -> AdapterFailed | None:
         """Let every rank read its part, this one by `own_part`. One adapter at a time.
 
-        Returns a follower that could not. Raises what `own_part` does, and GroupBroken.
+        Returns a follower that could not, or not in time. Raises what `own_part` does, and GroupBroken.
         """
         with self._changed:
             self._adapter_reads.clear()
+            self._adapter_key = ref.key
         self.send(ReadAdapter(ref))
         try:
             own_part()
         finally:
-            self._wait_for_adapter(ref)
+            self._wait_for_adapter()
         with self._changed:
-            failed = ((rank, read) for rank, read in sorted(self._adapter_reads.items()) if read.error)
-            return next((AdapterFailed(rank, read.error) for rank, read in failed), None)
+            for rank in range(1, self._shape.rank_count):
+                read = self._adapter_reads.get(rank)
+                if read is None:  # slow storage is no reason to end a worker that serves others
+                    return AdapterFailed(rank, f"it takes longer than {ADAPTER_S:g} s")
+                if read.error:
+                    return AdapterFailed(rank, read.error)
+        return None
 
-    def _wait_for_adapter(self, ref: AdapterRef) -> None:
+    def _wait_for_adapter(self) -> None:
         expected = self._shape.rank_count - 1
         with self._changed:
             self._changed.wait_for(
                 lambda: self._end_reason or len(self._adapter_reads) == expected, ADAPTER_S
             )
-            if self._end_reason or len(self._adapter_reads) < expected:
-                raise GroupBroken(self._end_reason or f"a rank does not read adapter {ref.name} in time")
+            if self._end_reason:
+                raise GroupBroken(self._end_reason)
 
     def close(self) -> None:
         """End the followers. Idempotent."""
@@ -228,8 +243,21 @@ class RankTeam:
         process = subprocess.Popen(command, stdin=subprocess.PIPE)
         self._processes.append(process)
         assert process.stdin is not None
-        with process.stdin as pipe:
+        with contextlib.suppress(BrokenPipeError), process.stdin as pipe:  # its end is noticed anyway
             pipe.write(msgspec.json.encode(setup))
+
+    def _watch_start(self, joined: threading.Event) -> None:
+        """Notice followers that end before they join: shared memory knows nothing about those."""
+        while not joined.wait(START_LOOK_S):
+            for rank, process in enumerate(self._processes, start=1):
+                code = process.poll()
+                if code is None:
+                    continue
+                how = f"with exit code {code}" if code >= 0 else f"by signal {-code}"
+                reason = f"rank {rank} (process {process.pid}) ended {how} while it started"
+                self._world.abort(reason)
+                self._orders.abort(reason)
+                return
 
     def _listen(self) -> None:
         try:
@@ -246,9 +274,10 @@ class RankTeam:
                 case FollowerReady():
                     self._ready[rank] = report
                 case AdapterRead():
-                    self._adapter_reads[rank] = report
+                    if report.key == self._adapter_key:  # one that took too long may still arrive
+                        self._adapter_reads[rank] = report
                 case FollowerFailed():
-                    pass
+                    self._is_setup = self._is_setup or (report.is_setup and not self._end_reason)
             self._changed.notify_all()
         if isinstance(report, FollowerFailed):
             self._ended(f"rank {rank}: {report.reason}")

@@ -44,6 +44,8 @@ class FollowerFailed(msgspec.Struct, frozen=True, tag=True):
     """A follower cannot go on."""
 
     reason: str
+    is_setup: bool = False
+    """Somebody must change something first: another start would fail alike."""
 
 
 class AdapterRead(msgspec.Struct, frozen=True, tag=True):

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
@@ -21,6 +22,7 @@ from baton.core.ids import SeqKey, SequenceId
 from baton.core.sampling import SamplingParams
 from baton.core.steps import PENDING_TOKEN, StepItem, StepPlan, StepResult
 from engine.execution.executor import BegunStep, Executor
+from engine.execution.team import RankTeam
 from engine.parallel.group import GroupBroken
 from tests.models import make_model
 from tests.unit.engine.driver import Driver
@@ -228,7 +230,10 @@ def test_a_follower_that_dies_or_stops_ends_the_step(
     assert ("has died" if sign is signal.SIGKILL else "is stopped") in str(caught.value)
 
 
-def test_the_death_of_an_idle_follower_is_told(tmp_path: Path, started: list[Executor]) -> None:
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP])
+def test_the_loss_of_an_idle_follower_is_told(
+    tmp_path: Path, started: list[Executor], sign: signal.Signals
+) -> None:
     folder = make_model(tmp_path, "llama", with_tokenizer=False)
     started.append(start(folder, "tp2"))
     lost, reasons = threading.Event(), list[str]()
@@ -238,9 +243,10 @@ def test_the_death_of_an_idle_follower_is_told(tmp_path: Path, started: list[Exe
         lost.set()
 
     started[0].watch_ranks(on_lost)
-    os.kill(started[0].rank_pids[0], signal.SIGKILL)
-    assert lost.wait(DEADLINE_S)
+    os.kill(started[0].rank_pids[0], sign)
+    assert lost.wait(DEADLINE_S / 2)
     assert "rank 1" in reasons[0]
+    assert ("has died" if sign is signal.SIGKILL else "is stopped") in reasons[0]
 
 
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM])
@@ -280,6 +286,42 @@ def test_a_shape_that_does_not_fit_is_said_before_anything_starts(
     with pytest.raises(SetupError, match=said):
         start(folder, shape)
     assert psutil.Process().children() == before
+
+
+@pytest.mark.parametrize("dies", ["before it joins", "while it loads"])
+def test_a_follower_that_dies_at_the_start_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: str
+) -> None:
+    """It may have been killed for its memory. That is no error of the setup, which would end the cluster."""
+    folder = make_model(tmp_path, "llama", with_tokenizer=False)
+    teams: list[RankTeam] = []
+
+    def kill(team: RankTeam) -> None:
+        teams.append(team)
+        os.kill(team.pids[0], signal.SIGKILL)
+
+    if dies == "before it joins":
+        spawn = RankTeam._spawn
+
+        def spawn_and_kill(team: RankTeam, *args: Any) -> None:
+            spawn(team, *args)
+            kill(team)
+
+        monkeypatch.setattr(RankTeam, "_spawn", spawn_and_kill)
+    else:
+        wait = RankTeam.wait_ready
+
+        def kill_and_wait(team: RankTeam) -> object:
+            kill(team)
+            with team._changed:
+                assert team._changed.wait_for(lambda: team._end_reason, DEADLINE_S)
+                team._ready.clear()
+            return wait(team)
+
+        monkeypatch.setattr(RankTeam, "wait_ready", kill_and_wait)
+    with pytest.raises(GroupBroken, match=r"rank 1 \(process \d+\) (ended by signal 9|has died)"):
+        start(folder, "tp2")
+    assert not any(psutil.pid_exists(pid) for team in teams for pid in team.pids)
 
 
 def test_a_follower_that_cannot_load_says_why(tmp_path: Path) -> None:
