@@ -6,7 +6,7 @@ Its tokenizer has one word per id, so that every sampled token is visible text i
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gguf
 import numpy as np
@@ -16,23 +16,36 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 HIDDEN, LAYERS, HEADS, KV_HEADS, INNER, VOCAB = 768, 12, 12, 4, 2048, 8192
 CONTEXT_TOKENS = 16_384
+
+
+class LayerSizes(NamedTuple):
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    inner: int
+
+
+BENCH_82M = LayerSizes(HIDDEN, LAYERS, HEADS, KV_HEADS, INNER)
+WIDE = LayerSizes(hidden=2048, layers=6, heads=16, kv_heads=8, inner=5632)
+"""316 M parameters. It has no GGUF file."""
 FIRST_TOKEN = 100
 """Lower ids are special tokens or bytes."""
 _MADE = "made"
 
 
-def make_bench_model(folder: Path) -> Path:
+def make_bench_model(folder: Path, sizes: LayerSizes = BENCH_82M) -> Path:
     """Make the model unless it exists, and return its folder."""
     if (folder / _MADE).exists():
         return folder
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(1)
     config = LlamaConfig(
-        hidden_size=HIDDEN,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        num_key_value_heads=KV_HEADS,
-        intermediate_size=INNER,
+        hidden_size=sizes.hidden,
+        num_hidden_layers=sizes.layers,
+        num_attention_heads=sizes.heads,
+        num_key_value_heads=sizes.kv_heads,
+        intermediate_size=sizes.inner,
         vocab_size=VOCAB,
         max_position_embeddings=CONTEXT_TOKENS,
         tie_word_embeddings=False,

@@ -43,6 +43,11 @@ class ThreadGroup:
         assert sizes is None or x.shape[dim] == sizes[self.rank]
         return torch.cat(self._exchange(x.clone()), dim)
 
+    def gather(self, x: Tensor, dim: int, *, sizes: Sequence[int] | None = None, to: int = 0) -> Tensor:
+        """Every rank gets the whole here, and not rank `to` alone: each thread is an executor that samples,
+        and tests compare what they sample."""
+        return self.all_gather(x, dim, sizes=sizes)
+
     def reduce_scatter(self, x: Tensor) -> Tensor:
         raise NotImplementedError
 

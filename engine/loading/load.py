@@ -85,7 +85,7 @@ def load_model(
     rank_spec = division.rank_spec() if spec.is_native else spec
     tokens = context_tokens(spec, model)
     geometry = kv_geometry(rank_spec, model, engine)
-    checkpoint = open_checkpoint(folder)
+    checkpoint, weights_digest = _opened(folder)
     # Workers of all shapes hold the same blocks, so the geometry that counts is the whole model's.
     whole = kv_geometry(spec, model, engine)
     kv_bytes = pool_block_count(whole, engine.kv_bytes) * geometry.block_bytes
@@ -105,7 +105,7 @@ def load_model(
         if progress is not None:
             progress(spec.layer_count, spec.layer_count)
     name = model.name or default_name(model.path) or folder.resolve().name
-    digest = _model_digest(spec, checkpoint.digest(), tokens, model.quantization)
+    digest = _model_digest(spec, weights_digest, tokens, model.quantization)
     return LoadedModel(
         spec=spec,
         division=division,
@@ -163,6 +163,15 @@ def _made_dense(types: list[str]) -> Iterator[str]:
             f"weights: the file's {', '.join(types)} matrices are made dense, which takes more memory and is "
             "slower: take a Q8_0, Q4_K_M or Q4_0 file, or set model.quantization=int8 or int4"
         )
+
+
+def _opened(folder: Path) -> tuple[Checkpoint | GgufCheckpoint, str]:
+    """The checkpoint and its digest. A digest touches pages of every tensor, which are let go of before
+    weights take their place."""
+    checkpoint = open_checkpoint(folder)
+    digest = checkpoint.digest()
+    _release(checkpoint)
+    return checkpoint, digest
 
 
 def _release(checkpoint: Checkpoint | GgufCheckpoint) -> None:

@@ -40,5 +40,7 @@ class TensorRanks:
         return self.total(rows.masked_fill_(is_foreign[:, None], 0))
 
     def logits(self, part: Tensor) -> Tensor:
-        """float32 [R, this rank's part of the vocabulary] -> [R, vocab]."""
-        return self._group.all_gather(part.contiguous(), 1, sizes=self._sizes)
+        """float32 [R, this rank's part of the vocabulary] -> [R, vocab] on rank 0, which samples. The
+        others keep their part."""
+        whole = self._group.gather(part.contiguous(), 1, sizes=self._sizes)
+        return part if whole is None else whole

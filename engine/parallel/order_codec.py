@@ -108,8 +108,15 @@ class OrderEncoder:
         else:
             same_sampling = False
         return _Item(
-            *(item.key[0], item.key[1], item.tokens, item.first_position, kept, blocks),
-            *(item.sample_index, item.prompt_token_count, None if same_sampling else sampling),
+            item.key[0],
+            item.key[1],
+            item.tokens,
+            item.first_position,
+            kept,
+            blocks,
+            item.sample_index,
+            item.prompt_token_count,
+            None if same_sampling else sampling,
             _rare_of(item),
         )
 
@@ -167,9 +174,19 @@ class OrderDecoder:
                     raise ValueError(f"a plan continues another block table of {key}")
                 blocks = before.block_ids + blocks if blocks else before.block_ids
         whole = StepItem(
-            *(key, item.tokens, item.first_position, blocks, item.sample_index, sampling),
-            *(rare.draft_count, item.prompt_token_count, rare.history, rare.want_drafts),
-            *(rare.next_prompt_token, rare.adapter, rare.wants_embedding),
+            key,
+            item.tokens,
+            item.first_position,
+            blocks,
+            item.sample_index,
+            sampling,
+            rare.draft_count,
+            item.prompt_token_count,
+            rare.history,
+            rare.want_drafts,
+            rare.next_prompt_token,
+            rare.adapter,
+            rare.wants_embedding,
         )
         self._memory.put(key, whole)
         return whole

@@ -21,6 +21,7 @@ namespace {
 constexpr int64_t SLICE_MIN_NS = 1'000'000, SLICE_MAX_NS = 20'000'000;
 // A rank that somebody stopped (SIGSTOP) for so long is lost: the others would wait as long as it pleases them.
 constexpr int64_t STOPPED_NS = 1'500'000'000;
+constexpr int64_t REASON_WAIT_NS = 100'000'000;
 // A writer shows its progress this often, so that the reader copies while the writer still writes.
 constexpr int64_t PIECE_BYTES = 64 * 1024;
 
@@ -69,6 +70,9 @@ bool has_died(const RankLine& line, const Process& process) {
 }
 
 void describe_over(Endpoint& e) {
+    // Whoever gives up first writes its reason in between. It may be killed there.
+    const int64_t end_ns = now_ns() + REASON_WAIT_NS;
+    while (e.header->over.value.load(std::memory_order_acquire) == 1 && now_ns() < end_ns) sched_yield();
     const bool is_written = e.header->over.value.load(std::memory_order_acquire) == 2;
     if (is_written) std::memcpy(e.reason, e.header->reason, REASON_BYTES);
     e.reason[REASON_BYTES - 1] = 0;
@@ -134,6 +138,7 @@ bool has_lost_a_peer(Endpoint& e, int64_t* stopped_since_ns) {
         const uint32_t state = line.state.value.load(std::memory_order_acquire);
         if (rank == e.rank || state < JOINED) continue;
         if (state == LEFT) {
+            if (is_over(e)) return true;  // it gave up before it left
             // No reason for the others to stop: they may still read what it sent before, such as a farewell.
             std::snprintf(e.reason, REASON_BYTES, "rank %d has left the group", rank);
             return true;
