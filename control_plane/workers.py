@@ -28,6 +28,10 @@ Overlay = Callable[[Config, Sequence[str]], Config]
 """Function that returns a configuration with SECTION.FIELD=VALUE texts applied. Raises SetupError."""
 
 
+OF_ROLES = ("cluster.shapes", *(f"cluster.{role}_workers" for role in Role))
+"""Settings that may name shapes of single roles."""
+
+
 def first_pools(config: Config) -> list[Pool]:
     """Return the pools that the configuration wants, one per model."""
     return [_pool(name, one.cluster) for name, one in each_model(config).items()]
@@ -55,13 +59,13 @@ class RayWorkers:
 
     def check(self, model: str, version: Version) -> None:
         """Raise SetupError if the version cannot be made of the model's configuration."""
-        config = self._overlay(self._configs[model], version.sets)
+        config = self._config_of(model, version)
         if (name := served_name(config)) != model:
             raise SetupError(f"this version would be served as {name}: set model.name={model} too")
         check_shapes(config)
 
     def start(self, start: StartReplica) -> None:
-        config = self._overlay(self._configs[start.model], start.version.sets).of_role(start.role)
+        config = self._config_of(start.model, start.version).of_role(start.role)
         shape, cores, in_all = Shape.parse(config.engine.shape), usable_cores(), self._rank_count
         first = self._first_rank(replica_name(start.worker_id), shape.rank_count)
         share = worker_cores(first, shape.rank_count, in_all, cores) if self._ray.is_local and in_all else ()
@@ -78,6 +82,15 @@ class RayWorkers:
             rank_count=shape.rank_count,
         )
         self._ray.start(spec, threads=threads, avoid=start.avoid)
+
+    def _config_of(self, model: str, version: Version) -> Config:
+        """A version that names `engine.shape` means the workers of every role, whatever shapes the roles were
+        started with. Raises SetupError."""
+        config = self._overlay(self._configs[model], version.sets)
+        names = {one.partition("=")[0].strip() for one in version.sets}
+        if "engine.shape" not in names or any(name.startswith(OF_ROLES) for name in names):
+            return config
+        return config.model_copy(update={"cluster": config.cluster.model_copy(update={"shapes": {}})})
 
     def _first_rank(self, name: str, rank_count: int) -> int:
         if name not in self._first_ranks:

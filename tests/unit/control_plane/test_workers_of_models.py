@@ -72,6 +72,20 @@ def test_a_version_is_checked_against_its_model():
         workers.check("small", Version("2", ("model.name=chat",)))
 
 
+def test_a_version_with_a_shape_brings_it_to_every_role():
+    config = config_of(
+        chat={"model": {"path": "a/chat"}, "cluster": {"shapes": {"prefill": "pp2", "decode": "tp2"}}}
+    )
+    ray = Started()
+    workers = RayWorkers(ray, config, overlay=overlay)
+    for sets in ((), ("engine.shape=tp4",), ("engine.block_tokens=64",)):
+        for role in (Role.PREFILL, Role.DECODE):
+            worker_id = WorkerId(f"chat-{role}-0.1")
+            workers.start(StartReplica(worker_id, role, "wanted", "chat", Version("2", sets)))
+    shapes = [(spec.config["engine"]["shape"], spec.rank_count) for spec, _ in ray.specs]
+    assert shapes == [("pp2", 2), ("tp2", 2), ("tp4", 4), ("tp4", 4), ("pp2", 2), ("tp2", 2)]
+
+
 async def test_labels_and_devices_are_of_the_model():
     home = RayCluster("h:1")
     ray = home._ray = Ray(Handle(RuntimeError()))
