@@ -96,10 +96,13 @@ def _joined(world: Group, members: tuple[int, ...], rank: int, deadline_s: float
         text = made.address.encode()
         address[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
     world.broadcast_(address, source=members[0])
-    if made is not None or rank not in members:
-        return made
-    text = bytes(address.tolist()).rstrip(b"\0").decode()
-    return SharedMemoryGroup.join(text, members.index(rank), deadline_s=deadline_s)
+    if rank not in members:
+        return None
+    if made is None:
+        text = bytes(address.tolist()).rstrip(b"\0").decode()
+        made = SharedMemoryGroup.join(text, members.index(rank), deadline_s=deadline_s)
+    made.wait_for_all(timeout_s=deadline_s)  # it counts the cores of all, and with them how long a wait spins
+    return made
 
 
 class RankTeam:
