@@ -35,6 +35,8 @@ from kv_transfer.backends.tcp_frames import (
 CONNECTIONS_MAX = 256
 """Connections, at most. For one more the oldest goes that has not greeted, or else the one that has been idle
 for longest, so that neither strangers nor readers that left keep others out."""
+LEAVING_S = 1.0
+"""The longest wait for a connection that makes room to end."""
 HELLO_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 30.0
 """Time from a request's first byte to its answer's last; readers give up far sooner."""
@@ -96,6 +98,7 @@ class TcpServer:
 
     def _take_up(self, sock: socket.socket) -> None:
         """Raises OSError, or RuntimeError if no thread can be started."""
+        self._wait_for_the_leaving()
         line = Line(sock, deadline_s=time.monotonic() + HELLO_TIMEOUT_S)
         thread = threading.Thread(target=self._serve, args=(line,), name="kv tcp line", daemon=True)
         with self._lock:
@@ -105,6 +108,14 @@ class TcpServer:
             thread.start()
             self._lines[line] = thread
             self._ungreeted[line] = None
+
+    def _wait_for_the_leaving(self) -> None:
+        """Give threads that were told to end the time to do it, where there are as many as there may be. On a
+        busy machine strangers come faster than they go, and a reader would be turned away for them."""
+        with self._lock:
+            leaving = list(self._leaving) if len(self._leaving) >= CONNECTIONS_MAX else []
+        if leaving:
+            leaving[0].join(LEAVING_S)
 
     def _make_room(self) -> bool:
         """Whether one more line may be taken up. The lock is held."""

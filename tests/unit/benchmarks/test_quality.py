@@ -17,7 +17,7 @@ from benchmarks import quality
 from benchmarks.quality import QualityPlan, measure, text_tokens, variant_model
 from commands.bench import app
 from engine.kernels.weights import DenseMatrix, IntMatrix
-from engine.loading import sources
+from engine.loading import rounded_source
 from engine.quant.round import round_int8
 from tests.models import make_model
 
@@ -75,7 +75,7 @@ def test_quantisation_is_told_from_damage(folder: Path, monkeypatch: pytest.Monk
     assert good["int8"].top1_agreement > 0.97
     assert abs(good["int8"].perplexity_ratio - 1) < 0.02
     assert 0 < good["int8"].kl_mean_nats < good["int4"].kl_mean_nats < 0.2
-    monkeypatch.setattr(sources, "round_int8", broken)
+    monkeypatch.setattr(rounded_source, "round_int8", broken)
     bad = _measure(folder, "int8")["int8"]
     assert bad.kl_mean_nats > 20 * good["int8"].kl_mean_nats
     assert bad.top1_agreement < good["int8"].top1_agreement
