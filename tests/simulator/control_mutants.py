@@ -196,9 +196,9 @@ def _orders_do_not_end(patch: Patch) -> None:
     """Nobody looks whether a drain or an update is done."""
     end_of = orders_module._end_of
 
-    def never(pending: object, state: object) -> object:
+    def never(pending: object, *known: object) -> object:
         action = pending.decision.action
-        return None if isinstance(action, DrainWorker | DrainNode | RollOut) else end_of(pending, state)
+        return None if isinstance(action, DrainWorker | DrainNode | RollOut) else end_of(pending, *known)
 
     patch.setattr(orders_module, "_end_of", never)
 
