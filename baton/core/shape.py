@@ -82,13 +82,6 @@ class Shape:
         here = self.position(rank)
         return tuple(self.rank(Position(i, here.stage, here.context_rank)) for i in range(self.tensor))
 
-    def pipeline_group(self, rank: int) -> tuple[int, ...]:
-        """The ranks through which this rank's activations pass, by stage."""
-        here = self.position(rank)
-        return tuple(
-            self.rank(Position(here.tensor_rank, i, here.context_rank)) for i in range(self.pipeline)
-        )
-
     def context_group(self, rank: int) -> tuple[int, ...]:
         """The ranks that hold the other tokens of this rank's prompts, by context rank."""
         here = self.position(rank)

@@ -85,8 +85,10 @@ class Executor:
         """ranks: None where there is one. team: the leader's followers. parts: the pools of all ranks, if
         this one leads; empty: this one's is the whole."""
         self._ranks, self._team = ranks, team
-        self._stages = ranks if ranks is not None and ranks.is_staged else None
-        self._unfinished = UnfinishedSteps()
+        self._unfinished: UnfinishedSteps | None = None
+        """Where this rank leads the stages of a pipeline: others hold what its steps end with."""
+        if ranks is not None and ranks.is_staged and ranks.is_leader:
+            self._unfinished = UnfinishedSteps()
         self._shared_tokens = SharedTokens(ranks)
         self.whole_geometry: KVGeometry = loaded.whole_geometry
         self.parts = parts or (own_part(loaded),)
@@ -211,7 +213,7 @@ class Executor:
         with torch.inference_mode():
             batch, hidden = self._compute(self._model, plan.items) if plan.items else (None, None)
         step = BegunStep(plan, batch, hidden, started_s)
-        if self._stages is not None and self._stages.is_leader:
+        if self._unfinished is not None:
             self._unfinished.begun()
             return step
         return self.finish(step)
@@ -225,7 +227,7 @@ class Executor:
             if self._draft is not None:
                 results = _with_drafts(self._draft, step.plan, results)
         finally:
-            if self._stages is not None:
+            if self._unfinished is not None:
                 self._unfinished.finished()
         return StepResult(step.plan.step_number, results, time.perf_counter() - step.started_s)
 
@@ -245,7 +247,7 @@ class Executor:
             return ()
         self._sampler.end(step.plan.ended)
         hidden = step.hidden
-        if self._stages is not None:
+        if self._unfinished is not None:
             assert isinstance(model, StagedModel)
             hidden = model.rows(len(batch.rows))
         results = self._results(model, len(items), batch, hidden)
@@ -282,7 +284,8 @@ class Executor:
         """The token that stands behind `PENDING_TOKEN`."""
         if self._ranks is not None and not self._ranks.is_leader:
             return self._shared_tokens.last(key)
-        self._unfinished.wait()
+        if self._unfinished is not None:
+            self._unfinished.wait()
         return self._last_sampled[key]
 
     def _follow(self, model: LanguageModel, batch: StepBatch, hidden: Tensor) -> None:
@@ -447,7 +450,8 @@ class Executor:
         """Drop weights and end the followers. The pools' memory lives as long as somebody refers to it.
         Idempotent."""
         self._model = self._draft = None
-        self._unfinished.close()
+        if self._unfinished is not None:
+            self._unfinished.close()
         if self._team is not None:
             self._team.close()
 

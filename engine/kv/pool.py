@@ -146,9 +146,13 @@ def _allocate_shared(size: int, device: torch.device) -> tuple[Tensor, str]:
         raise SetupError(f"a KV pool on {device} cannot be shared with another process: only host memory can")
     try:
         fd = os.memfd_create("baton-kv", os.MFD_CLOEXEC)
-        os.ftruncate(fd, size)
-        os.posix_fallocate(fd, 0, size)  # a lack of memory shows here, and would be a signal later
-        return _mapped(fd, size), f"{os.getpid()}.{fd}"
+        try:
+            os.ftruncate(fd, size)
+            os.posix_fallocate(fd, 0, size)  # a lack of memory shows here, and would be a signal later
+            return _mapped(fd, size), f"{os.getpid()}.{fd}"
+        except BaseException:
+            os.close(fd)
+            raise
     except OSError as error:
         raise SetupError(f"the KV pool of {size} bytes (engine.kv_bytes) does not fit: {error}") from error
 

@@ -34,8 +34,7 @@ def cluster(tmp_path_factory):
         # Steps as small as these make computing a prompt take about a second.
         "engine__step_tokens_max": 16,
         "engine__batch_sequences_max": 4,
-        # All prompts of these tests fit, so that what is found does not depend on how fast the disk takes what
-        # would have to leave.
+        # All prompts of these tests fit, so that what is found does not depend on how fast the disk is.
         "store__host_bytes": 24 * PROMPT_BLOCKS * BLOCK_BYTES,
         "store__ssd_dir": folder / "ssd",
         "store__ssd_io": "buffered",

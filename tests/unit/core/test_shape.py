@@ -19,7 +19,6 @@ def test_each_rank_has_a_position_of_its_own_and_back(shape):
 def test_groups_divide_the_ranks(shape):
     for group_of, length in (
         (shape.tensor_group, shape.tensor),
-        (shape.pipeline_group, shape.pipeline),
         (shape.context_group, shape.context),
     ):
         groups = {group_of(rank) for rank in range(shape.rank_count)}
@@ -31,7 +30,6 @@ def test_groups_divide_the_ranks(shape):
 def test_tensor_ranks_are_neighbours_and_the_leader_is_first():
     shape = Shape(tensor=2, pipeline=2)
     assert shape.tensor_group(3) == (2, 3)
-    assert shape.pipeline_group(3) == (1, 3)
     assert shape.position(0) == Position(0, 0, 0)
 
 
