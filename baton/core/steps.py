@@ -109,3 +109,5 @@ class StepResult(msgspec.Struct, frozen=True):
     results: tuple[ItemResult, ...]
     """One result per item of the plan, in its order."""
     elapsed_s: float
+    context_rank_tokens: int = 0
+    """Tokens of the step that context ranks beside the leader's have computed."""

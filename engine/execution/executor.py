@@ -29,7 +29,7 @@ from engine.devices import TORCH_DTYPES
 from engine.execution.draft import DraftModel, DraftRequest
 from engine.execution.graphs import make_graphs
 from engine.execution.load_ranks import divisions_of, load_draft, load_rank, own_part, part_of, set_threads
-from engine.execution.ranks import Ranks, SharedTokens, StagedModel, UnfinishedSteps
+from engine.execution.ranks import Ranks, SharedTokens, StagedModel, UnfinishedSteps, other_token_count
 from engine.execution.self_timing import Measured, time_steps
 from engine.execution.step_batch import PromptRows, StepBatch
 from engine.execution.team import RankTeam
@@ -63,6 +63,7 @@ class BegunStep:
     hidden: Tensor | None
     """The rows of the batch."""
     started_s: float
+    context_rank_tokens: int
 
 
 class Executor:
@@ -89,10 +90,12 @@ class Executor:
         """Where this rank leads the stages of a pipeline: others hold what its steps end with."""
         if ranks is not None and ranks.is_staged and ranks.is_leader:
             self._unfinished = UnfinishedSteps()
+        self._owns_pool = ranks is None or ranks.has_pool
+        """Blocks are moved and cleared once, by the rank whose pool they are in."""
         self._shared_tokens = SharedTokens(ranks)
         self.whole_geometry: KVGeometry = loaded.whole_geometry
         self.parts = parts or (own_part(loaded),)
-        """The KV pools of all ranks, by rank, as they are mapped in this process."""
+        """The KV pools of all ranks that have one, by rank, as they are mapped in this process."""
         self.spec = loaded.spec
         self.model_name = loaded.name
         self.fingerprint = loaded.fingerprint
@@ -106,7 +109,7 @@ class Executor:
         self.eos_token_ids: tuple[int, ...] = loaded.spec.eos_token_ids
         self._model: LanguageModel | None = loaded.model
         self.expert_counts = loaded.model.expert_counts
-        self.swap = SwapSpace(self.kv, engine.swap_bytes)
+        self.swap = SwapSpace(self.kv, engine.swap_bytes if self._owns_pool else 0)
         self.grammars = GrammarStore(
             loaded.folder,
             self.vocab_size,
@@ -162,12 +165,14 @@ class Executor:
             loaded = load_rank(model, engine, team.ranks, divisions[team.ranks.rank], progress)
             draft = load_draft(model, engine, loaded)
             ready = team.wait_ready()
-            pools = {team.ranks.rank: loaded.kv}
-            for rank, report in ready.items():
+            parts = [part_of(divisions[team.ranks.rank], loaded.kv)]
+            for rank, report in sorted(ready.items()):
+                if shape.position(rank).context_rank:
+                    continue  # the first context rank's pool is its own too
                 geometry = kv_geometry(divisions[rank].rank_spec(), model, engine)
-                pools[rank] = KVPool.attach(geometry, report.pool_address, block_count=loaded.kv.block_count)
-            parts = tuple(part_of(division, pools[rank]) for rank, division in enumerate(divisions))
-            return cls(loaded, engine, draft=draft, ranks=team.ranks, team=team, parts=parts)
+                pool = KVPool.attach(geometry, report.pool_address, block_count=loaded.kv.block_count)
+                parts.append(part_of(divisions[rank], pool))
+            return cls(loaded, engine, draft=draft, ranks=team.ranks, team=team, parts=tuple(parts))
         except BaseException:
             team.close()
             raise
@@ -210,9 +215,11 @@ class Executor:
         if self._team is not None:
             self._team.send(plan)
         self._move_blocks(plan)
+        others_before = other_token_count(self._model)
         with torch.inference_mode():
             batch, hidden = self._compute(self._model, plan.items) if plan.items else (None, None)
-        step = BegunStep(plan, batch, hidden, started_s)
+        others = other_token_count(self._model) - others_before
+        step = BegunStep(plan, batch, hidden, started_s, others)
         if self._unfinished is not None:
             self._unfinished.begun()
             return step
@@ -229,7 +236,8 @@ class Executor:
         finally:
             if self._unfinished is not None:
                 self._unfinished.finished()
-        return StepResult(step.plan.step_number, results, time.perf_counter() - step.started_s)
+        elapsed_s = time.perf_counter() - step.started_s
+        return StepResult(step.plan.step_number, results, elapsed_s, step.context_rank_tokens)
 
     def _finish(self, model: LanguageModel, step: BegunStep) -> tuple[ItemResult, ...]:
         """Results of the step's items. A follower returns nothing: the leader has the results."""
@@ -258,6 +266,8 @@ class Executor:
         return results
 
     def _move_blocks(self, plan: StepPlan) -> None:
+        if not self._owns_pool:
+            return
         if plan.swap_out:
             self.swap.out(plan.swap_out)
         if plan.swap_in:
@@ -268,8 +278,9 @@ class Executor:
     def _compute(self, model: LanguageModel, items: tuple[StepItem, ...]) -> tuple[StepBatch, Tensor]:
         """The items as a batch, and the hidden states of its rows. They are of no use where another stage has
         them."""
-        for item in items:
-            self._clear_partial_block(item)
+        if self._owns_pool:
+            for item in items:
+                self._clear_partial_block(item)
         batch = StepBatch.of(items, [self._span(item) for item in items], self._sampled_before)
         device = self.kv.device
         tokens = torch.tensor(batch.tokens, dtype=torch.int64)

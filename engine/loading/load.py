@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import torch
 
 from baton.config import EngineConfig, ModelConfig
 from baton.config.served_models import default_name
@@ -33,7 +34,7 @@ from engine.models.fallback import FallbackModel
 from engine.models.linear import Linear, Loader
 from engine.models.model import LanguageModel
 from engine.models.tensor_ranks import TensorRanks
-from engine.parallel.group import Group
+from engine.parallel.group import Group, broadcast_address
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +66,14 @@ def load_model(
     engine: EngineConfig,
     *,
     group: Group | None = None,
+    context: Group | None = None,
     layers: range | None = None,
     shares_pool: bool = False,
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Read a rank's part of the model and allocate its KV pool. group: the tensor ranks; None: there is one.
-    layers: of the pipeline stage; None: all. shares_pool: other processes may map the pool.
-    `progress(layers loaded, layers in all)`.
+    context: the context ranks, which have one pool together; None: there is one. layers: of the pipeline
+    stage; None: all. shares_pool: other processes may map the pool. `progress(layers loaded, layers in all)`.
 
     Raises SetupError: no such model, an unsupported or damaged one, one that cannot be divided so, no such
     device, too little memory.
@@ -89,7 +91,7 @@ def load_model(
     # Workers of all shapes hold the same blocks, so the geometry that counts is the whole model's.
     whole = kv_geometry(spec, model, engine)
     kv_bytes = pool_block_count(whole, engine.kv_bytes) * geometry.block_bytes
-    kv = KVPool(geometry, kv_bytes=kv_bytes, device=device, is_shared=shares_pool)
+    kv = _pool(geometry, kv_bytes, device, context, is_shared=shares_pool)
     notes: list[str] = []
     kernels = make_kernels(engine, kv, tell=notes.append)
     if isinstance(checkpoint, GgufCheckpoint) and model.quantization == "none":
@@ -139,6 +141,20 @@ def _decoder(
     )
     _release(checkpoint)
     return network, tuple(loader.linears)
+
+
+def _pool(
+    geometry: KVGeometry, kv_bytes: int, device: torch.device, context: Group | None, *, is_shared: bool
+) -> KVPool:
+    """The rank's KV pool, which the first of several context ranks allocates and the others map."""
+    if context is None:
+        return KVPool(geometry, kv_bytes=kv_bytes, device=device, is_shared=is_shared)
+    if context.rank == 0:
+        kv = KVPool(geometry, kv_bytes=kv_bytes, device=device, is_shared=True)
+        broadcast_address(context, kv.address)
+        return kv
+    block_count = pool_block_count(geometry, kv_bytes)
+    return KVPool.attach(geometry, broadcast_address(context, ""), block_count=block_count)
 
 
 def _division(spec: ModelSpec, group: Group | None, layers: range | None) -> Division:

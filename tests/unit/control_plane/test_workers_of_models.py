@@ -146,6 +146,6 @@ async def test_a_worker_has_the_shape_of_its_role_with_devices_cores_and_threads
 
 def test_a_version_may_bring_another_shape_that_is_executed():
     workers = RayWorkers(Started(), CONFIG, overlay=overlay)
-    workers.check("small", Version("2", ("engine.shape=tp2",)))
-    with pytest.raises(SetupError, match="aggregated workers of shape cp2: context ranks"):
-        workers.check("small", Version("2", ("engine.shape=cp2",)))
+    workers.check("small", Version("2", ("engine.shape=tp2cp2",)))
+    with pytest.raises(SetupError, match="of shape cp2: several ranks are executed on the CPU only"):
+        workers.check("small", Version("2", ("engine.shape=cp2", "model.device=cuda")))
