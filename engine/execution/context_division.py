@@ -22,8 +22,12 @@ Places = npt.NDArray[np.int64]
 
 PIECE_TOKENS_MIN = 8
 """Fewest tokens of a piece: a shorter chunk stays whole."""
-RANK_TOKENS_MIN = 2
-"""Fewest tokens for each rank that takes part in a step."""
+RANK_COST_MIN = 16.0
+"""Least work, in tokens of a prompt, for each rank that takes part in a step. Every one of them reads the
+weights, which costs about as much."""
+KV_READ_TOKENS = 6
+"""To read the KV of the positions before it costs a sequence as much as so many of its tokens that attend to
+them. So few tokens are bound by that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +69,8 @@ class WantedRows:
 
 def divide_step(layout: BatchLayout, ranks: int, *, block_tokens: int, pair_cost: float) -> StepDivision:
     """pair_cost: cost of a token for each position before it, a token itself having the cost 1."""
-    active = max(1, min(ranks, layout.token_count // RANK_TOKENS_MIN))
+    work = sum(_cost(span, pair_cost) for span in layout.spans)
+    active = max(1, min(ranks, int(work / RANK_COST_MIN)))
     spans: list[list[Span]] = [[] for _ in range(ranks)]
     firsts: list[list[int]] = [[] for _ in range(ranks)]
     costs = [0.0] * active
@@ -126,7 +131,8 @@ def _cut(span: Span, start: int, end: int, block_tokens: int) -> Span:
 
 
 def _cost(span: Span, pair_cost: float) -> float:
-    return span.token_count + pair_cost * prompt_pairs(span.first_position, span.context_tokens)
+    pairs = prompt_pairs(span.first_position, span.context_tokens)
+    return span.token_count + pair_cost * max(pairs, KV_READ_TOKENS * span.first_position)
 
 
 def _batch(spans: Sequence[Span], firsts: Sequence[int]) -> RankBatch:

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from baton.core.geometry import blocks_for
 from engine.execution.context_division import (
+    KV_READ_TOKENS,
     PIECE_TOKENS_MIN,
-    RANK_TOKENS_MIN,
+    RANK_COST_MIN,
     StepDivision,
     divide_step,
     wanted_rows,
@@ -36,7 +37,15 @@ def divided(layout: BatchLayout, ranks: int, *, pair_cost: float = 1e-3) -> Step
 
 
 def cost(layout: BatchLayout, pair_cost: float) -> float:
-    return sum(1 + pair_cost * position for position in layout.positions()) if layout.spans else 0.0
+    return sum(
+        one.token_count
+        + pair_cost
+        * max(
+            sum(range(one.first_position, one.context_tokens)),
+            KV_READ_TOKENS * one.first_position,
+        )
+        for one in layout.spans
+    )
 
 
 def tokens_of(layout: BatchLayout) -> list[tuple[int, int]]:
@@ -74,7 +83,7 @@ def test_ranks_read_what_others_write_only_where_a_sequence_is_cut(layout: Batch
 
 @given(
     first=st.integers(0, 100_000),
-    count=st.integers(200, 4000),
+    count=st.integers(400, 4000),
     ranks=st.integers(2, 6),
     pair_cost=st.floats(0, 0.01),
 )
@@ -112,7 +121,7 @@ def test_a_chunk_has_two_pieces_per_rank_which_lie_opposite() -> None:
     [
         [span(500, 1)],
         [span(0, 2 * 2 * PIECE_TOKENS_MIN - 1)],
-        [span(0, 1)] * (2 * RANK_TOKENS_MIN - 1),
+        [span(0, 1)] * (2 * int(RANK_COST_MIN) - 1),
     ],
     ids=["one decode", "a short chunk", "few decodes"],
 )

@@ -130,7 +130,7 @@ def test_the_pool_has_the_bits_of_one_rank(tmp_path: Path, name: str, kv_dtype: 
 
 def test_decodes_are_divided_too(tmp_path: Path) -> None:
     folder = make_model(tmp_path, "llama", with_tokenizer=False)
-    prompts = [prompt(5 + n) for n in range(12)]
+    prompts = [prompt(1 + n % 7) for n in range(40)]
 
     def generate(executor: Executor) -> list[list[int]]:
         driver = Driver(executor)
@@ -141,7 +141,7 @@ def test_decodes_are_divided_too(tmp_path: Path) -> None:
     def generate_together(executor: Executor) -> list[list[int]]:
         found = generate(executor)
         steps = GENERATED.max_tokens - 1
-        assert other_token_count(executor) >= steps * len(prompts) // 2
+        assert other_token_count(executor) >= steps * len(prompts) // 3
         return found
 
     assert run_context(folder, 2, generate_together) == run_alone(folder, generate)
