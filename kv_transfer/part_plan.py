@@ -1,4 +1,4 @@
-"""Which part of one worker's blocks is read from which part of another's, and how such reads end together.
+"""The part of one worker's blocks is read from which part of another's, and how such reads end together.
 
 Pure: `part_transfer` does the IO, and the fault simulator decides by the same functions.
 """

@@ -26,8 +26,8 @@ RANK_COST_MIN = 16.0
 """Least work, in tokens of a prompt, for each rank that takes part in a step. Every one of them reads the
 weights, which costs about as much."""
 KV_READ_TOKENS = 6
-"""To read the KV of the positions before it costs a sequence as much as so many of its tokens that attend to
-them. So few tokens are bound by that."""
+"""The KV before a sequence costs as much to read as this number of its tokens that attend to it. Fewer tokens
+are bound by that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class RankBatch:
 @dataclass(frozen=True, slots=True)
 class StepDivision:
     batches: tuple[RankBatch, ...]
-    """By context rank."""
+    """One for each context rank, in order."""
     has_cuts: bool
     """True if ranks read KV in a layer that others write in the same step."""
 

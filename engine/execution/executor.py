@@ -86,10 +86,8 @@ class Executor:
         """ranks: None where there is one. team: the leader's followers. parts: the pools of all ranks, if
         this one leads; empty: this one's is the whole."""
         self._ranks, self._team = ranks, team
-        self._unfinished: UnfinishedSteps | None = None
+        self._unfinished = UnfinishedSteps() if ranks is not None and ranks.leads_stages else None
         """Where this rank leads the stages of a pipeline: others hold what its steps end with."""
-        if ranks is not None and ranks.is_staged and ranks.is_leader:
-            self._unfinished = UnfinishedSteps()
         self._owns_pool = ranks is None or ranks.has_pool
         """Blocks are moved and cleared once, by the rank whose pool they are in."""
         self._shared_tokens = SharedTokens(ranks)
@@ -97,12 +95,10 @@ class Executor:
         self.parts = parts or (own_part(loaded),)
         """The KV pools of all ranks that have one, by rank, as they are mapped in this process."""
         self.spec = loaded.spec
-        self.model_name = loaded.name
-        self.fingerprint = loaded.fingerprint
+        self.model_name, self.fingerprint = loaded.name, loaded.fingerprint
         self.notes = (*loaded.notes, *(draft.notes if draft is not None else ()))
         """Lines for `Member.notes`."""
-        self.kernels = loaded.kernels
-        self.kv = loaded.kv
+        self.kernels, self.kv = loaded.kernels, loaded.kv
         self.geometry: KVGeometry = loaded.kv.geometry
         self.max_model_tokens = loaded.context_tokens
         self.vocab_size: int = loaded.spec.vocab_size

@@ -78,8 +78,7 @@ def load_model(
     Raises SetupError: no such model, an unsupported or damaged one, one that cannot be divided so, no such
     device, too little memory.
     """
-    device = torch_device(model.device)
-    folder = resolve_model(model.path, model.revision)
+    device, folder = torch_device(model.device), resolve_model(model.path, model.revision)
     spec = load_spec(folder)
     check_quantization(spec.quantization, model)
     check_fallback(spec, model)

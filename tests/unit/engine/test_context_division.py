@@ -1,8 +1,8 @@
-"""Which rank computes which token of a step."""
+"""The tokens of a step that each context rank computes."""
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.core.geometry import blocks_for
@@ -17,6 +17,7 @@ from engine.execution.context_division import (
 from engine.kernels.interface import BatchLayout, Span
 
 BLOCK_TOKENS = 16
+UNHURRIED = settings(deadline=None)
 
 
 def span(first: int, count: int, *, blocks_from: int = 0) -> Span:
@@ -57,6 +58,7 @@ def tokens_of(layout: BatchLayout) -> list[tuple[int, int]]:
     ]
 
 
+@UNHURRIED
 @given(layout=layouts(), ranks=st.integers(1, 6), pair_cost=st.floats(0, 0.1))
 def test_each_token_is_computed_once_in_its_place(layout: BatchLayout, ranks: int, pair_cost: float) -> None:
     division = divided(layout, ranks, pair_cost=pair_cost)
@@ -71,6 +73,7 @@ def test_each_token_is_computed_once_in_its_place(layout: BatchLayout, ranks: in
     assert sorted(places) == list(range(layout.token_count))
 
 
+@UNHURRIED
 @given(layout=layouts(), ranks=st.integers(2, 6))
 def test_ranks_read_what_others_write_only_where_a_sequence_is_cut(layout: BatchLayout, ranks: int) -> None:
     division = divided(layout, ranks)
@@ -81,6 +84,7 @@ def test_ranks_read_what_others_write_only_where_a_sequence_is_cut(layout: Batch
     assert division.has_cuts == any(len(found) > 1 for found in owners.values())
 
 
+@UNHURRIED
 @given(
     first=st.integers(0, 100_000),
     count=st.integers(400, 4000),
@@ -94,6 +98,7 @@ def test_a_long_chunk_is_the_same_work_for_all(first: int, count: int, ranks: in
     assert max(costs) - min(costs) <= 4 * (1 + pair_cost * (first + count))
 
 
+@UNHURRIED
 @given(layout=layouts(), ranks=st.integers(2, 4))
 def test_no_rank_has_more_than_the_least_and_one_sequence(layout: BatchLayout, ranks: int) -> None:
     pair_cost = 1e-3
@@ -142,6 +147,7 @@ def test_decodes_are_given_out_by_what_their_contexts_cost() -> None:
     assert not division.has_cuts
 
 
+@UNHURRIED
 @given(layout=layouts(), ranks=st.integers(1, 5), data=st.data())
 def test_rows_find_back_to_their_order(layout: BatchLayout, ranks: int, data: st.DataObject) -> None:
     rows = data.draw(st.lists(st.integers(0, layout.token_count - 1), max_size=30))
