@@ -85,12 +85,8 @@ class Executor:
         """ranks: None where there is one. team: the leader's followers. parts: the pools of all ranks, if
         this one leads; empty: this one's is the whole."""
         self._ranks, self._team = ranks, team
-        self._unfinished: UnfinishedSteps | None = None
-        """Where this rank leads the stages of a pipeline: others hold what its steps end with."""
-        if ranks is not None and ranks.is_staged and ranks.is_leader:
-            self._unfinished = UnfinishedSteps()
-        self._finished_s = 0.0
-        """When the step before was finished."""
+        self._unfinished = UnfinishedSteps() if ranks is not None and ranks.leads_stages else None
+        self._finished_s = 0.0  # when the step before was done
         self._shared_tokens = SharedTokens(ranks)
         self.whole_geometry: KVGeometry = loaded.whole_geometry
         self.parts = parts or (own_part(loaded),)

@@ -1,4 +1,4 @@
-"""Which steps are under way at the same time.
+"""This module decides which steps are under way at the same time.
 
 Where one device has the whole model, the next step is planned while one runs, so that the device does not
 wait for the plan. Where stages divide the layers, each stage has a step of its own to compute: chunks of
