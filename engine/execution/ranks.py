@@ -59,10 +59,6 @@ class Ranks:
         return self.shape.position(self.rank)
 
     @property
-    def leads_stages(self) -> bool:
-        return self.is_leader and self.is_staged
-
-    @property
     def has_pool(self) -> bool:
         """False where the KV pool is the first context rank's."""
         return self.position.context_rank == 0
