@@ -80,6 +80,7 @@ class RayWorkers:
             version=start.version.name,
             model=start.model,
             rank_count=shape.rank_count,
+            stage_count=shape.pipeline,
         )
         self._ray.start(spec, threads=threads, avoid=start.avoid)
 

@@ -37,6 +37,7 @@ from baton.wire.server import start_server
 from baton.wire.services import WorkerStatusReply
 from decode_worker.reader import KVReader
 from engine.execution.executor import Executor
+from engine.execution.spread import Spread
 from kv_transfer.part_transfer import PartTransfer
 from kv_transfer.read import BlockRead
 from prefill_worker.service import ReaderSessions
@@ -98,11 +99,13 @@ class WorkerProcess:
         port: int = 0,
         node: str = "",
         version: str = "",
+        spread: Spread | None = None,
     ) -> None:
         """An empty `control_address` means that there is no directory. `port` 0 stands for
-        `cluster.worker_port`. `node` and `version` go into `Member` as they are."""
+        `cluster.worker_port`. `node` and `version` go into `Member` as they are. `spread`: the hosts of the
+        stages, if they may be on several."""
         self._worker_id, self._role, self._config = worker_id, role, config.settled()
-        self._node, self._version = node, version
+        self._node, self._version, self._spread = node, version, spread
         self._control_address, self._port = control_address, port or config.cluster.worker_port
         self._crash = Crash()
         self._idle = asyncio.Event()
@@ -131,7 +134,7 @@ class WorkerProcess:
             stack.callback(self._threads.shutdown, wait=False, cancel_futures=True)
             stack.callback(self._compiling.shutdown, wait=False, cancel_futures=True)
             model, engine = self._config.model, self._config.engine
-            executor = await self._engine.run(Executor.load, model, engine)
+            executor = await self._engine.run(Executor.load, model, engine, spread=self._spread)
             stack.push_async_callback(asyncio.to_thread, executor.close)
             executor.watch_ranks(self._on_ranks_lost)
             await self._engine.run(executor.pin)
@@ -222,7 +225,7 @@ class WorkerProcess:
     def _make_store(self, executor: Executor) -> WorkerStore:
         parts, whole = executor.parts, executor.whole_geometry
         return WorkerStore(
-            self._config.store.socket,
+            "" if executor.is_spread else self._config.store.socket,
             hello=StoreHello(self._worker_id, executor.fingerprint, whole.block_bytes),
             open_copies=copies_of(parts, whole),
             block_count=executor.kv.block_count,

@@ -9,6 +9,7 @@ import torch
 from engine.parallel.group import GroupBroken
 from engine.parallel.mesh import Mesh
 from engine.parallel.order_channel import OrderReceiver, OrderSender
+from engine.parallel.order_stream import OrderStreamReceiver, OrderStreamSender
 from engine.parallel.orders import FollowerFailed, FollowerReady
 from engine.parallel.shared_memory import SharedMemoryGroup
 from engine.parallel.sockets import SocketGroup
@@ -133,10 +134,22 @@ def never_joins(teller, rank, size, address, deadline_s, carrier):
         _tell_broken(teller, group, error)
 
 
-def plans(teller, rank, size, address, rounds, items):
+def _channel(rank, size, address, deadline_s, carrier, plan_bytes):
+    """A rank's end of the orders."""
+    if carrier == "sockets":
+        if rank:
+            return OrderStreamReceiver(Mesh.join(address, rank), deadline_s=deadline_s)
+        mesh = Mesh.create(size, host="127.0.0.1", reached_at="127.0.0.1")
+        return OrderStreamSender(mesh, deadline_s=deadline_s)
+    if rank:
+        return OrderReceiver.join(address, rank, deadline_s=deadline_s)
+    return OrderSender.create(size, deadline_s=deadline_s, plan_bytes=plan_bytes)
+
+
+def plans(teller, rank, size, address, rounds, items, carrier):
     """The leader sends plans, all followers get them, and answer."""
     if rank:
-        channel = OrderReceiver.join(address, rank, deadline_s=60.0)
+        channel = _channel(rank, size, address, 60.0, carrier, 0)
         channel.wait_for_all(timeout_s=60.0)
         channel.report(FollowerReady(""))
         wrong = sum(channel.receive(timeout_s=60.0) != plan(i, items) for i in range(rounds))
@@ -144,7 +157,7 @@ def plans(teller, rank, size, address, rounds, items):
         channel.close()
         teller.tell(result=wrong, traces=traces())
         return
-    leader = OrderSender.create(size, deadline_s=60.0, plan_bytes=64 * 1024)
+    leader = _channel(rank, size, address, 60.0, carrier, 64 * 1024)
     teller.tell(address=leader.address)
     leader.wait_for_all(timeout_s=60.0)
     for i in range(rounds):
@@ -157,12 +170,10 @@ def plans(teller, rank, size, address, rounds, items):
     teller.tell(result=sorted(reports), traces=traces())
 
 
-def plan_loop(teller, rank, size, address, deadline_s):
+def plan_loop(teller, rank, size, address, deadline_s, carrier):
     """Plans until the channel breaks."""
-    if rank:
-        channel = OrderReceiver.join(address, rank, deadline_s=deadline_s)
-    else:
-        channel = OrderSender.create(size, deadline_s=deadline_s, plan_bytes=16 * 1024)
+    channel = _channel(rank, size, address, deadline_s, carrier, 16 * 1024)
+    if not rank:
         teller.tell(address=channel.address)
     try:
         channel.wait_for_all(timeout_s=60.0)

@@ -114,10 +114,11 @@ def test_a_rank_that_kills_itself_between_calls_ends_the_others(processes, kill_
     assert all(outcome["broken"] for outcome in outcomes[:2])
 
 
+@every_carrier
 @pytest.mark.parametrize(("size", "rounds", "items"), [(2, 300, 1), (3, 200, 32), (4, 5, 400)])
-def test_every_follower_gets_every_plan_and_the_leader_every_report(processes, size, rounds, items):
+def test_every_follower_gets_every_plan_and_the_leader_every_report(processes, size, rounds, items, carrier):
     """The plans of the last case are larger than the ring."""
-    outcomes = results(processes.run("plans", size, rounds=rounds, items=items))
+    outcomes = results(processes.run("plans", size, rounds=rounds, items=items, carrier=carrier))
     assert [outcome["result"] for outcome in outcomes[1:]] == [0] * (size - 1)
     expected = [
         [rank, text] for rank in range(1, size) for text in (f"rank {rank} has had 0 wrong plans", "ready")
@@ -125,17 +126,25 @@ def test_every_follower_gets_every_plan_and_the_leader_every_report(processes, s
     assert outcomes[0]["result"] == expected
 
 
+@every_carrier
 @pytest.mark.parametrize("victim", [0, 1, 2])
-def test_a_killed_rank_ends_the_channel(processes, victim):
-    outcomes = results(processes.run("plan_loop", 3, victim=victim, signal_name="SIGKILL", deadline_s=LONG_S))
+def test_a_killed_rank_ends_the_channel(processes, victim, carrier):
+    outcomes = results(
+        processes.run(
+            "plan_loop", 3, victim=victim, signal_name="SIGKILL", deadline_s=LONG_S, carrier=carrier
+        )
+    )
     assert outcomes.pop(victim) == {"died": signal.SIGKILL}
     assert all(f"rank {victim}" in outcome["broken"] for outcome in outcomes)
 
 
+@every_carrier
 @pytest.mark.parametrize("victim", [1, 2])
-def test_a_stopped_follower_ends_the_channel_when_its_ring_is_full(processes, victim):
+def test_a_stopped_follower_ends_the_channel_when_its_ring_is_full(processes, victim, carrier):
     outcomes = results(
-        processes.run("plan_loop", 3, victim=victim, signal_name="SIGSTOP", deadline_s=STOPPED_S)
+        processes.run(
+            "plan_loop", 3, victim=victim, signal_name="SIGSTOP", deadline_s=STOPPED_S, carrier=carrier
+        )
     )
     assert all(outcome["broken"] for outcome in outcomes)
     assert f"rank {victim}" in outcomes[0]["broken"]
