@@ -21,7 +21,7 @@ from baton.core.ids import WorkerId
 from baton.core.messages import Role
 from control_plane.cores import gpus_of_worker
 from control_plane.ray_cluster import RayCluster, first_line, namespace_of
-from control_plane.stage_groups import StageGroups, StagePlace
+from control_plane.stage_groups import StageGroups, StageNeeds
 
 log = logging.getLogger(__name__)
 
@@ -149,7 +149,7 @@ class RayReplicas:
 
     def _stages(self, spec: WorkerSpec, options: dict[str, Any]) -> dict[str, Any]:
         """Reserve a place for each stage. `options` are those of one actor with all ranks."""
-        place = StagePlace(
+        place = StageNeeds(
             cpus=options["num_cpus"] / spec.stage_count,
             gpus=options["num_gpus"] / spec.stage_count,
             resources=options["resources"],

@@ -19,7 +19,7 @@ _SEPARATOR = " stages of "
 
 
 @dataclass(frozen=True, slots=True)
-class StagePlace:
+class StageNeeds:
     """What one stage needs of one host."""
 
     cpus: float
@@ -39,7 +39,7 @@ class StageGroups:
     def __init__(self, home: RayCluster) -> None:
         self._home = home
 
-    def reserve(self, namespace: str, worker_id: WorkerId, stages: Sequence[StagePlace]) -> dict[str, Any]:
+    def reserve(self, namespace: str, worker_id: WorkerId, stages: Sequence[StageNeeds]) -> dict[str, Any]:
         """Ask for a place for each stage, on one host if one has room for all, and return the options of an
         actor in the first. Nothing is waited for: the actor starts when there is room."""
         util = self._home.ray.util

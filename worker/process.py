@@ -17,8 +17,10 @@ import msgspec
 
 from baton.config import Config
 from baton.core import garbage
+from baton.core.errors import SetupError
 from baton.core.ids import WorkerId, replica_name
 from baton.core.messages import (
+    INFO_NOTE,
     Member,
     PeerHello,
     Role,
@@ -76,6 +78,15 @@ def member_notes(engine: Sequence[str], left_out: Mapping[str, str]) -> tuple[st
     here."""
     lines = [*engine, *(f"KV transfer without {name}: {reason}" for name, reason in left_out.items())]
     return tuple(textwrap.shorten(line, NOTE_CHARS_MAX, placeholder=" …") for line in lines)
+
+
+def check_handed_over(executor: Executor, role: Role) -> None:
+    """Raise SetupError for a role that hands KV over, if some of it is on other hosts."""
+    if executor.is_spread and role is not Role.AGGREGATED:
+        raise SetupError(
+            f"the stages of this {role} worker are on several hosts, which works with --aggregated only: its "
+            "KV is not handed over yet. Give one host room for all stages, or use fewer"
+        )
 
 
 class WorkerCrashed(Exception):
@@ -137,6 +148,7 @@ class WorkerProcess:
             executor = await self._engine.run(Executor.load, model, engine, spread=self._spread)
             stack.push_async_callback(asyncio.to_thread, executor.close)
             executor.watch_ranks(self._on_ranks_lost)
+            check_handed_over(executor, self._role)
             await self._engine.run(executor.pin)
             stack.callback(executor.grammars.close)
             await self._engine.run(executor.warm_up)
@@ -178,6 +190,8 @@ class WorkerProcess:
         sink = CoreSink(self._driver.post, on_read=self._metrics.read)
         preparation = self._make_preparation(executor, sink)
         self._role_switcher = RoleSwitcher(self._driver.post, self._idle, spawn=self._background.spawn)
+        if executor.is_spread:
+            self._role_switcher.close()
         self._steps = StepRunner(
             self._step,
             post=self._driver.post,
@@ -351,6 +365,8 @@ class WorkerProcess:
 
     def _notes(self) -> tuple[str, ...]:
         engine = (*self._executor.notes, *self._store.notes())
+        if self._executor.is_spread:
+            engine += (f"{INFO_NOTE}stages are on several hosts: no KV is handed over or stored",)
         return member_notes(engine, self._transfer.left_out)
 
     def _accounts(self) -> dict[str, float]:

@@ -10,7 +10,7 @@ class LineEnded(Exception):
     """The other end is gone, or this one is closed."""
 
 
-class Line:
+class RankLine:
     """A connection that was made and secured. One thread may send while another receives: neither waits, and
     TLS lets only one of them in at a time."""
 

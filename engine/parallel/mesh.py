@@ -21,7 +21,7 @@ from baton.core.errors import PeerFailure, SetupError
 from baton.core.shape import RANKS_MAX
 from baton.wire.address import host_port, reachable_host
 from engine.parallel.group import GroupBroken
-from engine.parallel.lines import Line, LineEnded, wait_for
+from engine.parallel.lines import LineEnded, RankLine, wait_for
 from engine.parallel.meeting import TOKEN_BYTES, Door, Greeting, MeetingPlace, greet
 from engine.parallel.pulse import SILENCE_S, Pulse
 
@@ -52,7 +52,7 @@ class Mesh:
     def __init__(self, rank: int, place: MeetingPlace, door_host: str, *, silence_s: float) -> None:
         """Raises SetupError."""
         self.rank, self.size = rank, 0
-        self._lines: dict[tuple[int, Purpose], Line] = {}
+        self._lines: dict[tuple[int, Purpose], RankLine] = {}
         self._here = ""
         """The address at which this rank listens."""
         self._addresses: dict[int, str] = {}
@@ -163,7 +163,7 @@ class Mesh:
         with self._changed:
             if self._is_closed or (rank, purpose) in self._lines:
                 return False
-            line = self._lines[rank, purpose] = Line(made)
+            line = self._lines[rank, purpose] = RankLine(made)
             if purpose is Purpose.PULSE:
                 self._pulse.add(rank, line)
             self._changed.notify_all()
@@ -196,7 +196,7 @@ class Mesh:
             self.check()
             self._fill(peer, self._line(peer, purpose), into, call, end_s)
 
-    def _fill(self, peer: int, line: Line, into: memoryview, call: str, end_s: float) -> None:
+    def _fill(self, peer: int, line: RankLine, into: memoryview, call: str, end_s: float) -> None:
         while into:
             try:
                 count = line.receive_some(into)
@@ -241,11 +241,11 @@ class Mesh:
         # One piece: TLS must not put two messages into one record, of which the second would not be noticed.
         self.send(peer, Purpose.MESSAGES, [_SIZE.pack(len(data)) + data], "an order", end_s)
 
-    def _line(self, peer: int, purpose: Purpose) -> Line:
+    def _line(self, peer: int, purpose: Purpose) -> RankLine:
         self.check()
         return self._lines[peer, purpose]
 
-    def _wait(self, line: Line, event: int, peer: int, call: str, end_s: float) -> None:
+    def _wait(self, line: RankLine, event: int, peer: int, call: str, end_s: float) -> None:
         self.check()
         ready = wait_for([(line.fileno(), event), (self._wake, select.POLLIN)], end_s - time.monotonic())
         self.check()
@@ -270,7 +270,7 @@ class Mesh:
         return self._over or self._farewell
 
     def be_strict(self) -> None:
-        """From now on a rank is lost that is silent for SILENCE_S. Any thread may say so."""
+        """Take a rank for lost that is silent for SILENCE_S, from now on. Any thread may call."""
         self._pulse.silence_s = SILENCE_S
 
     def abort(self, reason: str) -> None:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from engine.parallel.lines import Line, LineEnded, wait_for
+from engine.parallel.lines import LineEnded, RankLine, wait_for
 
 BEAT_S = 0.25
 SILENCE_S = 1.5
@@ -34,7 +34,7 @@ _REASON_BYTES_MAX = 2000
 @dataclass(eq=False)
 class _Peer:
     rank: int
-    line: Line
+    line: RankLine
     heard_s: float
     unread: bytearray = field(default_factory=bytearray)
     unsent: bytearray = field(default_factory=bytearray)
@@ -63,7 +63,7 @@ class Pulse:
         self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
         self._thread.start()
 
-    def add(self, rank: int, line: Line) -> None:
+    def add(self, rank: int, line: RankLine) -> None:
         with self._changed:
             self._peers[rank] = _Peer(rank, line, time.monotonic())
         os.eventfd_write(self._wake, 1)
