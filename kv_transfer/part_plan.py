@@ -1,4 +1,5 @@
-"""Which part of one worker's blocks is read from which part of another's, and how such reads end together.
+"""This module says which part of one worker's blocks is read from which part of another's, and when such
+reads are over.
 
 Pure: `part_transfer` does the IO, and the fault simulator decides by the same functions.
 """
