@@ -149,8 +149,8 @@ def _joined(
         return orders, SharedMemoryGroup.join(setup.world_address, rank, deadline_s=deadline_s)
     secure(TlsConfig.model_validate_json(setup.tls) if setup.tls else TlsConfig())
     world = SocketGroup(join_mesh(setup.world_address, rank), deadline_s=deadline_s)
-    mesh = join_mesh(setup.orders_address, rank)
-    return OrderStreamReceiver(mesh, deadline_s=engine.rank_timeout_s), world
+    star = join_mesh(setup.orders_address, rank, is_star=True)
+    return OrderStreamReceiver(star, deadline_s=engine.rank_timeout_s), world
 
 
 def _tell(orders: OrderReceiver | OrderStreamReceiver, failed: FollowerFailed) -> None:

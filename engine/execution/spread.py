@@ -92,14 +92,20 @@ def cores_on_host(cores: Sequence[int], rank: int, ranks: Sequence[int]) -> tupl
     return cores_of_rank(cores, ranks.index(rank), len(ranks))
 
 
-def begin_mesh(size: int, reach: Reach) -> Mesh:
+def begin_mesh(size: int, reach: Reach, *, is_star: bool = False) -> Mesh:
     """As the leader. Raises SetupError."""
-    return Mesh.create(size, host=reach.listen, reached_at=reach.reached_at, silence_s=START_SILENCE_S)
+    return Mesh.create(
+        size,
+        host=reach.listen,
+        reached_at=reach.reached_at,
+        silence_s=START_SILENCE_S,
+        is_star=is_star,
+    )
 
 
-def join_mesh(address: str, rank: int) -> Mesh:
+def join_mesh(address: str, rank: int, *, is_star: bool = False) -> Mesh:
     """As a follower. Raises SetupError."""
-    return Mesh.join(address, rank, silence_s=START_SILENCE_S)
+    return Mesh.join(address, rank, silence_s=START_SILENCE_S, is_star=is_star)
 
 
 def another_group(world: SocketGroup, reach: Reach | None, *, deadline_s: float) -> SocketGroup:

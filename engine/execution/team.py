@@ -137,9 +137,10 @@ class RankTeam:
             world = SharedMemoryGroup.create(shape.rank_count, deadline_s=deadline_s)
             orders = OrderSender.create(shape.rank_count, deadline_s=engine.rank_timeout_s)
         else:
-            meshes = [begin_mesh(shape.rank_count, spread.reach) for _ in range(2)]
-            world = SocketGroup(meshes[0], deadline_s=deadline_s)
-            orders = OrderStreamSender(meshes[1], deadline_s=engine.rank_timeout_s)
+            mesh = begin_mesh(shape.rank_count, spread.reach)
+            star = begin_mesh(shape.rank_count, spread.reach, is_star=True)
+            world = SocketGroup(mesh, deadline_s=deadline_s)
+            orders = OrderStreamSender(star, deadline_s=engine.rank_timeout_s)
         team, joined = cls(shape, world, orders, spread), threading.Event()
         watcher = threading.Thread(target=team._watch_start, args=(joined,), name="ranks-start", daemon=True)
         try:

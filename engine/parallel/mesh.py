@@ -2,7 +2,8 @@
 
 Rank 0 listens, and the others find each other through it. Between two ranks there is a connection for
 messages, one for collectives where one of them is rank 0, and one for the pulse (`engine.parallel.pulse`),
-which tells at once that a rank has died, gave up or left, and soon that it does not answer.
+which tells at once that a rank has died, gave up or left, and soon that it does not answer. Orders need a
+star: connections with rank 0 only.
 """
 
 import os
@@ -40,17 +41,22 @@ class Purpose(StrEnum):
     COLLECTIVES = auto()
 
 
-def purposes(one: int, other: int) -> tuple[Purpose, ...]:
-    """The connections between two ranks."""
-    return tuple(Purpose) if 0 in (one, other) else (Purpose.PULSE, Purpose.MESSAGES)
+def purposes(one: int, other: int, *, is_star: bool) -> tuple[Purpose, ...]:
+    """The connections between two ranks. In a star only rank 0 has any, and there are no collectives."""
+    if 0 not in (one, other):
+        return () if is_star else (Purpose.PULSE, Purpose.MESSAGES)
+    return (Purpose.PULSE, Purpose.MESSAGES) if is_star else tuple(Purpose)
 
 
 class Mesh:
     """One rank's connections. Made by `create` on rank 0 and by `join` on the others, and whole after
     `wait_for_all`. One thread may send while another receives."""
 
-    def __init__(self, rank: int, place: MeetingPlace, door_host: str, *, silence_s: float) -> None:
+    def __init__(
+        self, rank: int, place: MeetingPlace, door_host: str, *, silence_s: float, is_star: bool
+    ) -> None:
         """Raises SetupError."""
+        self._is_star = is_star
         self.rank, self.size = rank, 0
         self._lines: dict[tuple[int, Purpose], RankLine] = {}
         self._here = ""
@@ -65,26 +71,30 @@ class Mesh:
         """Readable once the group is over."""
         self._door = Door(door_host, place.token, self._arrived)
         self.place = place if rank else msgspec.structs.replace(place, port=self._door.port)
-        self._pulse = Pulse(self._end, self._say_left, silence_s=silence_s)
+        # The leader of a star goes on with those who are still there.
+        is_final = bool(rank) or not is_star
+        self._pulse = Pulse(self._end, self._say_left, silence_s=silence_s, is_farewell_final=is_final)
 
     @classmethod
-    def create(cls, size: int, *, host: str, reached_at: str, silence_s: float = SILENCE_S) -> "Mesh":
+    def create(
+        cls, size: int, *, host: str, reached_at: str, silence_s: float = SILENCE_S, is_star: bool = False
+    ) -> "Mesh":
         """Begin a group of `size` ranks, as rank 0. It listens on `host`, and others reach it at
         `reached_at`. Raises SetupError."""
         if not 1 <= size <= RANKS_MAX:
             raise ValueError(f"{size} ranks in a group: 1 to {RANKS_MAX} can be")
         place = MeetingPlace(reached_at, 0, secrets.token_bytes(TOKEN_BYTES))
-        mesh = cls(0, place, host, silence_s=silence_s)
+        mesh = cls(0, place, host, silence_s=silence_s, is_star=is_star)
         mesh.size = size
         return mesh
 
     @classmethod
-    def join(cls, address: str, rank: int, *, silence_s: float = SILENCE_S) -> "Mesh":
+    def join(cls, address: str, rank: int, *, silence_s: float = SILENCE_S, is_star: bool = False) -> "Mesh":
         """Join the group that rank 0 has begun. Raises SetupError."""
         place = MeetingPlace.parse(address)
         first = host_port(place.host, place.port)
         here = reachable_host("::" if ":" in place.host else "0.0.0.0", towards=first)
-        mesh = cls(rank, place, here, silence_s=silence_s)
+        mesh = cls(rank, place, here, silence_s=silence_s, is_star=is_star)
         mesh._here = host_port(here, mesh._door.port)
         try:
             mesh._dial(0, first)
@@ -104,7 +114,7 @@ class Mesh:
         if self.rank:
             end_s += JOIN_GRACE_S
             self._learn_addresses(end_s)
-            for rank in range(1, self.rank):
+            for rank in range(1, self.rank) if not self._is_star else ():
                 try:
                     self._dial(rank, self._addresses[rank])
                 except PeerFailure as error:
@@ -132,7 +142,11 @@ class Mesh:
 
     def _await_ranks(self, ranks: Iterable[int], end_s: float) -> None:
         def missing() -> list[int]:
-            wanted = [(rank, purpose) for rank in ranks for purpose in purposes(self.rank, rank)]
+            wanted = [
+                (rank, purpose)
+                for rank in ranks
+                for purpose in purposes(self.rank, rank, is_star=self._is_star)
+            ]
             return [rank for rank, purpose in wanted if (rank, purpose) not in self._lines]
 
         with self._changed:
@@ -145,7 +159,7 @@ class Mesh:
 
     def _dial(self, rank: int, address: str) -> None:
         """Raises PeerFailure."""
-        for purpose in purposes(self.rank, rank):
+        for purpose in purposes(self.rank, rank, is_star=self._is_star):
             made = greet(address, Greeting(self.place.token, self.rank, purpose, self._here))
             if not self._take(rank, purpose, made):
                 made.close()
@@ -211,29 +225,41 @@ class Mesh:
         """The next message that begins with its length, and the rank that sent it: from any of them. None:
         there was none within `timeout_s`. One that has begun arrives within `frame_s`. What was sent before
         the group ended can be read. Raises GroupBroken."""
+        until_s = time.monotonic() + timeout_s
         with self._receiving:
-            lines = {
-                line.fileno(): (rank, line)
-                for (rank, purpose), line in self._lines.items()
-                if purpose is Purpose.MESSAGES and not line.is_ended and not self._is_closed
-            }
-            wake = [(self._wake, select.POLLIN)] if not self._is_closed else []
-            ready = wait_for([*((fd, select.POLLIN) for fd in lines), *wake], timeout_s)
-            for rank, line in (lines[fd] for fd in sorted(ready) if fd in lines):
-                head, end_s = bytearray(_SIZE.size), time.monotonic() + frame_s
-                try:
-                    if not (count := line.receive_some(memoryview(head))):
-                        continue
-                except LineEnded:
-                    if len(ready) == 1:
-                        self._explain(rank)
-                    continue
-                self._fill(rank, line, memoryview(head)[count:], "an order", end_s)
-                data = bytearray(_SIZE.unpack(head)[0])
-                self._fill(rank, line, memoryview(data), "an order", end_s)
-                return rank, data
-            self.check()
+            while True:
+                lines = {
+                    line.fileno(): (rank, line)
+                    for (rank, purpose), line in self._lines.items()
+                    if purpose is Purpose.MESSAGES and not line.is_ended
+                }
+                wake = [] if self._is_closed else [(self._wake, select.POLLIN)]
+                events = [*((descriptor, select.POLLIN) for descriptor in lines), *wake]
+                ready = wait_for(events, until_s - time.monotonic())
+                for rank, line in (lines[descriptor] for descriptor in sorted(ready & lines.keys())):
+                    if (data := self._frame_of(rank, line, frame_s)) is not None:
+                        return rank, data
+                self.check()
+                if not ready or time.monotonic() > until_s:
+                    return None
+
+    def _frame_of(self, rank: int, line: RankLine, frame_s: float) -> bytearray | None:
+        """The message of a rank that has sent something; None: it was no message. Raises GroupBroken."""
+        head, end_s = bytearray(_SIZE.size), time.monotonic() + frame_s
+        try:
+            count = line.receive_some(memoryview(head))
+        except LineEnded:
+            with self._changed:  # after a farewell, others may still have something to say
+                self._changed.wait_for(self.end_reason, VERDICT_S)
+            if not self.end_reason():
+                self.abort(f"rank {rank} has died")
             return None
+        if not count:
+            return None
+        self._fill(rank, line, memoryview(head)[count:], "an order", end_s)
+        data = bytearray(_SIZE.unpack(head)[0])
+        self._fill(rank, line, memoryview(data), "an order", end_s)
+        return data
 
     def send_frame(self, peer: int, data: bytes, end_s: float) -> None:
         """Send a message for `receive_frame`. Raises GroupBroken."""

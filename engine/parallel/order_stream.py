@@ -19,7 +19,7 @@ class OrderStreamSender:
     """The leader's end. One thread may wait in `receive` while another sends."""
 
     def __init__(self, mesh: Mesh, *, deadline_s: float) -> None:
-        """Take the mesh over, whose ranks need not all be there yet."""
+        """Take the mesh over, a star whose ranks need not all be there yet."""
         self._mesh, self._deadline_s = mesh, deadline_s
         self._encode = OrderEncoder().encode
         self._decode = msgspec.msgpack.Decoder(FollowerReport).decode
@@ -64,7 +64,7 @@ class OrderStreamReceiver:
     """A follower's end. One thread may report while another waits in `receive`."""
 
     def __init__(self, mesh: Mesh, *, deadline_s: float) -> None:
-        """Take the mesh over, whose ranks need not all be there yet."""
+        """Take the mesh over, a star whose ranks need not all be there yet."""
         self.rank = mesh.rank
         self._mesh, self._deadline_s = mesh, deadline_s
         self._decode, self._encode = OrderDecoder().decode, msgspec.msgpack.Encoder().encode

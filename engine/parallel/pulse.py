@@ -50,9 +50,12 @@ class Pulse:
         on_left: Callable[[str], object],
         *,
         silence_s: float = SILENCE_S,
+        is_farewell_final: bool = True,
     ) -> None:
+        """is_farewell_final: the group ends when another rank leaves."""
         self.silence_s = silence_s
         self._on_over, self._on_left = on_over, on_left
+        self._is_farewell_final = is_farewell_final
         self._left_s: list[float] = []
         self._changed = threading.Condition()
         self._peers: dict[int, _Peer] = {}
@@ -147,7 +150,8 @@ class Pulse:
                     self._changed.notify_all()
             elif kind == _LEFT and self._forget(peer):
                 self._on_left(f"rank {peer.rank} has left the group")
-                self._left_s.append(time.monotonic())
+                if self._is_farewell_final:
+                    self._left_s.append(time.monotonic())
 
     def _miss(self, now_s: float) -> None:
         if self._left_s and now_s - self._left_s[0] > FAREWELL_S:

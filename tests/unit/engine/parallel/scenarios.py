@@ -138,8 +138,8 @@ def _channel(rank, size, address, deadline_s, carrier, plan_bytes):
     """A rank's end of the orders."""
     if carrier == "sockets":
         if rank:
-            return OrderStreamReceiver(Mesh.join(address, rank), deadline_s=deadline_s)
-        mesh = Mesh.create(size, host="127.0.0.1", reached_at="127.0.0.1")
+            return OrderStreamReceiver(Mesh.join(address, rank, is_star=True), deadline_s=deadline_s)
+        mesh = Mesh.create(size, host="127.0.0.1", reached_at="127.0.0.1", is_star=True)
         return OrderStreamSender(mesh, deadline_s=deadline_s)
     if rank:
         return OrderReceiver.join(address, rank, deadline_s=deadline_s)
