@@ -123,6 +123,11 @@ class RayReplicas:
         self._groups = StageGroups(home)
         self._replicas: dict[WorkerId, _RayActor] = {}
 
+    @property
+    def worker_ids(self) -> tuple[WorkerId, ...]:
+        """Workers that run, start or have not ended yet."""
+        return tuple(self._replicas)
+
     def start(self, spec: WorkerSpec, *, threads: int, avoid: Sequence[str] = ()) -> None:
         """Start a worker without waiting. The directory or `on_exit` reports the result. `threads` are those
         of one rank. The ranks of one stage are on one node. On a Ray cluster other stages are on others if no
