@@ -68,7 +68,10 @@ class Control:
             crash=self._crash,
         )
         self._scaling = AutoscalerRunner(
-            live_settings(config), self._plane, ranks_max=config.autoscale.ranks_max
+            live_settings(config),
+            self._plane,
+            ranks_max=config.autoscale.ranks_max,
+            ranks_of=self._workers.ranks_of,
         )
         self._store_directory = StoreDirectory(config.store, meter=self._plane.meter)
         self._metrics = MetricsServer(render=self._render, health=self._health)

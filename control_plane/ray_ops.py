@@ -113,6 +113,11 @@ class RayReplicas:
         self._home, self.is_local = home, is_local
         self._replicas: dict[WorkerId, _RayActor] = {}
 
+    @property
+    def worker_ids(self) -> tuple[WorkerId, ...]:
+        """Workers that run, start or have not ended yet."""
+        return tuple(self._replicas)
+
     def start(self, spec: WorkerSpec, *, threads: int, avoid: Sequence[str] = ()) -> None:
         """Start a worker without waiting. The directory or `on_exit` reports the result. `threads` are those
         of one rank. All ranks are on one node, or none is: they belong to one actor. `avoid` lists nodes."""
