@@ -421,7 +421,7 @@ class Executor:
             self.kv.clear(block)  # memory that was never written is faster than any that is used
         measured = time_steps(
             lambda plans: execute_together(self, plans),
-            is_staged=self._unfinished is not None,
+            stages=1 if self._ranks is None else self._ranks.shape.pipeline,
             block_tokens=self.geometry.block_tokens,
             block_count=blocks,
             step_tokens_max=self._engine.step_tokens_max,
