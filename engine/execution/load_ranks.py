@@ -1,5 +1,6 @@
 """What one rank of a worker loads."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -18,6 +19,7 @@ from engine.model_files.check import check_executed
 from engine.model_files.division import Division, pair_cost, rank_divisions
 from engine.model_files.read_spec import load_spec
 from engine.model_files.resolve import resolve_model
+from engine.model_files.sizes import kv_geometry
 from engine.models.decoder import Decoder, Progress
 
 
@@ -78,6 +80,21 @@ def own_part(loaded: LoadedModel) -> PoolPart:
         return part_of(loaded.division, loaded.kv)
     geometry = loaded.whole_geometry
     return PoolPart(range(geometry.layer_count), range(geometry.kv_head_count), loaded.kv)
+
+
+def mapped_parts(
+    model: ModelConfig, engine: EngineConfig, shape: Shape, own: KVPool, addresses: Mapping[int, str]
+) -> tuple[PoolPart, ...]:
+    """The pools of the leader and of followers of this host, by rank. addresses: of the followers' pools."""
+    divisions = divisions_of(model, shape)
+    parts = [part_of(divisions[0], own)]
+    for rank, address in sorted(addresses.items()):
+        if shape.position(rank).context_rank:
+            continue  # the first context rank's pool is its own too
+        geometry = kv_geometry(divisions[rank].rank_spec(), model, engine)
+        pool = KVPool.attach(geometry, address, block_count=own.block_count)
+        parts.append(part_of(divisions[rank], pool))
+    return tuple(parts)
 
 
 def part_of(division: Division, pool: KVPool) -> PoolPart:
