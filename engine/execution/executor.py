@@ -14,7 +14,7 @@ from baton.core.errors import SetupError
 from baton.core.geometry import KVGeometry
 from baton.core.ids import SeqKey, SequenceId
 from baton.core.messages import AdapterRef
-from baton.core.sampling import SamplingParams, finish_after
+from baton.core.sampling import SamplingParams
 from baton.core.shape import Shape
 from baton.core.steps import (
     NOTHING_SAMPLED,
@@ -26,7 +26,7 @@ from baton.core.steps import (
 )
 from engine.compiling import CompilerProcess
 from engine.devices import TORCH_DTYPES
-from engine.execution.draft import DraftModel, DraftRequest
+from engine.execution.draft import DraftModel, with_drafts
 from engine.execution.graphs import make_graphs
 from engine.execution.load_ranks import (
     divisions_of,
@@ -99,8 +99,7 @@ class Executor:
         self._shared_tokens = SharedTokens(ranks)
         self.whole_geometry: KVGeometry = loaded.whole_geometry
         self.parts = parts or (own_part(loaded),)
-        """The KV pools of the ranks of this host, by rank, as they are mapped in this process. Context ranks
-        have one together."""
+        """The KV pools of the ranks of this host, by rank, mapped in this process. Context ranks share one."""
         self.spec = loaded.spec
         self.model_name, self.fingerprint = loaded.name, loaded.fingerprint
         self.notes = (*loaded.notes, *(draft.notes if draft is not None else ()))
@@ -246,7 +245,7 @@ class Executor:
             with torch.inference_mode():
                 results = self._finish(self._model, step)
             if self._draft is not None:
-                results = _with_drafts(self._draft, step.plan, results)
+                results = with_drafts(self._draft, step.plan, results)
         finally:
             if self._unfinished is not None:
                 self._unfinished.finished()
@@ -483,24 +482,3 @@ class Executor:
             self._unfinished.close()
         if self._team is not None:
             self._team.close()
-
-
-def _with_drafts(
-    draft: DraftModel, plan: StepPlan, results: tuple[ItemResult, ...]
-) -> tuple[ItemResult, ...]:
-    draft.end(plan.ended)
-    requests: list[DraftRequest] = []
-    for item, result in zip(plan.items, results, strict=True):
-        if not result.tokens:
-            continue
-        if item.history is not None:
-            draft.begin(item.key, item.history)
-        draft.follow(item.key, result.tokens)
-        count = (item.sample_index or 0) + len(result.tokens)
-        if item.want_drafts and finish_after(item.sampling, result.tokens[-1], count) is None:
-            requests.append(DraftRequest(item.key, item.want_drafts))
-    drafts = draft.draft(requests)
-    return tuple(
-        msgspec.structs.replace(result, drafts=drafts[item.key]) if item.key in drafts else result
-        for item, result in zip(plan.items, results, strict=True)
-    )
