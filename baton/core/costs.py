@@ -1,6 +1,6 @@
 """The cost model of one worker's steps, shared by worker, router and simulators.
 
-seconds of a step ≈ base + a·prompt tokens + b·decodes + c·context tokens + d·pairs
+seconds of a step ≈ base + a·prompt tokens + b·decodes + c·context tokens + d·pairs; at least its floor
 
 The worker fits it from its own steps (`engine.scheduling.step_time`), the first of which it runs when it
 starts. The simulators take it from a device's data sheet. It is linear, so it says little about a step that
@@ -33,17 +33,30 @@ class StepCosts(msgspec.Struct, frozen=True):
     pair_s: float = 0.0
     """Cost per pair of a computed prompt token and a position before it. This is attention's part, which
     makes the end of a long prompt dearer than its beginning."""
+    floor_s: float = 0.0
+    """Least time of any step: that of reading the weights that are streamed (`model.offload`). Computing goes
+    on beside it."""
 
     @property
     def is_usable(self) -> bool:
         """False for what no step can cost: a NaN, an infinity, less than nothing or more than an hour. A
         worker that reports such costs must not spoil what others decide by them."""
         found = (self.base_s, self.prompt_token_s, self.decode_s, self.context_token_s, self.pair_s)
+        found = (*found, self.floor_s)
         return all(0.0 <= cost_s <= COST_MAX_S for cost_s in found)
 
     def step_s(
         self, *, prompt_tokens: int = 0, decodes: float = 0, context_tokens: float = 0, pairs: float = 0
     ) -> float:
+        compute_s = self.compute_s(
+            prompt_tokens=prompt_tokens, decodes=decodes, context_tokens=context_tokens, pairs=pairs
+        )
+        return max(self.floor_s, compute_s)
+
+    def compute_s(
+        self, *, prompt_tokens: int = 0, decodes: float = 0, context_tokens: float = 0, pairs: float = 0
+    ) -> float:
+        """Return the time of a step without its floor."""
         return (
             self.base_s
             + self.prompt_token_s * prompt_tokens
@@ -59,7 +72,8 @@ class StepCosts(msgspec.Struct, frozen=True):
         if count == 0:
             return 0.0
         steps = -(-count // chunk_tokens)
-        return steps * self.base_s + self.prompt_token_s * count + self.pair_s * prompt_pairs(start, end)
+        compute_s = steps * self.base_s + self.prompt_token_s * count + self.pair_s * prompt_pairs(start, end)
+        return max(steps * self.floor_s, compute_s)
 
 
 def prompt_pairs(start: int, end: int) -> int:

@@ -27,7 +27,7 @@ from baton.core.steps import (
 from engine.compiling import CompilerProcess
 from engine.devices import TORCH_DTYPES
 from engine.execution.draft import DraftModel, DraftRequest
-from engine.execution.graphs import make_graphs
+from engine.execution.graphs import make_graphs, recorded_sequences
 from engine.execution.load_ranks import divisions_of, load_draft, load_rank, own_part, part_of, set_threads
 from engine.execution.ranks import Ranks, SharedTokens, StagedModel, UnfinishedSteps
 from engine.execution.self_timing import Measured, time_steps
@@ -127,11 +127,9 @@ class Executor:
             dtype=TORCH_DTYPES[self.geometry.dtype],
             device=loaded.kv.device,
         )
+        self.offloading, self.floor_s = loaded.offloading, loaded.floor_s
         self._graphs = make_graphs(
-            loaded.model,
-            loaded.kernels,
-            loaded.kv,
-            sequences_max=min(engine.graph_sequences_max, engine.batch_sequences_max),
+            loaded.model, loaded.kernels, loaded.kv, sequences_max=recorded_sequences(engine, loaded.floor_s)
         )
         self._engine = engine
 
@@ -167,7 +165,10 @@ class Executor:
                 geometry = kv_geometry(divisions[rank].rank_spec(), model, engine)
                 pools[rank] = KVPool.attach(geometry, report.pool_address, block_count=loaded.kv.block_count)
             parts = tuple(part_of(division, pools[rank]) for rank, division in enumerate(divisions))
-            return cls(loaded, engine, draft=draft, ranks=team.ranks, team=team, parts=parts)
+            executor = cls(loaded, engine, draft=draft, ranks=team.ranks, team=team, parts=parts)
+            floors = {rank: report.floor_s for rank, report in ready.items()}
+            executor.floor_s = team.ranks.floor_s({**floors, team.ranks.rank: executor.floor_s})
+            return executor
         except BaseException:
             team.close()
             raise
@@ -454,6 +455,8 @@ class Executor:
             self._unfinished.close()
         if self._team is not None:
             self._team.close()
+        if self.offloading is not None:
+            self.offloading.close()
 
 
 def _with_drafts(

@@ -227,4 +227,5 @@ def median_costs(all_costs: Iterable[StepCosts]) -> StepCosts | None:
         median(c.decode_s for c in listed),
         median(c.context_token_s for c in listed),
         median(c.pair_s for c in listed),
+        median(c.floor_s for c in listed),
     )

@@ -1,0 +1,108 @@
+"""The streamed layers of one rank: which buffer has whose weights, step after step."""
+
+import time
+from dataclasses import dataclass
+
+from engine.kernels.movable import MovableWeights
+from engine.offload.images import LayerImages
+from engine.offload.order import ReadOrder
+
+MEASURE_S = 0.5
+"""The time for reads at the start, to learn how fast they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamingCost:
+    layer_count: int
+    byte_count: int
+    """Read in every step."""
+    bytes_per_s: float
+
+    @property
+    def floor_s(self) -> float:
+        """The least time of a step."""
+        return self.byte_count / self.bytes_per_s
+
+
+class StreamedLayers:
+    """The thread that computes uses it."""
+
+    def __init__(self, images: LayerImages) -> None:
+        self._images = images
+        self._weights: list[MovableWeights] = []
+        self._order = ReadOrder(1)
+
+    @property
+    def bytes_read(self) -> int:
+        return self._images.bytes_read
+
+    @property
+    def waited_s(self) -> float:
+        """Time for which steps waited for reads, as far as the host knows."""
+        return self._images.waited_s
+
+    @property
+    def place(self) -> str:
+        return self._images.place
+
+    def add(self, weights: MovableWeights) -> "StreamedPlace":
+        """Take a layer's weights out of memory. Raises SetupError: there is no room for them elsewhere."""
+        self._images.keep(weights)
+        self._weights.append(weights)
+        return StreamedPlace(self, len(self._weights) - 1)
+
+    def start(self) -> StreamingCost:
+        """All layers were added: measure how fast they are read, and begin. Raises OffloadFailed."""
+        buffer = self._images.start()
+        for weights in self._weights:  # nothing refers to smaller buffers any more
+            weights.place(buffer[: weights.byte_count])
+        speed = self._measured()
+        self._order = ReadOrder(len(self._weights))
+        self._read_ahead()
+        return StreamingCost(len(self._weights), self._images.byte_count, speed)
+
+    def enter(self, index: int) -> None:
+        """Have a layer's weights in memory. Raises OffloadFailed."""
+        read = self._order.enter(index)
+        self._read_ahead()
+        self._weights[index].place(self._images.wait(read))
+
+    def leave(self) -> None:
+        """The layer that was entered last has computed, or all that computes it is launched."""
+        self._images.used(self._order.leave().buffer)
+        self._read_ahead()
+
+    def close(self) -> None:
+        self._images.close()
+
+    def _read_ahead(self) -> None:
+        for read in self._order.due():
+            self._images.begin(read)
+
+    def _measured(self) -> float:
+        """Bytes a second."""
+        order, began_s, byte_count = ReadOrder(len(self._weights)), time.perf_counter(), 0
+        for index, weights in enumerate(self._weights):
+            read = order.enter(index)._replace(number=-2 - index)
+            self._images.begin(read)
+            self._images.wait(read)
+            self._images.synchronize()
+            order.leave()
+            byte_count += weights.byte_count
+            if time.perf_counter() - began_s > MEASURE_S:
+                break
+        return byte_count / (time.perf_counter() - began_s)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamedPlace:
+    """One layer's, for the forward pass."""
+
+    layers: StreamedLayers
+    index: int
+
+    def enter(self) -> None:
+        self.layers.enter(self.index)
+
+    def leave(self) -> None:
+        self.layers.leave()
