@@ -15,13 +15,13 @@ import msgspec
 
 from baton.core.errors import IncompatiblePeer
 from baton.core.geometry import KVGeometry
-from baton.core.ids import ReadId, WorkerId
+from baton.core.ids import WorkerId
 from baton.core.messages import KVPart
-from baton.core.shape import RANKS_MAX
 from kv_transfer.backend import KVMemory
 from kv_transfer.checksums import WholeChecksums
-from kv_transfer.layout import Places, Ranges, check_places, part_geometry, part_reads
+from kv_transfer.layout import Places, part_geometry
 from kv_transfer.manager import TransferCounters, TransferManager
+from kv_transfer.part_plan import PartLink, merged, part_links, part_name, part_of_read, places_of
 from kv_transfer.read import BlockRead, ReadDone
 
 
@@ -34,39 +34,14 @@ class LocalPart(NamedTuple):
     """Reads into `memory`. It knows peers by the names of their parts."""
 
 
-class _PartLink(NamedTuple):
-    """How one of our parts is read from one of a peer's."""
+class _OpenLink(NamedTuple):
+    """A link whose peer's part a manager knows."""
 
+    plan: PartLink
     manager: TransferManager
     name: WorkerId
     """The peer's part."""
     backend: str
-    block_bytes: int
-    """Bytes of our part of a block."""
-    ranges: Ranges
-
-
-def part_name(worker_id: WorkerId, part: int, part_count: int) -> WorkerId:
-    """The name by which transfer backends know a part of a worker."""
-    return worker_id if part_count == 1 else WorkerId(f"{worker_id}/part{part}")
-
-
-def places_of(whole: KVGeometry, parts: Sequence[KVPart]) -> list[Places]:
-    """What a peer's parts hold. Raises IncompatiblePeer for parts that no worker of this model has."""
-    if not 0 < len(parts) <= RANKS_MAX:
-        raise IncompatiblePeer(f"its blocks have {len(parts)} parts: a worker has 1 to {RANKS_MAX}")
-    found: list[Places] = []
-    for part in parts:
-        places = Places(
-            range(part.first_layer, part.first_layer + part.layer_count),
-            range(part.first_head, part.first_head + part.head_count),
-        )
-        try:
-            check_places(whole, places)
-        except ValueError as error:
-            raise IncompatiblePeer(f"its blocks have {error}") from None
-        found.append(places)
-    return found
 
 
 class PartTransfer:
@@ -81,12 +56,9 @@ class PartTransfer:
         self._checksums: WholeChecksums | None = None
         if all(part.memory.is_host for part in parts):
             self._checksums = WholeChecksums(whole, [(part.places, part.memory) for part in parts])
-        places = [part.places for part in parts]
-        self._replicas = [places[:rank].count(places[rank]) for rank in range(len(places))]
-        """How many parts before each hold the same."""
         self._added: dict[WorkerId, set[tuple[TransferManager, WorkerId]]] = {}
         """Names of a peer's parts that managers know, or may know."""
-        self._links: dict[WorkerId, list[_PartLink]] = {}
+        self._links: dict[WorkerId, list[_OpenLink]] = {}
         self._corrupt: Counter[str] = Counter()
 
     async def start(self) -> None:
@@ -120,35 +92,32 @@ class PartTransfer:
         Raises IncompatiblePeer or TransferFailed; then the peer is not known any more."""
         try:
             places = places_of(self._whole, offer)
-            reads = [
-                (part, read)
-                for rank, part in enumerate(self._parts)
-                for read in part_reads(self._whole, places, part.places, spread=self._replicas[rank])
-            ]
+            plans = part_links(self._whole, [part.places for part in self._parts], places)
         except (IncompatiblePeer, ValueError) as error:
             await self.remove_peer(peer)
             raise IncompatiblePeer(f"{peer}: {error}") from None
-        names = [part_name(peer, read.source_part, len(offer)) for _, read in reads]
-        wanted = {(part.manager, name) for (part, _), name in zip(reads, names, strict=True)}
+        managers = [self._parts[plan.local_part].manager for plan in plans]
+        names = [part_name(peer, plan.source_part, len(offer)) for plan in plans]
+        wanted = set(zip(managers, names, strict=True))
         await self._forget(self._added.get(peer, set()) - wanted)
         self._added[peer] = wanted
         backends = await asyncio.gather(
             *(
-                part.manager.add_peer(
+                manager.add_peer(
                     name,
-                    offer[read.source_part].transfer_offers,
-                    block_bytes=part_geometry(self._whole, places[read.source_part]).block_bytes,
+                    offer[plan.source_part].transfer_offers,
+                    block_bytes=part_geometry(self._whole, places[plan.source_part]).block_bytes,
                 )
-                for (part, read), name in zip(reads, names, strict=True)
+                for plan, manager, name in zip(plans, managers, names, strict=True)
             ),
             return_exceptions=True,
         )
-        links: list[_PartLink] = []
-        for (part, read), name, backend in zip(reads, names, backends, strict=True):
+        links: list[_OpenLink] = []
+        for plan, manager, name, backend in zip(plans, managers, names, backends, strict=True):
             if isinstance(backend, BaseException):
                 await self.remove_peer(peer)
                 raise backend
-            links.append(_PartLink(part.manager, name, backend, part.memory.block_bytes, read.ranges))
+            links.append(_OpenLink(plan, manager, name, backend))
         self._links[peer] = links
 
     async def remove_peer(self, peer: WorkerId) -> None:
@@ -172,7 +141,9 @@ class PartTransfer:
         began_s = time.monotonic()
         done = merged(
             read.read_id,
-            await asyncio.gather(*(link.manager.read_checked(_part(read, link)) for link in links)),
+            await asyncio.gather(
+                *(link.manager.read_checked(part_of_read(read, link.plan, link.name)) for link in links)
+            ),
         )
         if any(read.checksums) and not done.error and self._checksums is not None:
             corrupt = await asyncio.to_thread(self._checksums.wrong, read.local_blocks, read.checksums)
@@ -211,24 +182,3 @@ class PartTransfer:
         """Backend name -> peers that are read over it."""
         used = [{link.backend for link in links} for links in self._links.values()]
         return {name: sum(name in backends for backends in used) for name in self.counters}
-
-
-def _part(read: BlockRead, link: _PartLink) -> BlockRead:
-    """The bytes of a read that are in one of the owner's parts and wanted in one of ours. Checksums are those
-    of whole blocks."""
-    return msgspec.structs.replace(
-        read, owner=link.name, block_bytes=link.block_bytes, ranges=link.ranges, checksums=()
-    )
-
-
-def merged(read_id: ReadId, parts: Sequence[ReadDone]) -> ReadDone:
-    """How a read ended whose parts ended like this. If the owner gave a block away, that is the error."""
-    stale = [done for done in parts if done.is_stale]
-    failed = [done for done in parts if done.error]
-    return ReadDone(
-        read_id,
-        (stale or failed)[0].error if failed else "",
-        is_settled=all(done.is_settled for done in parts),
-        is_stale=bool(stale),
-        byte_count=sum(done.byte_count for done in parts),
-    )

@@ -10,7 +10,8 @@ from baton.core.ids import ReadId, WorkerId
 from kv_transfer.backend import KVMemory
 from kv_transfer.layout import Places, part_geometry
 from kv_transfer.manager import TransferManager
-from kv_transfer.part_transfer import LocalPart, PartTransfer, part_name
+from kv_transfer.part_plan import part_name
+from kv_transfer.part_transfer import LocalPart, PartTransfer
 from kv_transfer.read import BlockRead
 from tests.contract.transfer_peer import content, cut, make_backend
 from tests.loopback_backend import LoopbackFabric

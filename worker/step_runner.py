@@ -35,8 +35,8 @@ class StepRunner:
 
     async def _run(self, plan: StepPlan) -> None:
         # Heartbeats go on while the device hangs, and so would everybody's trust in this worker. A step that
-        # was planned ahead waits for the one before it.
-        limit = asyncio.timeout(2 * self._timeout_s if self._running_count else self._timeout_s)
+        # was planned ahead waits for those before it.
+        limit = asyncio.timeout((1 + self._running_count) * self._timeout_s)
         self._running_count += 1
         try:
             async with limit:

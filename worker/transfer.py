@@ -14,7 +14,8 @@ from kv_transfer.backend import KVMemory
 from kv_transfer.checksums import WholeChecksums
 from kv_transfer.layout import Places
 from kv_transfer.manager import TransferManager
-from kv_transfer.part_transfer import LocalPart, PartTransfer, part_name
+from kv_transfer.part_plan import part_name
+from kv_transfer.part_transfer import LocalPart, PartTransfer
 from kv_transfer.registry import BackendSite, build_backends
 from worker.grant_checksums import GrantChecksums, Send
 

@@ -7,6 +7,10 @@ starts. The simulators take it from a device's data sheet. It is linear, so it s
 is unlike all that ran, and its users correct it by what then happens.
 """
 
+from collections.abc import Iterable
+from math import ceil, sqrt
+from statistics import median, median_low
+
 import msgspec
 
 PLANNED_SHARE = 0.9
@@ -15,7 +19,10 @@ answer whose every step is so full would miss its objective through whatever els
 its place, or a step that took longer than planned."""
 
 
+STAGE_CHUNK_MIN = 64
+"""Least tokens of a chunk that is made small for the sake of a pipeline. Kernels need so many rows."""
 COST_MAX_S = 3600.0
+STAGES_MAX = 1024
 TIMING_MAX_S = 1e9
 
 
@@ -33,6 +40,9 @@ class StepCosts(msgspec.Struct, frozen=True):
     pair_s: float = 0.0
     """Cost per pair of a computed prompt token and a position before it. This is attention's part, which
     makes the end of a long prompt dearer than its beginning."""
+    stages: int = 1
+    """Pipeline stages. Several chunks of prompts are then under way at once: their costs are what each adds
+    to the one before it. Steps with decodes are not: their costs are those of all stages together."""
     floor_s: float = 0.0
     """Least time of any step: that of reading the weights that are streamed (`model.offload`). Computing goes
     on beside it."""
@@ -42,8 +52,8 @@ class StepCosts(msgspec.Struct, frozen=True):
         """False for what no step can cost: a NaN, an infinity, less than nothing or more than an hour. A
         worker that reports such costs must not spoil what others decide by them."""
         found = (self.base_s, self.prompt_token_s, self.decode_s, self.context_token_s, self.pair_s)
-        found = (*found, self.floor_s)
-        return all(0.0 <= cost_s <= COST_MAX_S for cost_s in found)
+        is_pipeline = self.stages <= STAGES_MAX
+        return is_pipeline and all(0.0 <= cost_s <= COST_MAX_S for cost_s in (*found, self.floor_s))
 
     def step_s(
         self, *, prompt_tokens: int = 0, decodes: float = 0, context_tokens: float = 0, pairs: float = 0
@@ -66,19 +76,52 @@ class StepCosts(msgspec.Struct, frozen=True):
         )
 
     def prompt_s(self, start: int, end: int, *, chunk_tokens: int) -> float:
-        """Return the seconds to compute positions [start, end) of one prompt in steps of `chunk_tokens`,
-        alone."""
+        """Return the seconds to compute positions [start, end) of one prompt in steps of `chunk_tokens` at
+        most, alone. The last chunk passes the later stages when all others have."""
         count = max(0, end - start)
         if count == 0:
             return 0.0
-        steps = -(-count // chunk_tokens)
-        compute_s = steps * self.base_s + self.prompt_token_s * count + self.pair_s * prompt_pairs(start, end)
-        return max(steps * self.floor_s, compute_s)
+        chunk = min(chunk_tokens, self.chunk_tokens(count))
+        steps = -(-count // chunk)
+        own_s = steps * self.base_s + self.prompt_token_s * count + self.pair_s * prompt_pairs(start, end)
+        floor_s = (steps + self.stages - 1) * self.floor_s / max(1, self.stages)
+        if self.stages <= 1:
+            return max(floor_s, own_s)
+        last = min(chunk, count)
+        last_s = self.base_s + self.prompt_token_s * last + self.pair_s * prompt_pairs(end - last, end)
+        return max(floor_s, own_s + (self.stages - 1) * last_s)
+
+    def chunk_tokens(self, token_count: int) -> int:
+        """Return the length of the chunks in which so many prompt tokens pass all stages soonest.
+
+        In n chunks they take (n + stages - 1) · (base + a · tokens / n) seconds, which is least at
+        n = sqrt((stages - 1) · a · tokens / base).
+        """
+        if self.stages <= 1:
+            return max(1, token_count)
+        chunks = round(sqrt((self.stages - 1) * self.prompt_token_s * token_count / max(self.base_s, 1e-9)))
+        return max(STAGE_CHUNK_MIN, ceil(token_count / max(1, chunks)))
 
 
 def prompt_pairs(start: int, end: int) -> int:
     """Return the number of pairs of a token at a position of [start, end) and a position before it."""
     return (end * (end - 1) - start * (start - 1)) // 2
+
+
+def median_costs(all_costs: Iterable[StepCosts]) -> StepCosts | None:
+    """The median of each coefficient; None: there are none."""
+    listed = list(all_costs)
+    if not listed:
+        return None
+    return StepCosts(
+        median(c.base_s for c in listed),
+        median(c.prompt_token_s for c in listed),
+        median(c.decode_s for c in listed),
+        median(c.context_token_s for c in listed),
+        median(c.pair_s for c in listed),
+        median_low(c.stages for c in listed),
+        median(c.floor_s for c in listed),
+    )
 
 
 class PhaseTimings(msgspec.Struct, frozen=True):

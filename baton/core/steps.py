@@ -109,3 +109,6 @@ class StepResult(msgspec.Struct, frozen=True):
     results: tuple[ItemResult, ...]
     """One result per item of the plan, in its order."""
     elapsed_s: float
+    """Seconds between its beginning and its results."""
+    overlap_s: float = 0.0
+    """Those of them in which the step before was not done: other stages of the pipeline computed it."""

@@ -20,6 +20,7 @@ from baton.config import EngineConfig, ModelConfig
 from baton.core.errors import SetupError
 from baton.core.ids import SeqKey, SequenceId
 from baton.core.sampling import SamplingParams
+from baton.core.shape import Shape
 from baton.core.steps import PENDING_TOKEN, StepItem, StepPlan, StepResult
 from baton.wire.parent import end_with_parent
 from benchmarks.parallel.model_requests import (
@@ -38,16 +39,14 @@ from engine.execution.executor import Executor
 from engine.model_files.read_spec import load_spec
 from engine.model_files.sizes import kv_geometry
 
-IN_FLIGHT = 2
-"""Steps that a worker's scheduler lets begin before the first of them is finished."""
 KIB = 1024
 
 
 class TimedSteps:
     """Steps as a worker runs them: one thread begins them, another one finishes those of several stages."""
 
-    def __init__(self, executor: Executor) -> None:
-        self._executor = executor
+    def __init__(self, executor: Executor, stages: int) -> None:
+        self._executor, self._stages = executor, stages
         self._finishing = ThreadPoolExecutor(1, thread_name_prefix="finish")
         self._step_number = self._sequence_number = 0
 
@@ -57,8 +56,11 @@ class TimedSteps:
     def decode(self, batch: int, context_tokens: int, steps: int) -> float:
         """A sequence has `context_tokens - 1` tokens already, whatever stands in its blocks."""
         self._sequence_number += 1
-        self._run([self._decode_plan(batch, context_tokens, 7)])
-        return self._run([self._decode_plan(batch, context_tokens, PENDING_TOKEN)] * steps) / steps
+        groups = self._groups(batch, context_tokens, 7)
+        self._run(groups)
+        if len(groups) == 1:
+            groups = self._groups(batch, context_tokens, PENDING_TOKEN)
+        return self._run(groups * steps) / steps
 
     def _run(self, plans: Iterable[StepPlan]) -> float:
         executor, open_steps = self._executor, deque[Future[StepResult]]()
@@ -69,7 +71,7 @@ class TimedSteps:
             if isinstance(begun, StepResult):
                 continue
             open_steps.append(self._finishing.submit(executor.finish, begun))
-            if len(open_steps) == IN_FLIGHT:
+            if len(open_steps) == self._stages:
                 open_steps.popleft().result()
         for step in open_steps:
             step.result()
@@ -85,13 +87,15 @@ class TimedSteps:
             if (chunk := prompt[first : first + chunk_tokens])
         ]
 
-    def _decode_plan(self, batch: int, context_tokens: int, token: int) -> StepPlan:
+    def _groups(self, batch: int, context_tokens: int, token: int) -> list[StepPlan]:
+        """Steps in which each of `batch` sequences decodes once: the groups that take turns in the stages."""
         count = self._executor.geometry.blocks_for(context_tokens)
         items = [
             self._item(i, (token,), context_tokens - 1, tuple(range(i * count, (i + 1) * count)))
             for i in range(batch)
         ]
-        return StepPlan(tuple(items), 0)
+        size = -(-batch // self._stages)
+        return [StepPlan(tuple(items[first : first + size]), 0) for first in range(0, batch, size)]
 
     def _item(
         self,
@@ -176,7 +180,8 @@ def main(arguments: Sequence[str]) -> None:
             return
         try:
             say(ModelLoaded(type(executor.kernels).__name__))
-            steps, decoder = TimedSteps(executor), msgspec.json.Decoder(Request)
+            stages = Shape.parse(launch.shape).pipeline
+            steps, decoder = TimedSteps(executor, stages), msgspec.json.Decoder(Request)
             for line in sys.stdin.buffer:
                 say(_answer(executor, steps, decoder.decode(line), libraries))
         finally:

@@ -5,12 +5,11 @@
 
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
-from statistics import median
 from typing import cast
 
 import msgspec
 
-from baton.core.costs import StepCosts
+from baton.core.costs import median_costs
 from baton.core.demand import ClassLoad, DemandReport, Traits, WorkerLoad, difference, fell, total
 from baton.core.ids import RouterId, WorkerId
 from baton.core.messages import Role
@@ -134,9 +133,9 @@ def typical(all_traits: Iterable[Traits]) -> Traits | None:
     """Return the median of each figure, since workers of one role are taken to be alike. None: no worker
     reported any."""
     listed = list(all_traits)
-    if not listed:
+    costs = median_costs(t.costs for t in listed)
+    if costs is None:
         return None
-    costs = StepCosts(*(median(getattr(t.costs, n) for t in listed) for n in StepCosts.__struct_fields__))
     return Traits(
         costs,
         chunk_tokens=min(t.chunk_tokens for t in listed),

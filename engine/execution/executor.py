@@ -30,7 +30,7 @@ from engine.execution.draft import DraftModel, DraftRequest
 from engine.execution.graphs import make_graphs, recorded_sequences
 from engine.execution.load_ranks import divisions_of, load_draft, load_rank, own_part, part_of, set_threads
 from engine.execution.ranks import Ranks, SharedTokens, StagedModel, UnfinishedSteps
-from engine.execution.self_timing import Measured, time_steps
+from engine.execution.self_timing import Measured, execute_together, time_steps
 from engine.execution.step_batch import PromptRows, StepBatch
 from engine.execution.team import RankTeam
 from engine.grammar import GrammarStore
@@ -85,10 +85,8 @@ class Executor:
         """ranks: None where there is one. team: the leader's followers. parts: the pools of all ranks, if
         this one leads; empty: this one's is the whole."""
         self._ranks, self._team = ranks, team
-        self._unfinished: UnfinishedSteps | None = None
-        """Where this rank leads the stages of a pipeline: others hold what its steps end with."""
-        if ranks is not None and ranks.is_staged and ranks.is_leader:
-            self._unfinished = UnfinishedSteps()
+        self._unfinished = UnfinishedSteps() if ranks is not None and ranks.leads_stages else None
+        self._finished_s = 0.0  # when the step before was done
         self._shared_tokens = SharedTokens(ranks)
         self.whole_geometry: KVGeometry = loaded.whole_geometry
         self.parts = parts or (own_part(loaded),)
@@ -230,7 +228,10 @@ class Executor:
         finally:
             if self._unfinished is not None:
                 self._unfinished.finished()
-        return StepResult(step.plan.step_number, results, time.perf_counter() - step.started_s)
+        now_s = time.perf_counter()
+        overlap_s = max(0.0, self._finished_s - step.started_s)
+        self._finished_s = now_s
+        return StepResult(step.plan.step_number, results, now_s - step.started_s, overlap_s)
 
     def _finish(self, model: LanguageModel, step: BegunStep) -> tuple[ItemResult, ...]:
         """Results of the step's items. A follower returns nothing: the leader has the results."""
@@ -402,7 +403,8 @@ class Executor:
         for block in range(blocks):
             self.kv.clear(block)  # memory that was never written is faster than any that is used
         measured = time_steps(
-            self.execute,
+            lambda plans: execute_together(self, plans),
+            is_staged=self._unfinished is not None,
             block_tokens=self.geometry.block_tokens,
             block_count=blocks,
             step_tokens_max=self._engine.step_tokens_max,

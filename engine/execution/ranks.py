@@ -46,6 +46,11 @@ class Ranks:
         return self.shape.pipeline > 1
 
     @property
+    def leads_stages(self) -> bool:
+        """True where other stages have what the steps of this rank end with."""
+        return self.is_leader and self.is_staged
+
+    @property
     def position(self) -> Position:
         return self.shape.position(self.rank)
 

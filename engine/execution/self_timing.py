@@ -5,7 +5,9 @@ and long contexts: what `StepTimeModel` needs to tell its costs apart.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol, TypeVar
 
 from baton.core.costs import prompt_pairs
 from baton.core.geometry import blocks_for
@@ -22,11 +24,12 @@ CONTEXTS = (64, 1024)
 ROUNDS = 3
 """The first of each shape pays for what is made on first use, and does not count."""
 
+B = TypeVar("B")
 Measured = list[tuple[StepWork, float]]
 
 
 def time_steps(
-    execute: Callable[[StepPlan], StepResult],
+    execute: Callable[[Sequence[StepPlan]], list[StepResult]],
     *,
     block_tokens: int,
     block_count: int,
@@ -34,26 +37,51 @@ def time_steps(
     batch_sequences_max: int,
     positions_max: int,
     vocab: int,
+    is_staged: bool = False,
     budget_s: float = BUDGET_S,
     now: Callable[[], float] = time.perf_counter,
 ) -> Measured:
     """Work and seconds of each step. `positions_max`: of one sequence. Uses any blocks of the pool, which
-    nobody may use yet, and leaves no sequence behind in the executor."""
+    nobody may use yet, and leaves no sequence behind in the executor.
+
+    `execute` may begin a step before the one before it is done. Chunks of prompts are given to it together,
+    since a worker of several stages computes them at the same time.
+    """
     maker = _Maker(block_tokens, block_count, vocab)
     measured: Measured = []
     times = StepTimeModel(chunk_tokens=step_tokens_max)
     ends_s = now() + budget_s
     for items, work in _shapes(maker, step_tokens_max, batch_sequences_max, positions_max):
         is_first_of_kind = len(measured) < 4
-        for round_number in range(ROUNDS):
-            if not is_first_of_kind and now() + times.predict_s(work) > ends_s:
+        together = ROUNDS if is_staged and work.prompt_tokens else 1
+        for round_number in range(0, ROUNDS, together):
+            if not is_first_of_kind and now() + together * times.predict_s(work) > ends_s:
                 break
-            result = execute(maker.plan(items))
-            if round_number:
-                times.observe(work, result.elapsed_s)
-                measured.append((work, result.elapsed_s))
-    execute(maker.goodbye())
+            results = execute([maker.plan(items) for _ in range(together)])
+            for result in results if round_number else results[1:]:
+                elapsed_s = result.elapsed_s - result.overlap_s
+                times.observe(work, elapsed_s)
+                measured.append((work, elapsed_s))
+    execute([maker.goodbye()])
     return measured
+
+
+class Stepper(Protocol[B]):
+    """What `Executor` has: a step may go on elsewhere when `begin` returns, and `finish` waits for it."""
+
+    def begin(self, plan: StepPlan) -> StepResult | B: ...
+
+    def finish(self, step: B) -> StepResult: ...
+
+
+def execute_together(stepper: Stepper[B], plans: Sequence[StepPlan]) -> list[StepResult]:
+    """Execute all plans, each beginning as soon as the one before it may go on elsewhere."""
+    with ThreadPoolExecutor(max_workers=1) as finishing:
+        results: list[StepResult | Future[StepResult]] = []
+        for plan in plans:
+            step = stepper.begin(plan)
+            results.append(step if isinstance(step, StepResult) else finishing.submit(stepper.finish, step))
+        return [one.result() if isinstance(one, Future) else one for one in results]
 
 
 def _shapes(

@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 import msgspec
 import torch
@@ -25,8 +24,9 @@ from baton.core.shape import Shape, cores_of_rank
 from engine.execution.ranks import LEADER, Ranks
 from engine.parallel.group import Group, GroupBroken
 from engine.parallel.order_channel import OrderSender
-from engine.parallel.orders import AdapterRead, FollowerFailed, FollowerReady, RankOrder, ReadAdapter
+from engine.parallel.orders import FollowerReady, FollowerReport, RankOrder, ReadAdapter
 from engine.parallel.shared_memory import SharedMemoryGroup
+from engine.parallel.team_state import AdapterFailed, TeamState
 
 log = logging.getLogger(__name__)
 
@@ -58,11 +58,6 @@ class FollowerSetup(msgspec.Struct, frozen=True):
     """`ModelConfig` as JSON."""
     engine: str
     """`EngineConfig` as JSON."""
-
-
-class AdapterFailed(NamedTuple):
-    rank: int
-    reason: str
 
 
 def place_of(world: Group, shape: Shape, rank: int, engine: EngineConfig) -> Ranks:
@@ -114,12 +109,7 @@ class RankTeam:
         self._cores = tuple(sorted(os.sched_getaffinity(0)))
         self._processes: list[subprocess.Popen[bytes]] = []
         self._changed = threading.Condition()
-        self._ready: dict[int, FollowerReady] = {}
-        self._adapter_reads: dict[int, AdapterRead] = {}
-        """Reports on the adapter that is being read, by rank."""
-        self._adapter_key = ""
-        self._end_reason, self._is_setup = "", False
-        self._is_closing = False
+        self._state = TeamState(shape.rank_count)
         self._on_lost: Callable[[str], None] | None = None
         self._listener = threading.Thread(target=self._listen, name="ranks", daemon=True)
         self.ranks: Ranks
@@ -159,21 +149,20 @@ class RankTeam:
     def wait_ready(self) -> dict[int, FollowerReady]:
         """Wait until every follower can execute plans. Raises the first one's reason: SetupError if somebody
         must change something, else GroupBroken, and another start may do better."""
-        expected = self._shape.rank_count - 1
+        state = self._state
         with self._changed:
-            self._changed.wait_for(lambda: self._end_reason or len(self._ready) == expected, READY_S)
-            if self._end_reason:
-                raise (SetupError if self._is_setup else GroupBroken)(self._end_reason)
-            if len(self._ready) < expected:
-                late = sorted(set(range(1, expected + 1)) - self._ready.keys())
-                raise SetupError(f"rank {late[0]} has not read its part of the model in {READY_S:g} s")
-            return dict(self._ready)
+            self._changed.wait_for(lambda: state.end_reason or state.is_ready, READY_S)
+            if state.end_reason:
+                raise (SetupError if state.is_setup else GroupBroken)(state.end_reason)
+            if state.late:
+                raise SetupError(f"rank {state.late[0]} has not read its part of the model in {READY_S:g} s")
+            return dict(state.ready)
 
     def watch(self, on_lost: Callable[[str], None]) -> None:
         """Call `on_lost` once when the ranks have ended without `close`. Any thread may do it."""
         with self._changed:
             self._on_lost = on_lost
-            reason = self._end_reason
+            reason = self._state.end_reason
         if reason:
             on_lost(reason)
 
@@ -182,7 +171,7 @@ class RankTeam:
         try:
             self._orders.send(order)
         except GroupBroken as error:
-            raise GroupBroken(self._end_reason or str(error)) from error
+            raise GroupBroken(self._state.end_reason or str(error)) from error
 
     def read_adapter(self, ref: AdapterRef, own_part: Callable[[], None]) -> AdapterFailed | None:
         """Let every rank read its part, this one by `own_part`. One adapter at a time.
@@ -190,34 +179,25 @@ class RankTeam:
         Returns a follower that could not, or not in time. Raises what `own_part` does, and GroupBroken.
         """
         with self._changed:
-            self._adapter_reads.clear()
-            self._adapter_key = ref.key
+            self._state.adapter_begins(ref.key)
         self.send(ReadAdapter(ref))
         try:
             own_part()
         finally:
             self._wait_for_adapter()
         with self._changed:
-            for rank in range(1, self._shape.rank_count):
-                read = self._adapter_reads.get(rank)
-                if read is None:  # slow storage is no reason to end a worker that serves others
-                    return AdapterFailed(rank, f"it takes longer than {ADAPTER_S:g} s")
-                if read.error:
-                    return AdapterFailed(rank, read.error)
-        return None
+            return self._state.adapter_failed(ADAPTER_S)
 
     def _wait_for_adapter(self) -> None:
-        expected = self._shape.rank_count - 1
+        state = self._state
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._end_reason or len(self._adapter_reads) == expected, ADAPTER_S
-            )
-            if self._end_reason:
-                raise GroupBroken(self._end_reason)
+            self._changed.wait_for(lambda: state.end_reason or state.is_adapter_read, ADAPTER_S)
+            if state.end_reason:
+                raise GroupBroken(state.end_reason)
 
     def close(self) -> None:
         """End the followers. Idempotent."""
-        self._is_closing = True
+        self._state.is_closing = True
         if hasattr(self, "ranks"):
             self.ranks.close()
         self._world.close()
@@ -264,32 +244,24 @@ class RankTeam:
 
     def _listen(self) -> None:
         try:
-            while not self._is_closing:
+            while not self._state.is_closing:
                 found = self._orders.receive(timeout_s=LOOK_S)
                 if found is not None:
                     self._take(*found)
         except GroupBroken as error:
             self._ended(str(error))
 
-    def _take(self, rank: int, report: FollowerReady | FollowerFailed | AdapterRead) -> None:
+    def _take(self, rank: int, report: FollowerReport) -> None:
         with self._changed:
-            match report:
-                case FollowerReady():
-                    self._ready[rank] = report
-                case AdapterRead():
-                    if report.key == self._adapter_key:  # one that took too long may still arrive
-                        self._adapter_reads[rank] = report
-                case FollowerFailed():
-                    self._is_setup = self._is_setup or (report.is_setup and not self._end_reason)
+            reason = self._state.reported(rank, report)
             self._changed.notify_all()
-        if isinstance(report, FollowerFailed):
-            self._ended(f"rank {rank}: {report.reason}")
+        if reason:
+            self._ended(reason)
 
     def _ended(self, reason: str) -> None:
         with self._changed:
-            if self._is_closing or self._end_reason:
+            if not self._state.ended(reason):
                 return
-            self._end_reason = reason
             on_lost = self._on_lost
             self._changed.notify_all()
         log.error("the ranks of this worker end together: %s", reason)

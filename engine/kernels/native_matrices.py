@@ -30,7 +30,10 @@ class NativeMatrix:
         self, pointer: int | None, out_size: int, in_size: int, *, is_coded: bool, is_wide: bool
     ) -> None:
         if not pointer:
-            raise SetupError("not enough memory for the model's weights")
+            raise SetupError(
+                "not enough memory for the model's weights: set model.offload to auto or to a number of "
+                "layers, divide the model over more ranks (engine.shape), or quantise it (model.quantization)"
+            )
         self.pointer = pointer
         self.out_size, self.in_size = out_size, in_size
         self.is_coded = is_coded

@@ -107,7 +107,7 @@ def load_model(
     if spec.is_native:
         dtype = TORCH_DTYPES[geometry.dtype]
         source = open_source(checkpoint, spec, model, dtype=dtype, device=device)
-        offloading = _offloading(model, engine, division, checkpoint, dtype)
+        offloading = _offloading(model, engine, division, checkpoint, dtype, kv_bytes)
         loader = _loader(source, kernels, division, group, offloading)
         network, linears = _decoder(division, loader, offloading, checkpoint, tokens, progress)
         notes.extend(offloading.notes)
@@ -176,13 +176,14 @@ def _offloading(
     division: Division,
     checkpoint: Checkpoint | GgufCheckpoint,
     dtype: torch.dtype,
+    pool_bytes: int,
 ) -> Offloading:
     spec, stage = division.rank_spec(), division.stage
     table_bytes = spec.vocab_size * spec.hidden_size * dtype.itemsize
     ranks = Shape.parse(engine.shape).rank_count
 
     def room(first_bytes: int) -> Room:
-        left = memory_room(torch_device(model.device), rank_count=ranks)
+        left = memory_room(torch_device(model.device), rank_count=ranks, pool_bytes=pool_bytes)
         if not model.weights_bytes_max:
             return left
         taken = first_bytes + (table_bytes if stage.is_first else 0)

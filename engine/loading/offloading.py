@@ -13,7 +13,7 @@ import torch
 from baton.config import EngineConfig, ModelConfig
 from baton.core.errors import SetupError
 from engine.kernels.movable import MovableWeights
-from engine.offload.choice import BUFFERS, Room, Sizes, check_offload, estimate, streamed_layers
+from engine.offload.choice import BUFFERS, Room, WeightSizes, check_offload, estimate, streamed_layers
 from engine.offload.file_images import FileImages
 from engine.offload.images import LayerImages, PinnedImages
 from engine.offload.memory import page_cache_bytes
@@ -110,7 +110,7 @@ class Offloading:
         if self._chosen:
             self.streamed = StreamedLayers(self._images(sizes, room))
 
-    def _images(self, sizes: Sizes, room: Room) -> LayerImages:
+    def _images(self, sizes: WeightSizes, room: Room) -> LayerImages:
         device = torch.device(self._model.device)
         if device.type == "cuda":
             return PinnedImages(device)

@@ -12,7 +12,7 @@ from engine.model_files.division import ONLY_STAGE, StagePlace
 from engine.model_files.spec import ModelSpec
 from engine.models.attention import Attention, GroupedAttention
 from engine.models.expert_counts import ExpertCounts
-from engine.models.linear import Linear, Loader, Norm, StepContext, StreamedPlace
+from engine.models.linear import LayerPlace, Linear, Loader, Norm, StepContext
 from engine.models.mla import LatentAttention
 from engine.models.mlp import GatedMlp, Mlp
 from engine.models.moe import MixtureOfExperts
@@ -86,7 +86,7 @@ class Layer:
 class StreamedLayer:
     """A layer whose weights are in memory only while it computes."""
 
-    def __init__(self, layer: Layer, place: StreamedPlace) -> None:
+    def __init__(self, layer: Layer, place: LayerPlace) -> None:
         self._layer, self._place = layer, place
         self.attention = layer.attention
 

@@ -65,7 +65,7 @@ class MatrixSource(Protocol):
         ...
 
 
-class StreamedPlace(Protocol):
+class LayerPlace(Protocol):
     """The memory of a layer that is streamed."""
 
     def enter(self) -> None:
@@ -80,7 +80,7 @@ class StreamedPlace(Protocol):
 class LayerKeeper(Protocol):
     """Decides which layers are streamed, as they are read."""
 
-    def take(self, index: int, weights: Callable[[], MovableWeights]) -> StreamedPlace | None:
+    def take(self, index: int, weights: Callable[[], MovableWeights]) -> LayerPlace | None:
         """None: the layer stays in memory. weights: makes its image. Raises SetupError."""
         ...
 
@@ -249,7 +249,7 @@ class Loader(Generic[Plan, Packed, PackedExperts]):
         """A tensor that a layer multiplies by as it is."""
         self._packed.append(weights)
 
-    def layer_is_read(self, index: int) -> StreamedPlace | None:
+    def layer_is_read(self, index: int) -> LayerPlace | None:
         """All weights since the last call are one layer's. Returns its place if it is streamed."""
         packed, self._packed = self._packed, []
         return (

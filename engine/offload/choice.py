@@ -28,10 +28,12 @@ class Room:
     """What sets it, for people."""
     is_hard: bool
     """The system refuses more, or ends the process."""
+    reserve: int = 0
+    """What `auto` leaves free of it besides its share."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class WeightSizes:
     """Bytes of a rank's weights in the form in which kernels use them. All but the first layer are estimated
     from what the files hold of them."""
 
@@ -40,13 +42,13 @@ class Sizes:
     """What is read after the layers."""
 
 
-def estimate(stored: Mapping[int, int], layers: range, first_bytes: int, rest: int) -> Sizes:
+def estimate(stored: Mapping[int, int], layers: range, first_bytes: int, rest: int) -> WeightSizes:
     """stored: bytes that the files have of each layer of the model. first_bytes: of the first of `layers`, as
     it is in memory."""
     first_stored = stored.get(layers.start, 0)
     ratio = first_bytes / first_stored if first_stored else 0.0
     sizes = (round(stored.get(layer, 0) * ratio) or first_bytes for layer in layers)
-    return Sizes(tuple(sizes), rest)
+    return WeightSizes(tuple(sizes), rest)
 
 
 def spread(count: int, layer_count: int) -> frozenset[int]:
@@ -74,7 +76,7 @@ def check_offload(offload: str, layer_count: int) -> None:
 
 
 def streamed_layers(
-    offload: str, layers: range, layer_count: int, sizes: Sizes, room: Room
+    offload: str, layers: range, layer_count: int, sizes: WeightSizes, room: Room
 ) -> frozenset[int]:
     """The layers of this rank that are streamed. layers: those that it has, of the model's `layer_count`.
     sizes: of its layers; room: after the first of them was read.
@@ -98,9 +100,9 @@ def streamed_layers(
     return chosen
 
 
-def _fitting(layers: range, sizes: Sizes, room: Room) -> frozenset[int]:
+def _fitting(layers: range, sizes: WeightSizes, room: Room) -> frozenset[int]:
     """The fewest layers whose streaming makes the rest fit; all if none does."""
-    allowed = room.byte_count * (1 - RESERVE_SHARE)
+    allowed = room.byte_count * (1 - RESERVE_SHARE) - room.reserve
     for count in (0, *range(BUFFERS + 1, len(layers) + 1)):
         chosen = frozenset(layers.start + i for i in spread(count, len(layers)))
         if _needed(chosen, layers, sizes) <= allowed:
@@ -108,7 +110,7 @@ def _fitting(layers: range, sizes: Sizes, room: Room) -> frozenset[int]:
     return frozenset(layers)
 
 
-def _needed(chosen: frozenset[int], layers: range, sizes: Sizes) -> int:
+def _needed(chosen: frozenset[int], layers: range, sizes: WeightSizes) -> int:
     """Bytes beside the first layer, which is in memory already."""
     kept = sum(size for layer, size in zip(layers, sizes.layers, strict=True) if layer not in chosen)
     streamed = [size for layer, size in zip(layers, sizes.layers, strict=True) if layer in chosen]

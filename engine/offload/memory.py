@@ -8,31 +8,36 @@ import torch
 from engine.offload.choice import Room
 
 _CGROUP = Path("/sys/fs/cgroup")
+WORKING_BYTES = 64 * 2**20
+"""Memory that steps and libraries take beside weights and KV."""
 _ENDLESS = 2**60
 """cgroup v1 says that there is no limit by a number near 2^63."""
 
 
-def memory_room(device: torch.device, *, rank_count: int = 1) -> Room:
-    """rank_count: ranks of this host that share the cgroup's limit and the machine."""
+def memory_room(device: torch.device, *, rank_count: int = 1, pool_bytes: int = 0) -> Room:
+    """rank_count: ranks of this host that share the cgroup's limit and the machine. pool_bytes: of the KV
+    pool, whose memory counts there only when it is first written."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        return Room(free, f"{device}", is_hard=True)
+        return Room(free, f"{device}", is_hard=True, reserve=WORKING_BYTES)
     own = _status_bytes(Path("/proc/self/status"))
     rooms = [
-        Room(limit - own.get(field, 0), name, is_hard=True)
+        Room(limit - own.get(field, 0), name, is_hard=True, reserve=WORKING_BYTES)
         for kind, name, field in (
             (resource.RLIMIT_AS, "the limit of its address space (ulimit -v)", "VmSize"),
             (resource.RLIMIT_DATA, "the limit of its data (ulimit -d)", "VmData"),
         )
         if (limit := resource.getrlimit(kind)[0]) != resource.RLIM_INFINITY
     ]
-    used = own.get("RssAnon", 0) + own.get("RssShmem", 0)
+    used = own.get("RssAnon", 0) + own.get("RssShmem", 0) + pool_bytes
     limit = _cgroup_limit()
     if limit is not None:
-        rooms.append(Room(limit // rank_count - used, "the memory limit of its cgroup", is_hard=True))
+        left = limit // rank_count - used
+        rooms.append(Room(left, "the memory limit of its cgroup", is_hard=True, reserve=WORKING_BYTES))
     available = _status_bytes(Path("/proc/meminfo")).get("MemAvailable", _ENDLESS)
     # Ranks that load at the same time have taken some of their shares.
-    rooms.append(Room((available + used) // rank_count - used, "the memory of this machine", is_hard=False))
+    left = (available + used) // rank_count - used
+    rooms.append(Room(left, "the memory of this machine", is_hard=False, reserve=WORKING_BYTES))
     return min(rooms, key=lambda room: room.byte_count)
 
 

@@ -2,8 +2,10 @@
 
 Most items continue a sequence of the plan before: its sampling parameters are the same, and its block table
 is the same or longer. Only what is new travels. Long block tables would otherwise cost milliseconds per step.
+An item that decodes on, in the same blocks and at the same place of the plan, is its token alone.
 """
 
+from itertools import zip_longest
 from typing import Generic, TypeVar
 
 import msgspec
@@ -55,7 +57,8 @@ class _Item(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Plan(msgspec.Struct, frozen=True, array_like=True):
-    items: list[_Item]
+    items: list[int | _Item]
+    """A number is the token of an item that goes on from the one at the same place of the plan before."""
     step_number: int
     copies: tuple[tuple[int, int], ...]
     swap_out: tuple[tuple[int, int], ...]
@@ -82,6 +85,8 @@ class _Memory(Generic[V]):
 class OrderEncoder:
     def __init__(self, *, remembered_max: int = REMEMBERED_MAX) -> None:
         self._memory: _Memory[StepItem] = _Memory(remembered_max)
+        self._before: tuple[StepItem, ...] = ()
+        """Items of the plan before."""
         self._write = msgspec.msgpack.Encoder().encode
 
     def encode(self, order: RankOrder) -> bytes:
@@ -92,9 +97,17 @@ class OrderEncoder:
     def _plan(self, plan: StepPlan) -> bytes:
         for key in plan.ended:
             self._memory.take(key)
-        items = [self._shorten(item) for item in plan.items]
+        before, self._before = self._before, plan.items
+        items = [
+            self._go_on(item) if old is not None and _goes_on(item, old) else self._shorten(item)
+            for item, old in zip_longest(plan.items, before[: len(plan.items)])
+        ]
         ended = [(key.seq_id, key.epoch) for key in plan.ended]
         return self._write(_Plan(items, plan.step_number, plan.copies, plan.swap_out, plan.swap_in, ended))
+
+    def _go_on(self, item: StepItem) -> int:
+        self._memory.put(item.key, item)
+        return item.tokens[0]
 
     def _shorten(self, item: StepItem) -> _Item:
         before = self._memory.take(item.key)
@@ -121,9 +134,47 @@ class OrderEncoder:
         )
 
 
+def _goes_on(item: StepItem, before: StepItem) -> bool:
+    """Whether the item is what `_next_of` makes of the one before and a token."""
+    return (
+        item.first_position == before.first_position + 1
+        and len(item.tokens) == 1 == len(before.tokens)
+        and item.sample_index is not None
+        and before.sample_index is not None
+        and item.sample_index == before.sample_index + 1
+        and item.key == before.key
+        and item.prompt_token_count == before.prompt_token_count
+        and (item.block_ids is before.block_ids or item.block_ids == before.block_ids)
+        and (item.sampling is before.sampling or item.sampling == before.sampling)
+        and _is_plain(item)
+        and item.adapter == before.adapter
+    )
+
+
+def _next_of(before: StepItem, token: int) -> StepItem:
+    if before.sample_index is None:
+        raise ValueError(f"a plan goes on from an item of {before.key} that did not sample")
+    return StepItem(
+        before.key,
+        (token,),
+        before.first_position + 1,
+        before.block_ids,
+        before.sample_index + 1,
+        before.sampling,
+        0,
+        before.prompt_token_count,
+        adapter=before.adapter,
+    )
+
+
+def _is_plain(item: StepItem) -> bool:
+    """Whether nothing of the item is rare but perhaps its adapter."""
+    is_alone = item.history is None and item.next_prompt_token is None
+    return is_alone and not (item.draft_count or item.want_drafts or item.wants_embedding)
+
+
 def _rare_of(item: StepItem) -> _Rare | None:
-    is_plain = item.history is None and item.next_prompt_token is None
-    if is_plain and not (item.draft_count or item.want_drafts or item.adapter or item.wants_embedding):
+    if not item.adapter and _is_plain(item):
         return None
     return _Rare(
         *(item.draft_count, item.history, item.want_drafts),
@@ -134,6 +185,7 @@ def _rare_of(item: StepItem) -> _Rare | None:
 class OrderDecoder:
     def __init__(self, *, remembered_max: int = REMEMBERED_MAX) -> None:
         self._memory: _Memory[StepItem] = _Memory(remembered_max)
+        self._before: tuple[StepItem, ...] = ()
         self._read = msgspec.msgpack.Decoder(_Plan).decode
         self._read_other = msgspec.msgpack.Decoder(AdapterOrder).decode
 
@@ -149,14 +201,29 @@ class OrderDecoder:
     def _plan(self, plan: _Plan) -> StepPlan:
         for key in plan.ended:
             self._memory.take(key)
+        before, place_count = self._before, len(self._before)
+        items: list[StepItem] = []
+        for place, item in enumerate(plan.items):
+            if isinstance(item, _Item):
+                items.append(self._complete(item))
+            elif place < place_count:
+                items.append(self._go_on(before[place], item))
+            else:
+                raise ValueError(f"a plan goes on from place {place} of one with {place_count} items")
+        self._before = tuple(items)
         return StepPlan(
-            tuple([self._complete(item) for item in plan.items]),
+            self._before,
             plan.step_number,
             plan.copies,
             plan.swap_out,
             plan.swap_in,
             tuple([SeqKey(seq_id, epoch) for seq_id, epoch in plan.ended]),
         )
+
+    def _go_on(self, before: StepItem, token: int) -> StepItem:
+        item = _next_of(before, token)
+        self._memory.put(item.key, item)
+        return item
 
     def _complete(self, item: _Item) -> StepItem:
         before = self._memory.take((item.seq_id, item.epoch))

@@ -5,9 +5,9 @@ step moves some sequences forward; when all known tokens are computed the next o
 chunks and decodes are therefore the same thing (vLLM v1), and preemption by recompute is setting
 `computed_count` back to 0: tokens that were sampled stay known and are never sampled again.
 
-With `overlap_steps` a step is planned while the one before it runs: positions count as computed when
-they are planned, and a token that is being sampled is named PENDING_TOKEN. Decisions that depend on
-results (draft tokens, preemption) are made when no step is under way.
+A step may be planned while others run (`scheduling.overlap`): positions count as computed when they are
+planned, and a token that is being sampled is named PENDING_TOKEN. Nobody is preempted while a step is under
+way.
 """
 
 from bisect import insort
@@ -23,6 +23,7 @@ from engine.scheduling.block_pool import OutOfBlocks
 from engine.scheduling.budget import prompt_budget
 from engine.scheduling.items import OpenStep, Work, item_of, work_of
 from engine.scheduling.order import GENERATED_TOKEN_COST, OLDEST_EVERY, Rank, TurnOrder
+from engine.scheduling.overlap import StepOverlap
 from engine.scheduling.prefix_cache import PrefixCache
 from engine.scheduling.sequence import Progress, Sequence
 from engine.scheduling.speculation import Speculator
@@ -32,10 +33,6 @@ from engine.scheduling.tables import Tables
 WATERMARK_SHARE = 100
 """While others run, 1/100 of the pool stays free at admission, so that they can grow a little before
 somebody must be preempted."""
-OVERLAP_STEP_S_MAX = 0.1
-"""Longest predicted step beside which the next one is planned ahead. Beside a longer one the gap of two steps
-is negligible, and a request that arrives meanwhile should not wait for one more."""
-
 GAIN_SMOOTHING = 0.02
 """Weight of one sequence's newest step in `tokens_per_step`."""
 
@@ -60,7 +57,8 @@ class Scheduler:
             cache, block_tokens=block_tokens, swap_slot_count=engine.swap_bytes // block_bytes
         )
         self._order = TurnOrder()
-        self.times = StepTimeModel(chunk_tokens=engine.step_tokens_max)
+        self._overlap = StepOverlap(engine)
+        self.times = StepTimeModel(chunk_tokens=engine.step_tokens_max, stages=self._overlap.stages)
         self._speculator = Speculator(engine)
         self._waiting: list[Sequence] = []
         self._joined: deque[Sequence] = deque()
@@ -89,7 +87,7 @@ class Scheduler:
 
     @property
     def can_plan(self) -> bool:
-        return len(self._steps) < (2 if self._engine.overlap_steps else 1)
+        return len(self._steps) < self._overlap.steps_max
 
     @property
     def running_count(self) -> int:
@@ -192,7 +190,9 @@ class Scheduler:
     def plan(self, *, now_s: float) -> StepPlan | None:
         """The next step, or None if nothing can run now, or nothing should before a result is here."""
         assert self.can_plan
-        if self._steps and not self._should_plan_ahead():
+        if self._steps and not self._overlap.should_plan(
+            self._steps, self._running, self._speculator, self.times
+        ):
             return None
         self._now_s = now_s
         self._order.at(now_s, (*self._waiting, *self._running))
@@ -219,6 +219,9 @@ class Scheduler:
             return [], []  # somebody must give way, and nobody can while a step uses its blocks
         work = self._with_drafts(decodes)
         budget = prompt_budget(self._engine, self.times, work)
+        if self._overlap.stages > 1:
+            waiting = self.waiting_token_count()
+            budget = min(budget, self._overlap.prompt_tokens_max(waiting, self.times))
         # What was just preempted must not come straight back.
         self._fill(work, budget, can_admit=not preempted or not work)
         return work, preempted
@@ -228,7 +231,8 @@ class Scheduler:
         sequences release their blocks and are not reported."""
         step = self._steps.popleft()
         assert step.plan.step_number == result.step_number, "answer to another step"
-        self.times.observe(step.work, result.elapsed_s)
+        overlap_s = 0.0 if step.work.decodes else result.overlap_s
+        self.times.observe(step.work, result.elapsed_s - overlap_s)
         self._tables.finish_moves(step.moves)
         progress: list[Progress] = []
         for seq, item, sampled in zip(step.sequences, step.plan.items, result.results, strict=True):
@@ -282,15 +286,6 @@ class Scheduler:
 
     # --- decodes --------------------------------------------------------------------------------
 
-    def _should_plan_ahead(self) -> bool:
-        """False beside a long step, and where the result is worth waiting for: verified draft tokens say
-        how far a sequence is, and a new token may be the start of something that repeats."""
-        if self._steps[-1].predicted_s > OVERLAP_STEP_S_MAX:
-            return False
-        if any(seq.is_drafting for seq in self._running):
-            return False
-        return not self._speculator.is_worth_waiting(self._running, self.times)
-
     def _seat_joined(self) -> None:
         """Sequences that hold all their KV take free seats, unless an older one waits and can run."""
         while self._joined and len(self._running) < self._engine.batch_sequences_max:
@@ -302,7 +297,7 @@ class Scheduler:
     def _pick_decodes(self) -> list[Sequence]:
         """Sequences that decode, longest wait first, so that a budget smaller than the batch goes round. One
         token of the budget is left to prompts, so that decodes cannot starve them."""
-        decodes = [seq for seq in self._running if seq.is_decoding]
+        decodes = self._overlap.decodes(self._running, self._step_number)
         has_chunks = any(seq.is_runnable and seq.pending_count > 1 for seq in self._running)
         wants_admission = bool(self._waiting) and self._engine.step_tokens_max > 1
         budget = self._engine.step_tokens_max - (1 if has_chunks or wants_admission else 0)
@@ -366,7 +361,7 @@ class Scheduler:
         return 2 * count * self.times.moved_block_s < seq.computed_count * self.times.prompt_token_s
 
     def _with_drafts(self, decodes: list[Sequence]) -> list[Work]:
-        if self._steps:
+        if not self._overlap.may_draft(self._steps, decodes):
             return [Work(seq, 1) for seq in decodes]
         budget = self._engine.step_tokens_max - len(decodes)
         if self._waiting or any(seq.runnable_count > 1 for seq in self._running):
@@ -451,7 +446,7 @@ class Scheduler:
         self._step_number += 1
         ended, self._ended = tuple(self._ended), []
         moves = self._tables.take_moves()
-        step_work = work_of(work, moves.block_count)
+        step_work = self._overlap.accounted(work_of(work, moves.block_count), work, self._running)
         items = tuple(self._item(one) for one in work)
         plan = StepPlan(
             items,

@@ -68,7 +68,8 @@ COLD_S = (0.002, 2e-4, 2e-4, 1e-7, 1e-4, 2e-4, 1e-8)
 class _Fit:
     """Weighted normal equations of the steps seen, and the costs that solve them."""
 
-    def __init__(self) -> None:
+    def __init__(self, stages: int) -> None:
+        self._stages = stages
         size = len(SCALES)
         self.theta = [cold_s * scale for cold_s, scale in zip(COLD_S, SCALES, strict=True)]
         self._theta_min = [RIDGE_SHARE_MIN * theta for theta in self.theta]
@@ -93,15 +94,15 @@ class _Fit:
     @property
     def costs(self) -> StepCosts:
         each = [theta / scale for theta, scale in zip(self.theta, SCALES, strict=True)]
-        return StepCosts(each[0], each[1], each[2], each[3], each[6])
+        return StepCosts(each[0], each[1], each[2], each[3], each[6], self._stages)
 
 
 class StepTimeModel:
-    def __init__(self, *, chunk_tokens: int = 512, floor_s: float = 0.0) -> None:
-        """`chunk_tokens`: of a long prompt, in one step. floor_s: see `StepCosts`. It sinks if steps turn out
-        to take less."""
+    def __init__(self, *, chunk_tokens: int = 512, stages: int = 1, floor_s: float = 0.0) -> None:
+        """`chunk_tokens`: of a long prompt, in one step. `stages`: of the worker's pipeline. floor_s: see
+        `StepCosts`. It sinks if steps turn out to take less."""
         self._chunk_tokens, self._floor_s = chunk_tokens, floor_s
-        self._latest, self._usual = _Fit(), _Fit()
+        self._latest, self._usual = _Fit(stages), _Fit(stages)
         self._is_usual_solved = True
         self._surprise = 0.0
         self.step_count = 0

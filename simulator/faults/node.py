@@ -26,6 +26,7 @@ from baton.core.messages import (
     StartSequence,
 )
 from baton.core.steps import StepPlan, StepResult
+from engine.scheduling.overlap import StepOverlap
 from kv_transfer.read import BlockRead
 from simulator.faults.checkers import Checkers
 from simulator.faults.model import DeviceMemory, Model
@@ -378,7 +379,7 @@ class SimWorker(SimProcess):
 
     def _run(self, plan: StepPlan) -> None:
         """Begin a step when the one before it is done, whatever the process does meanwhile."""
-        if len(self._steps) >= (2 if self._scenario.engine.overlap_steps else 1):
+        if len(self._steps) >= StepOverlap(self._scenario.engine).steps_max:
             raise Violation(0, f"{self.name}: a step too many in flight: {plan}")
         self._checkers.step_planned(self, plan)
         self._steps.append((plan, [[self.generations[b] for b in item.block_ids] for item in plan.items]))

@@ -13,8 +13,9 @@ from baton.core.costs import PLANNED_SHARE, StepCosts, prompt_pairs
 from baton.core.messages import Phase
 from engine.scheduling.block_pool import OutOfBlocks
 from engine.scheduling.order import GENERATED_TOKEN_COST, OLDEST_EVERY, TurnOrder
+from engine.scheduling.overlap import OVERLAP_STEP_S_MAX
 from engine.scheduling.prefix_cache import PrefixCache
-from engine.scheduling.scheduler import OVERLAP_STEP_S_MAX, WATERMARK_SHARE
+from engine.scheduling.scheduler import WATERMARK_SHARE
 from simulator.clock import VirtualClock
 from simulator.fleet.batch import DecodeBatch
 from simulator.fleet.blocks import Blocks

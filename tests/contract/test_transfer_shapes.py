@@ -7,7 +7,7 @@ import pytest
 
 from baton.core.messages import KVPart
 from kv_transfer.checksums import WholeChecksums
-from kv_transfer.part_transfer import part_name
+from kv_transfer.part_plan import part_name
 from tests.contract.transfer_peer import PeerProcess, cut
 from tests.kv_parts import (
     BLOCK_COUNT,

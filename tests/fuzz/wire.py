@@ -60,7 +60,7 @@ def _parts_reader() -> Callable[[bytes], object]:
     from baton.core.geometry import KVGeometry
     from baton.wire.proto import baton_pb2 as pb
     from baton.wire.proto import mapping
-    from kv_transfer.part_transfer import places_of
+    from kv_transfer.part_plan import places_of
 
     whole = KVGeometry(layer_count=4, kv_head_count=4, head_dim=8, block_tokens=16, dtype="bfloat16")
 

@@ -442,6 +442,7 @@ def step_costs_fields(x: StepCosts) -> dict[str, Any]:
         "decode_s": x.decode_s,
         "context_token_s": x.context_token_s,
         "pair_s": x.pair_s,
+        "stages": x.stages,
         "floor_s": x.floor_s,
     }
 
@@ -457,6 +458,7 @@ def step_costs_from_pb(x: pb.StepCosts) -> StepCosts:
         decode_s=x.decode_s,
         context_token_s=x.context_token_s,
         pair_s=x.pair_s,
+        stages=x.stages,
         floor_s=x.floor_s,
     )
 

@@ -3,10 +3,9 @@
 from collections import Counter
 from collections.abc import Iterable
 from math import exp
-from statistics import median
 from typing import NamedTuple
 
-from baton.core.costs import StepCosts
+from baton.core.costs import StepCosts, median_costs
 from baton.core.messages import LoadReport, Phase, Role, WorkerHello
 from baton.core.sharing import UnreportedLoad
 from router.decisions.cluster.backlog import Backlog
@@ -214,18 +213,3 @@ class PredictionAccount:
         assert self._aggregated_prompts == sum(r.phase is Phase.AGGREGATED for r in fresh)
         assert self.decode_context == sum(r.profile.full_tokens for r in decodes)
         assert self._tpot_slos == Counter(r.profile.tpot_slo_s for r in decodes if r.profile.tpot_slo_s)
-
-
-def median_costs(all_costs: Iterable[StepCosts]) -> StepCosts | None:
-    """The median of each coefficient; None: there are none."""
-    listed = list(all_costs)
-    if not listed:
-        return None
-    return StepCosts(
-        median(c.base_s for c in listed),
-        median(c.prompt_token_s for c in listed),
-        median(c.decode_s for c in listed),
-        median(c.context_token_s for c in listed),
-        median(c.pair_s for c in listed),
-        median(c.floor_s for c in listed),
-    )

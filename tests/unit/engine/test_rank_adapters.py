@@ -12,11 +12,12 @@ from baton.core.messages import AdapterRef
 from baton.core.shape import Shape
 from engine.execution import team as team_module
 from engine.execution.follower import Follower
-from engine.execution.team import AdapterFailed, RankTeam
+from engine.execution.team import RankTeam
 from engine.parallel.group import GroupBroken
 from engine.parallel.order_channel import OrderReceiver, OrderSender
 from engine.parallel.orders import AdapterRead, FollowerReport, InstallAdapter, RankOrder, ReadAdapter
 from engine.parallel.shared_memory import SharedMemoryGroup
+from engine.parallel.team_state import AdapterFailed
 
 DEADLINE_S = 60.0
 SLOW, FAST = AdapterRef("slow", "/adapters/slow", "5eed"), AdapterRef("fast", "/adapters/fast", "f00d")

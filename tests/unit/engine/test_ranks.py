@@ -314,8 +314,8 @@ def test_a_follower_that_dies_at_the_start_is_noticed(
         def kill_and_wait(team: RankTeam) -> object:
             kill(team)
             with team._changed:
-                assert team._changed.wait_for(lambda: team._end_reason, DEADLINE_S)
-                team._ready.clear()
+                assert team._changed.wait_for(lambda: team._state.end_reason, DEADLINE_S)
+                team._state.ready.clear()
             return wait(team)
 
         monkeypatch.setattr(RankTeam, "wait_ready", kill_and_wait)

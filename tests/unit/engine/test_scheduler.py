@@ -143,6 +143,7 @@ REQUESTS = st.lists(
     swap_bytes=st.sampled_from([0, 8, 100]),
     speculation=st.sampled_from(["off", "ngram"]),
     loop=st.booleans(),
+    shape=st.sampled_from(["1", "pp2", "pp3"]),
 )
 @example(  # one is preempted and admitted again for the same step
     requests=[
@@ -158,9 +159,10 @@ REQUESTS = st.lists(
     swap_bytes=0,
     speculation="off",
     loop=False,
+    shape="1",
 )
 def test_every_sequence_completes_with_its_own_tokens(
-    requests, blocks, step_tokens, batch, overlap, swap_bytes, speculation, loop
+    requests, blocks, step_tokens, batch, overlap, swap_bytes, speculation, loop, shape
 ):
     """Whatever is preempted, swapped, cached, copied, guessed, chunked or interleaved; the pool always
     holds the largest alone."""
@@ -173,6 +175,7 @@ def test_every_sequence_completes_with_its_own_tokens(
         swap_bytes=swap_bytes,
         speculation=speculation,
         next_token=chooses,
+        shape=shape,
     )
     want = {}
     for i, (family, prompt_count, token_count, phase, gap) in enumerate(requests):
@@ -189,10 +192,21 @@ def test_every_sequence_completes_with_its_own_tokens(
 
 
 @settings(max_examples=60, deadline=None)
-@given(requests=REQUESTS, data=st.data(), overlap=st.booleans(), swap_bytes=st.sampled_from([0, 20]))
-def test_cancelling_at_any_moment_gives_everything_back(requests, data, overlap, swap_bytes):
+@given(
+    requests=REQUESTS,
+    data=st.data(),
+    overlap=st.booleans(),
+    swap_bytes=st.sampled_from([0, 20]),
+    shape=st.sampled_from(["1", "pp2"]),
+)
+def test_cancelling_at_any_moment_gives_everything_back(requests, data, overlap, swap_bytes, shape):
     bench = Bench(
-        blocks=14, overlap=overlap, swap_bytes=swap_bytes, speculation="ngram", next_token=looping_token
+        blocks=14,
+        overlap=overlap,
+        swap_bytes=swap_bytes,
+        speculation="ngram",
+        next_token=looping_token,
+        shape=shape,
     )
     live = []
     for i, (family, prompt_count, token_count, phase, _) in enumerate(requests):

@@ -12,7 +12,7 @@ from baton.core.ids import ReadId
 from baton.core.messages import KVPart
 from baton.core.shape import RANKS_MAX
 from kv_transfer.checksums import WholeChecksums
-from kv_transfer.part_transfer import merged, places_of
+from kv_transfer.part_plan import merged, places_of
 from kv_transfer.read import ReadDone
 from tests.contract.transfer_peer import make_backend
 from tests.faulty_backend import Fault, FaultPlan, FaultyBackend

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from baton.core.errors import SetupError
-from engine.offload.choice import Room, Sizes, check_offload, estimate, spread, streamed_layers
+from engine.offload.choice import Room, WeightSizes, check_offload, estimate, spread, streamed_layers
 
 MIB = 2**20
 WIDE = Room(2**50, "this machine", is_hard=False)
@@ -15,11 +15,13 @@ def room(mib: int, *, is_hard: bool = True) -> Room:
     return Room(mib * MIB, "the limit", is_hard=is_hard)
 
 
-def sizes(*layers: int, rest: int = 0) -> Sizes:
-    return Sizes(tuple(size * MIB for size in layers), rest * MIB)
+def sizes(*layers: int, rest: int = 0) -> WeightSizes:
+    return WeightSizes(tuple(size * MIB for size in layers), rest * MIB)
 
 
-def chosen(offload: str, model: Sizes, left: Room, *, layers: range | None = None, of: int = 0) -> list[int]:
+def chosen(
+    offload: str, model: WeightSizes, left: Room, *, layers: range | None = None, of: int = 0
+) -> list[int]:
     layers = layers or range(len(model.layers))
     return sorted(streamed_layers(offload, layers, of or len(layers), model, left))
 
@@ -89,8 +91,8 @@ def test_weights_that_a_hard_limit_forbids_are_refused(offload: str, needed: int
 def test_other_layers_are_estimated_by_what_files_hold_of_them() -> None:
     """Layer 2 is a layer of experts; this rank has it and the next one at half their bytes in the files."""
     found = estimate({0: 10, 1: 10, 2: 100, 3: 120}, range(2, 4), 50, 7)
-    assert found == Sizes((50, 60), 7)
+    assert found == WeightSizes((50, 60), 7)
 
 
 def test_files_that_name_no_layers_make_all_alike() -> None:
-    assert estimate({}, range(3), 50, 0) == Sizes((50, 50, 50), 0)
+    assert estimate({}, range(3), 50, 0) == WeightSizes((50, 50, 50), 0)

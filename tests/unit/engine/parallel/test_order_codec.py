@@ -47,8 +47,32 @@ step_plans = st.builds(
 )
 
 
+def _decoded_on(item, token):
+    return msgspec.structs.replace(
+        item,
+        tokens=(token,),
+        first_position=item.first_position + 1,
+        sample_index=None if item.sample_index is None else item.sample_index + 1,
+    )
+
+
+@st.composite
+def sequences_of_plans(draw):
+    """Some plans are new; in others some items of the one before decode on, at their places or not."""
+    plans = [draw(step_plans)]
+    for one in draw(st.lists(step_plans, max_size=7)):
+        if draw(st.booleans()):
+            kept = draw(st.lists(st.sampled_from(plans[-1].items), max_size=4)) if plans[-1].items else []
+            if draw(st.booleans()):
+                kept = plans[-1].items
+            went_on = [_decoded_on(item, draw(st.integers(-1, 9))) for item in kept]
+            one = msgspec.structs.replace(one, items=(*went_on, *one.items))
+        plans.append(one)
+    return plans
+
+
 @settings(deadline=None)
-@given(st.lists(step_plans, max_size=8), st.integers(1, 4))
+@given(sequences_of_plans(), st.integers(1, 4))
 def test_plans_come_out_as_they_went_in(plans, remembered_max):
     encoder, decoder = (one(remembered_max=remembered_max) for one in (OrderEncoder, OrderDecoder))
     for one in plans:
@@ -66,6 +90,25 @@ def test_only_what_is_new_travels():
     )
     assert len(encoder.encode(first)) > 50_000
     assert len(encoder.encode(msgspec.structs.replace(first, items=grown))) < 1000
+
+
+def test_an_item_that_decodes_on_is_its_token():
+    encoder, decoder = OrderEncoder(), OrderDecoder()
+    first = plan(1, 64, block_count=5000)
+    decoder.decode(encoder.encode(first))
+    second = msgspec.structs.replace(first, items=tuple(_decoded_on(item, 7) for item in first.items))
+    data = encoder.encode(second)
+    assert len(data) < 2 * 64
+    assert decoder.decode(data) == second
+
+
+def test_a_plan_that_goes_on_from_nothing_is_noticed():
+    encoder = OrderEncoder()
+    first = plan(1, 2)
+    encoder.encode(first)
+    going_on = msgspec.structs.replace(first, items=tuple(_decoded_on(item, 7) for item in first.items))
+    with pytest.raises(ValueError, match="place 0 of one with 0 items"):
+        OrderDecoder().decode(encoder.encode(going_on))
 
 
 def test_a_lost_plan_is_noticed():
