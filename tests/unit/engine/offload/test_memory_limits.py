@@ -15,9 +15,16 @@ LIMIT_MIB = 172
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12}
-    heads = {"num_attention_heads": 8, "num_key_value_heads": 8}
-    return make_model(tmp_path_factory.mktemp("model"), "llama", with_tokenizer=False, **sizes, **heads)
+    return make_model(
+        tmp_path_factory.mktemp("model"),
+        "llama",
+        with_tokenizer=False,
+        hidden_size=512,
+        intermediate_size=2048,
+        num_hidden_layers=12,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+    )
 
 
 def run(folder: Path, *arguments: str, limit_mib: int = LIMIT_MIB) -> str:
