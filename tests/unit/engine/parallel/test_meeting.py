@@ -1,4 +1,4 @@
-"""Who may join the ranks of a group on several hosts."""
+"""The door of a group on several hosts: ranks pass it, strangers do not."""
 
 import contextlib
 import socket
