@@ -13,6 +13,7 @@ from rich.console import Console
 from baton.config import AutoscaleConfig, Config
 from baton.core.errors import SetupError
 from baton.core.policies import PLACEMENT_POLICIES
+from baton.core.shape import Shape
 from commands.autoscale import Advise, AutoscaleRule, HpaTarget, StartUp, check_options, scaled
 from commands.settings import load_config
 from commands.simulate_show import Outputs, live_progress, publish
@@ -95,7 +96,11 @@ _Kv = Annotated[
     float, typer.Option(min=0, help="GB of KV pool per worker; 0: the memory that weights leave free.")
 ]
 _Costs = Annotated[
-    Path | None, typer.Option(help="File of measured step costs, such as the JSON of `baton bench engine`.")
+    Path | None,
+    typer.Option(
+        help="JSON of measured costs: of `baton bench engine`, for a worker as it is, or of `baton bench "
+        "parallel`, for one rank, which --tp and --pp divide."
+    ),
 ]
 _Link = Annotated[float, typer.Option(min=0, help="GB/s between two workers; 0: the GPUs' network cards.")]
 _Store = Annotated[float, typer.Option(min=0, help="GB of host memory per host for the KV store; 0: none.")]
@@ -369,7 +374,9 @@ def _machine(asked: Options) -> Machine:
     node = Node(find_model(asked.model), find_gpu(asked.gpu), tensor=asked.tp, pipeline=asked.pp)
     machine = machine_of(node, kv_bytes=asked.kv_gb * 1e9 if asked.kv_gb else None)
     if asked.costs is not None:
-        machine = with_costs(machine, read_costs(asked.costs), f"{node.model.name}, {asked.costs.name}")
+        shape = Shape(tensor=asked.tp, pipeline=asked.pp)
+        name = f"{node.model.name}, {asked.costs.name}"
+        machine = with_costs(machine, read_costs(asked.costs), shape, name)
     if asked.link_gb_s:
         machine = machine.with_link(asked.link_gb_s * 1e9)
     return machine

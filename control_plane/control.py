@@ -68,7 +68,10 @@ class Control:
             crash=self._crash,
         )
         self._scaling = AutoscalerRunner(
-            live_settings(config), self._plane, ranks_max=config.autoscale.ranks_max
+            live_settings(config),
+            self._plane,
+            ranks_max=config.autoscale.ranks_max,
+            ranks_of=self._workers.ranks_of,
         )
         self._store_directory = StoreDirectory(config.store, meter=self._plane.meter)
         self._metrics = MetricsServer(render=self._render, health=self._health)
@@ -223,12 +226,13 @@ def room_notes(config: Config, nodes: Sequence[NodeState]) -> list[str]:
         is_cuda = one.model.device == "cuda"
         has = sorted((node.gpus if is_cuda else node.cpus for node in alive), reverse=True)
         for role, shape in dict(worker_shapes(one)).items():
-            needed = shape.rank_count * (1 if is_cuda else max(1, one.engine.threads))
-            if shape.is_single or needed <= max(has, default=0.0):
+            of_stage = shape.rank_count // shape.pipeline * (1 if is_cuda else max(1, one.engine.threads))
+            if shape.is_single or sum(count // of_stage for count in has) >= shape.pipeline:
                 continue
+            stages = f" for each of {shape.pipeline} stages" if shape.pipeline > 1 else ""
             notes.append(
-                f"{role} workers of {name} wait for a node: one of shape {shape} needs {needed} "
-                f"{'GPUs' if is_cuda else 'CPUs'} of one node, and the nodes of Ray have "
+                f"{role} workers of {name} wait for a node: one of shape {shape} needs {of_stage} "
+                f"{'GPUs' if is_cuda else 'CPUs'} of one node{stages}, and the nodes of Ray have "
                 f"{', '.join(f'{count:g}' for count in has) or 'none'}"
             )
     return notes

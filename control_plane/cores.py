@@ -1,8 +1,29 @@
 """The cores and devices that each worker of this host runs on. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from itertools import count
 
 from baton.core.shape import cores_of_rank
+
+
+class RankNumbers:
+    """The numbers of the ranks of a machine, by replica. They decide which cores a replica runs on."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, range] = {}
+
+    def first(self, name: str, rank_count: int, *, present: Collection[str]) -> int:
+        """Return the first number of a replica that starts now. A replica keeps its numbers over restarts.
+        One with another number of ranks than before gets the lowest numbers that nobody else in `present`
+        holds."""
+        others = {other: held for other, held in self._held.items() if other in present and other != name}
+        mine = self._held.get(name)
+        taken = {number for held in others.values() for number in held}
+        if mine is None or len(mine) != rank_count or not taken.isdisjoint(mine):
+            first = next(i for i in count() if taken.isdisjoint(range(i, i + rank_count)))
+            mine = range(first, first + rank_count)
+        self._held = {**others, name: mine}
+        return mine.start
 
 
 def worker_cores(first: int, rank_count: int, ranks_in_all: int, cores: Sequence[int]) -> tuple[int, ...]:

@@ -21,6 +21,7 @@ from baton.core.ids import WorkerId
 from baton.core.messages import Role
 from control_plane.cores import gpus_of_worker
 from control_plane.ray_cluster import RayCluster, first_line, namespace_of
+from control_plane.stage_groups import StageGroups, StageNeeds
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,8 @@ class WorkerSpec(msgspec.Struct, frozen=True):
     """Model of the pool that it belongs to."""
     rank_count: int = 1
     """Ranks of the worker, as `engine.shape` of its configuration says. `cores` are those of all of them."""
+    stage_count: int = 1
+    """Stages that these ranks are divided into. On a Ray cluster each may be on another host."""
 
 
 class WorkerIdentity(msgspec.Struct, frozen=True):
@@ -80,6 +83,10 @@ KILL_S = 2.0
 """Longest time from SIGKILL to the end of the process, which usually takes milliseconds."""
 
 
+def _nothing() -> None:
+    pass
+
+
 @dataclass(slots=True)
 class _RayActor:
     handle: Any
@@ -87,6 +94,8 @@ class _RayActor:
     process: psutil.Process | None = None
     """Process of a worker on our own host. psutil knows when it was created, so a later owner of the pid is
     never signalled."""
+    release: Callable[[], None] = _nothing
+    """Gives back what was reserved for the worker's stages."""
 
 
 OnExit = Callable[[WorkerId, BaseException | str], None]
@@ -111,11 +120,18 @@ class RayReplicas:
             shape.rank_count for one in self._configs.values() for _, shape in worker_shapes(one)
         ]
         self._home, self.is_local = home, is_local
+        self._groups = StageGroups(home)
         self._replicas: dict[WorkerId, _RayActor] = {}
+
+    @property
+    def worker_ids(self) -> tuple[WorkerId, ...]:
+        """Workers that run, start or have not ended yet."""
+        return tuple(self._replicas)
 
     def start(self, spec: WorkerSpec, *, threads: int, avoid: Sequence[str] = ()) -> None:
         """Start a worker without waiting. The directory or `on_exit` reports the result. `threads` are those
-        of one rank. All ranks are on one node, or none is: they belong to one actor. `avoid` lists nodes."""
+        of one rank. The ranks of one stage are on one node. On a Ray cluster other stages are on others if no
+        node has room for all. All ranks are placed, or none is. `avoid` lists nodes."""
         options: dict[str, Any] = {
             "name": spec.worker_id,
             "namespace": namespace_of(spec.control_address),
@@ -129,11 +145,29 @@ class RayReplicas:
             "runtime_env": {"env_vars": worker_environment(threads)},
         }
         options |= self._placement(self._configs[spec.model].cluster, spec.role, avoid)
+        release = _nothing
+        if spec.stage_count > 1 and not self.is_local:
+            options |= self._stages(spec, options)
+            release = self._release(spec.control_address, spec.worker_id)
         handle = self._home.ray.remote(self._actor_class).options(**options).remote(spec)
-        self._follow(spec.worker_id, handle)
+        self._follow(spec.worker_id, handle, release)
 
-    def _follow(self, worker_id: WorkerId, handle: Any) -> None:
-        replica = self._replicas[worker_id] = _RayActor(handle)
+    def _stages(self, spec: WorkerSpec, options: dict[str, Any]) -> dict[str, Any]:
+        """Reserve a place for each stage. `options` are those of one actor with all ranks."""
+        place = StageNeeds(
+            cpus=options["num_cpus"] / spec.stage_count,
+            gpus=options["num_gpus"] / spec.stage_count,
+            resources=options["resources"],
+            labels=options.pop("label_selector", {}),
+        )
+        namespace = namespace_of(spec.control_address)
+        return self._groups.reserve(namespace, spec.worker_id, [place] * spec.stage_count)
+
+    def _release(self, control_address: str, worker_id: WorkerId) -> Callable[[], None]:
+        return lambda: self._groups.release(namespace_of(control_address), worker_id)
+
+    def _follow(self, worker_id: WorkerId, handle: Any, release: Callable[[], None]) -> None:
+        replica = self._replicas[worker_id] = _RayActor(handle, release=release)
         replica.watcher = asyncio.create_task(self._watch(worker_id, replica), name=worker_id)
 
     async def survivors(self, control_address: str) -> list[tuple[WorkerId, WorkerIdentity]]:
@@ -144,11 +178,18 @@ class RayReplicas:
             self._home.ray.util.list_named_actors, all_namespaces=True
         )
         names = [WorkerId(actor["name"]) for actor in named if actor["namespace"] == namespace]
-        found = await asyncio.gather(*(self._identify(name, namespace) for name in names))
-        return [survivor for survivor in found if survivor is not None]
+        found = await asyncio.gather(*(self._identify(name, control_address) for name in names))
+        survivors = [survivor for survivor in found if survivor is not None]
+        if not self.is_local:
+            alive = [worker_id for worker_id, _ in survivors]
+            await asyncio.to_thread(self._groups.release_others, namespace, alive)
+        return survivors
 
-    async def _identify(self, worker_id: WorkerId, namespace: str) -> tuple[WorkerId, WorkerIdentity] | None:
+    async def _identify(
+        self, worker_id: WorkerId, control_address: str
+    ) -> tuple[WorkerId, WorkerIdentity] | None:
         handle: Any = None
+        namespace = namespace_of(control_address)
         try:
             handle = await asyncio.to_thread(self._home.ray.get_actor, worker_id, namespace)
             async with asyncio.timeout(IDENTIFY_S):
@@ -160,7 +201,8 @@ class RayReplicas:
         except Exception as error:  # it died since it was listed
             log.info("worker %s of an earlier control plane is gone: %s", worker_id, first_line(error))
             return None
-        self._follow(worker_id, handle)
+        release = _nothing if self.is_local else self._release(control_address, worker_id)
+        self._follow(worker_id, handle, release)
         return worker_id, identity
 
     def _placement(self, cluster: ClusterConfig, role: Role, avoid: Sequence[str]) -> dict[str, Any]:
@@ -205,6 +247,7 @@ class RayReplicas:
         if self._home.is_lost:
             return
         try:
+            replica.release()
             self._home.ray.kill(replica.handle, no_restart=True)
         except Exception as error:  # an error of Ray must not prevent the restart of a replica
             log.warning("Ray cannot kill an actor: %s", first_line(error))

@@ -34,6 +34,9 @@ too."""
 REMEMBERED_EVERY_S = 60.0
 
 
+RanksOf = Callable[[Pool], Mapping[Role, int]]
+
+
 class Remembering(Operations, Protocol):
     """The part of `plane.ControlPlane` that is used here."""
 
@@ -105,10 +108,15 @@ class AutoscalerRunner:
         plane: Remembering,
         *,
         ranks_max: int = 0,
+        ranks_of: RanksOf | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`settings` are by model; if they are empty, reports are accepted and nothing is decided.
-        `ranks_max` limits several models together; 0 means no limit."""
+        `ranks_max` limits several models together; 0 means no limit. `ranks_of` tells the ranks of one worker
+        of each role in the version that a pool wants; without it they are those of the settings."""
+        self._ranks_of = ranks_of or (
+            lambda pool: settings[pool.model].ranks if pool.model in settings else {}
+        )
         self._plane, self._clock = plane, clock
         self._wake = asyncio.Event()
         self._remembered_s = clock()
@@ -180,6 +188,8 @@ class AutoscalerRunner:
         live, plane, now_s = one.live, self._plane, self._clock()
         state = plane.state()
         live.on_state(state, now_s=now_s)
+        if (pool := state.pool(live.model)) is not None:
+            live.cost_ranks(self._ranks_of(pool))
         if self._ranks_max:
             live.limit(room_for(live.model, state, self._ranks_max, own_max=one.ranks_max, cost=self._cost))
         order = live.decide(state, now_s=now_s)
@@ -191,8 +201,8 @@ class AutoscalerRunner:
 
     def _cost(self, pool: Pool) -> int:
         """Return the ranks of a pool's workers."""
-        live = self._of(pool.model)
-        return sum(pool.counts.values()) if live is None else live.settings.cost(pool.counts)
+        ranks = self._ranks_of(pool)
+        return sum(count * ranks.get(role, 1) for role, count in pool.counts.items())
 
     def _count(self, state: AutoscaleState, order: Order | None, decision: Decision | None) -> None:
         meter, model = self._plane.meter, state.model

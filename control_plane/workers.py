@@ -15,7 +15,7 @@ from baton.core.operate import Pool, Version
 from baton.core.shape import Shape
 from baton.wire.client import set_worker_role
 from baton.wire.link import LinkBroken
-from control_plane.cores import thread_count, worker_cores
+from control_plane.cores import RankNumbers, thread_count, worker_cores
 from control_plane.ray_ops import RayReplicas, WorkerSpec
 from control_plane.reconcile_events import StartReplica
 from engine.model_files.check import check_shapes
@@ -51,11 +51,11 @@ class RayWorkers:
 
     def __init__(self, ray: RayReplicas, config: Config, *, overlay: Overlay) -> None:
         self._ray, self._config, self._overlay = ray, config, overlay
-        self._configs, self._rank_count = each_model(config), rank_count(config)
+        self._configs = each_model(config)
+        self._started = dict(self._configs)
+        """The configuration of the newest version of each model that a worker was started with."""
         self.control_address = ""
-        self._first_ranks: dict[str, int] = {}
-        """Number of the first rank of each replica, by name, which decides its cores."""
-        self._ranks_numbered = 0
+        self._numbers = RankNumbers()
 
     def check(self, model: str, version: Version) -> None:
         """Raise SetupError if the version cannot be made of the model's configuration."""
@@ -65,9 +65,11 @@ class RayWorkers:
         check_shapes(config)
 
     def start(self, start: StartReplica) -> None:
-        config = self._config_of(start.model, start.version).of_role(start.role)
-        shape, cores, in_all = Shape.parse(config.engine.shape), usable_cores(), self._rank_count
-        first = self._first_rank(replica_name(start.worker_id), shape.rank_count)
+        whole = self._started[start.model] = self._config_of(start.model, start.version)
+        config, cores = whole.of_role(start.role), usable_cores()
+        shape, in_all = Shape.parse(config.engine.shape), sum(map(rank_count, self._started.values()))
+        present = {replica_name(worker_id) for worker_id in self._ray.worker_ids}
+        first = self._numbers.first(replica_name(start.worker_id), shape.rank_count, present=present)
         share = worker_cores(first, shape.rank_count, in_all, cores) if self._ray.is_local and in_all else ()
         asked = self._configs[start.model].engine.threads
         threads = thread_count(share, in_all, len(cores), asked, rank_count=shape.rank_count)
@@ -80,6 +82,7 @@ class RayWorkers:
             version=start.version.name,
             model=start.model,
             rank_count=shape.rank_count,
+            stage_count=shape.pipeline,
         )
         self._ray.start(spec, threads=threads, avoid=start.avoid)
 
@@ -92,11 +95,11 @@ class RayWorkers:
             return config
         return config.model_copy(update={"cluster": config.cluster.model_copy(update={"shapes": {}})})
 
-    def _first_rank(self, name: str, rank_count: int) -> int:
-        if name not in self._first_ranks:
-            self._first_ranks[name] = self._ranks_numbered
-            self._ranks_numbered += rank_count
-        return self._first_ranks[name]
+    def ranks_of(self, pool: Pool) -> dict[Role, int]:
+        """Return the ranks of one worker of each role, in the version that the pool wants now. Raises
+        SetupError."""
+        config = self._config_of(pool.model, pool.version)
+        return {role: config.shape_of(role).rank_count for role in Role}
 
     async def switch_role(self, worker_id: WorkerId, role: Role, address: str) -> None:
         """Tell a worker its new role. If it cannot be reached, the reconciler's timeout ends it."""

@@ -17,6 +17,7 @@ from baton.config import Config
 from baton.telemetry.logs import configure_logs
 from baton.wire.transport import secure
 from control_plane.ray_ops import WorkerIdentity, WorkerSpec
+from worker.stage_hosts import placed_stages
 
 if TYPE_CHECKING:
     from worker.process import WorkerProcess
@@ -56,6 +57,7 @@ class WorkerActor:
 
         spec = self._spec
         secure(self._config.tls, self._config.access)
+        spread = await placed_stages(self._config, spec.control_address)
         self._process = process = WorkerProcess(
             spec.worker_id,
             spec.role,
@@ -63,6 +65,7 @@ class WorkerActor:
             control_address=spec.control_address,
             node=_node_id(),
             version=spec.version,
+            spread=spread,
         )
         await process.run(stop=self._stop, stop_now=self._stop_now, on_ready=lambda member: None)
         return "drained"

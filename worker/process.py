@@ -17,8 +17,10 @@ import msgspec
 
 from baton.config import Config
 from baton.core import garbage
+from baton.core.errors import SetupError
 from baton.core.ids import WorkerId, replica_name
 from baton.core.messages import (
+    INFO_NOTE,
     Member,
     PeerHello,
     Role,
@@ -37,6 +39,7 @@ from baton.wire.server import start_server
 from baton.wire.services import WorkerStatusReply
 from decode_worker.reader import KVReader
 from engine.execution.executor import Executor
+from engine.execution.spread import Spread
 from kv_transfer.part_transfer import PartTransfer
 from kv_transfer.read import BlockRead
 from prefill_worker.service import ReaderSessions
@@ -77,6 +80,15 @@ def member_notes(engine: Sequence[str], left_out: Mapping[str, str]) -> tuple[st
     return tuple(textwrap.shorten(line, NOTE_CHARS_MAX, placeholder=" …") for line in lines)
 
 
+def check_handed_over(executor: Executor, role: Role) -> None:
+    """Raise SetupError for a role that hands KV over, if some of it is on other hosts."""
+    if executor.is_spread and role is not Role.AGGREGATED:
+        raise SetupError(
+            f"the stages of this {role} worker are on several hosts, which works with --aggregated only: its "
+            "KV is not handed over yet. Give one host room for all stages, or use fewer"
+        )
+
+
 class WorkerCrashed(Exception):
     """A bug or a broken device: the process must end. The cause is chained."""
 
@@ -98,11 +110,13 @@ class WorkerProcess:
         port: int = 0,
         node: str = "",
         version: str = "",
+        spread: Spread | None = None,
     ) -> None:
         """An empty `control_address` means that there is no directory. `port` 0 stands for
-        `cluster.worker_port`. `node` and `version` go into `Member` as they are."""
+        `cluster.worker_port`. `node` and `version` go into `Member` as they are. `spread`: the hosts of the
+        stages, if they may be on several."""
         self._worker_id, self._role, self._config = worker_id, role, config.settled()
-        self._node, self._version = node, version
+        self._node, self._version, self._spread = node, version, spread
         self._control_address, self._port = control_address, port or config.cluster.worker_port
         self._crash = Crash()
         self._idle = asyncio.Event()
@@ -131,9 +145,10 @@ class WorkerProcess:
             stack.callback(self._threads.shutdown, wait=False, cancel_futures=True)
             stack.callback(self._compiling.shutdown, wait=False, cancel_futures=True)
             model, engine = self._config.model, self._config.engine
-            executor = await self._engine.run(Executor.load, model, engine)
+            executor = await self._engine.run(Executor.load, model, engine, spread=self._spread)
             stack.push_async_callback(asyncio.to_thread, executor.close)
             executor.watch_ranks(self._on_ranks_lost)
+            check_handed_over(executor, self._role)
             await self._engine.run(executor.pin)
             stack.callback(executor.grammars.close)
             await self._engine.run(executor.warm_up)
@@ -175,6 +190,8 @@ class WorkerProcess:
         sink = CoreSink(self._driver.post, on_read=self._metrics.read)
         preparation = self._make_preparation(executor, sink)
         self._role_switcher = RoleSwitcher(self._driver.post, self._idle, spawn=self._background.spawn)
+        if executor.is_spread:
+            self._role_switcher.close()
         self._steps = StepRunner(
             self._step,
             post=self._driver.post,
@@ -222,7 +239,7 @@ class WorkerProcess:
     def _make_store(self, executor: Executor) -> WorkerStore:
         parts, whole = executor.parts, executor.whole_geometry
         return WorkerStore(
-            self._config.store.socket,
+            "" if executor.is_spread else self._config.store.socket,
             hello=StoreHello(self._worker_id, executor.fingerprint, whole.block_bytes),
             open_copies=copies_of(parts, whole),
             block_count=executor.kv.block_count,
@@ -349,6 +366,8 @@ class WorkerProcess:
 
     def _notes(self) -> tuple[str, ...]:
         engine = (*self._executor.notes, *self._store.notes())
+        if self._executor.is_spread:
+            engine += (f"{INFO_NOTE}stages are on several hosts: no KV is handed over or stored",)
         return member_notes(engine, self._transfer.left_out)
 
     def _accounts(self) -> dict[str, float]:

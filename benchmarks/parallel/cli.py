@@ -15,11 +15,14 @@ from baton.files.terminal import new_console
 from benchmarks.bench_model import WIDE, make_bench_model
 from benchmarks.parallel import links as links_bench
 from benchmarks.parallel import measure as model_bench
+from benchmarks.parallel import predictions
 from benchmarks.parallel.cores import cores_to_use
 from benchmarks.parallel.links import LinkResult, LinkSizes
 from benchmarks.parallel.measure import MemoryResult, ModelSizes, ShapeResult
+from benchmarks.parallel.predictions import PredictedTime, PredictionResult
+from simulator.divided import MeasuredRank
 
-PARTS = ("links", "tensor", "pipeline", "memory")
+PARTS = ("links", "tensor", "pipeline", "memory", "predict")
 
 
 class ParallelReport(msgspec.Struct, frozen=True):
@@ -30,6 +33,9 @@ class ParallelReport(msgspec.Struct, frozen=True):
     links: LinkResult | None
     shapes: list[ShapeResult]
     memory: list[MemoryResult]
+    one_rank: MeasuredRank | None
+    """What `baton simulate --costs` reads."""
+    predictions: list[PredictedTime]
 
 
 def parallel(
@@ -47,7 +53,8 @@ def parallel(
     """Compare workers of two ranks with workers of one rank on the same two cores.
 
     Sums over ranks stand beside memcpy of the same bytes; tensor 2 beside one rank of two threads; pipeline 2
-    beside one rank on one core; memory of a rank beside that of the whole model on one.
+    beside one rank on one core; memory of a rank beside that of the whole model on one; predicted times
+    beside measured ones.
 
     Example: baton bench parallel --wide --parts tensor,pipeline --rounds 5
     """
@@ -74,9 +81,11 @@ def _measure(
 ) -> ParallelReport:
     progress = Console(stderr=True, highlight=False).print
     cores, load_before = cores_to_use(), os.getloadavg()[0]
-    links = links_bench.measure(link_sizes, cores, progress=progress) if "links" in parts else None
+    needs_links = parts & {"links", "predict"}
+    links = links_bench.measure(link_sizes, cores, progress=progress) if needs_links else None
     shapes: list[ShapeResult] = []
     memory: list[MemoryResult] = []
+    predicted: PredictionResult | None = None
     with tempfile.TemporaryDirectory(prefix="baton-bench-") as temporary:
         if parts - {"links"}:
             folder = _folder(model, Path(temporary), is_wide=is_wide)
@@ -86,7 +95,18 @@ def _measure(
                 shapes.append(model_bench.pipeline_2(folder, sizes, cores, progress=progress))
             if "memory" in parts:
                 memory = model_bench.memory(folder, sizes, cores, progress=progress)
-    return ParallelReport(cores, load_before, os.getloadavg()[0], links, shapes, memory)
+            if "predict" in parts and links is not None:
+                predicted = predictions.measure(folder, sizes, links, cores, progress=progress)
+    return ParallelReport(
+        cores,
+        load_before,
+        os.getloadavg()[0],
+        links,
+        shapes,
+        memory,
+        predicted.one_rank if predicted is not None else None,
+        predicted.predictions if predicted is not None else [],
+    )
 
 
 def _folder(model: str, temporary: Path, *, is_wide: bool) -> Path:
@@ -125,6 +145,8 @@ def _show(report: ParallelReport) -> None:
             console.print(_profile_table(result))
     if report.memory:
         console.print(_memory_table(report.memory))
+    if report.predictions:
+        console.print(_predictions_table(report.predictions))
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -185,4 +207,17 @@ def _memory_table(results: list[MemoryResult]) -> Table:
     for shape, number, rank, *ratios in rows:
         sizes = (f"{size / 1e6:.0f}" for size in (rank.peak, rank.model, rank.kv_pool))
         table.add_row(shape, str(number), *sizes, *ratios)
+    return table
+
+
+def _predictions_table(found: list[PredictedTime]) -> Table:
+    title = "Predicted times beside the best round: the worker's step-time model, and baton simulate"
+    table = _table(title, "work", "case", "shape", "measured ms", "step time", "error", "simulate", "error")
+    for one in found:
+        cells = [
+            text
+            for seconds in (one.step_time_s, one.simulated_s)
+            for text in (f"{seconds * 1e3:.2f}", f"{one.error(seconds):+.0%}")
+        ]
+        table.add_row(one.work, one.case, one.shape, f"{min(one.measured_s) * 1e3:.2f}", *cells)
     return table

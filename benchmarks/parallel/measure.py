@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import msgspec
 
+from baton.core.costs import StepCosts
 from baton.core.errors import SetupError
 from benchmarks.parallel.cores import on_cores
 from benchmarks.parallel.model_requests import (
@@ -28,6 +29,8 @@ from benchmarks.parallel.model_requests import (
     Profile,
     RankMemory,
     Request,
+    ScheduledPrefill,
+    SelfTimed,
 )
 
 END_S = 10.0
@@ -133,6 +136,13 @@ class ModelProcess:
     def decode(self, batch: int, context_tokens: int, steps: int) -> float:
         return self._request(Decode(batch, context_tokens, steps), float)
 
+    def scheduled_prefill(self, tokens: int, chunk_tokens: int) -> float:
+        """Seconds of one prompt in chunks as a scheduler makes them. `self_timed` comes first."""
+        return self._request(ScheduledPrefill(tokens, chunk_tokens), float)
+
+    def self_timed(self, chunk_tokens: int) -> StepCosts:
+        return self._request(SelfTimed(chunk_tokens), StepCosts)
+
     def profile(self, batch: int, context_tokens: int) -> dict[str, float]:
         return self._request(Profile(batch, context_tokens, PROFILE_STEPS), dict[str, float])
 
@@ -167,7 +177,8 @@ class ModelProcess:
 
 
 @contextmanager
-def _loaded(launch: Launch, cores: Sequence[int]) -> Generator[ModelProcess]:
+def loaded(launch: Launch, cores: Sequence[int]) -> Generator[ModelProcess]:
+    """A process that ends with the block. Raises SetupError if it cannot load the model."""
     process = ModelProcess(launch, cores)
     try:
         yield process
@@ -183,8 +194,8 @@ def tensor_2(
     kv_tokens = sizes.kv_tokens
     alone_launch = Launch(str(folder), "1", len(cores), kv_tokens)
     with (
-        _loaded(alone_launch, cores) as alone,
-        _loaded(Launch(str(folder), "tp2", 1, kv_tokens), cores) as together,
+        loaded(alone_launch, cores) as alone,
+        loaded(Launch(str(folder), "tp2", 1, kv_tokens), cores) as together,
     ):
         context, steps = sizes.context_tokens, sizes.steps
         compared: list[Comparison] = []
@@ -207,8 +218,8 @@ def pipeline_2(
     progress(f"pp2 and one rank on one core: {folder.name}")
     tokens, chunk, kv_tokens = sizes.long_prompt_tokens, sizes.chunk_tokens, sizes.kv_tokens
     with (
-        _loaded(Launch(str(folder), "1", 1, kv_tokens), cores[:1]) as alone,
-        _loaded(Launch(str(folder), "pp2", 1, kv_tokens), cores) as together,
+        loaded(Launch(str(folder), "1", 1, kv_tokens), cores[:1]) as alone,
+        loaded(Launch(str(folder), "pp2", 1, kv_tokens), cores) as together,
     ):
         context, steps = sizes.context_tokens, sizes.steps
         times = _in_turn(sizes.rounds, alone, together, lambda p: p.prefill(tokens, chunk))
@@ -236,7 +247,7 @@ def _memory_of(
     progress(f"memory of shape {shape}: {folder.name}")
     tokens = sizes.long_prompt_tokens
     threads = len(cores) if shape == "1" else 1
-    with _loaded(Launch(str(folder), shape, threads, tokens, writes_pool=False), cores) as process:
+    with loaded(Launch(str(folder), shape, threads, tokens, writes_pool=False), cores) as process:
         process.prefill(tokens, sizes.chunk_tokens)
         process.decode(1, tokens, 1)
         return process.memory()

@@ -17,6 +17,7 @@ from typing import assert_never
 import msgspec
 
 from baton.config import EngineConfig, ModelConfig
+from baton.core.costs import StepCosts
 from baton.core.errors import SetupError
 from baton.core.ids import SeqKey, SequenceId
 from baton.core.sampling import SamplingParams
@@ -33,13 +34,18 @@ from benchmarks.parallel.model_requests import (
     Profile,
     RankMemory,
     Request,
+    ScheduledPrefill,
+    SelfTimed,
 )
 from benchmarks.parallel.step_profile import profiled
 from engine.execution.executor import Executor
 from engine.model_files.read_spec import load_spec
 from engine.model_files.sizes import kv_geometry
+from engine.scheduling.step_time import StepTimeModel
 
 KIB = 1024
+SELF_TIMING_S = 4.0
+"""More than a worker takes, for a machine that does other work."""
 
 
 class TimedSteps:
@@ -49,9 +55,32 @@ class TimedSteps:
         self._executor, self._stages = executor, stages
         self._finishing = ThreadPoolExecutor(1, thread_name_prefix="finish")
         self._step_number = self._sequence_number = 0
+        self._costs: StepCosts | None = None
+
+    def self_timed(self, chunk_tokens: int) -> StepCosts:
+        """The costs that this worker learns when it starts."""
+        times = StepTimeModel(chunk_tokens=chunk_tokens, stages=self._stages)
+        for work, elapsed_s in self._executor.time_itself(SELF_TIMING_S):
+            times.observe(work, elapsed_s)
+        costs = times.seen_costs
+        assert costs is not None, "self-timing runs a few steps at least"
+        self._costs = costs
+        return costs
+
+    def scheduled_prefill(self, tokens: int, chunk_tokens: int) -> float:
+        """Seconds of a prompt that is alone, in chunks as `StepOverlap` makes them."""
+        assert self._costs is not None, "self_timed comes first"
+        plans: list[StepPlan] = []
+        first = 0
+        while first < tokens:
+            chunk = min(chunk_tokens, self._costs.chunk_tokens(tokens - first))
+            plans.append(self._chunk_plan(tokens, first, min(first + chunk, tokens)))
+            first += chunk
+        return self._run(plans)
 
     def prefill(self, tokens: int, chunk_tokens: int) -> float:
-        return self._run(self._prefill_plans(tokens, chunk_tokens))
+        firsts = range(0, tokens, chunk_tokens)
+        return self._run([self._chunk_plan(tokens, n, min(n + chunk_tokens, tokens)) for n in firsts])
 
     def decode(self, batch: int, context_tokens: int, steps: int) -> float:
         """A sequence has `context_tokens - 1` tokens already, whatever stands in its blocks."""
@@ -77,15 +106,12 @@ class TimedSteps:
             step.result()
         return time.perf_counter() - started_s
 
-    def _prefill_plans(self, tokens: int, chunk_tokens: int) -> list[StepPlan]:
-        self._sequence_number += 1
-        prompt = tuple((i * 7919 + 11) % self._executor.vocab_size for i in range(tokens))
+    def _chunk_plan(self, tokens: int, first: int, end: int) -> StepPlan:
+        """Positions [first, end) of a prompt of `tokens`, which is a new one where `first` is 0."""
+        self._sequence_number += first == 0
+        chunk = tuple((i * 7919 + 11) % self._executor.vocab_size for i in range(first, end))
         blocks = tuple(range(self._executor.geometry.blocks_for(tokens)))
-        return [
-            StepPlan((self._item(0, chunk, first, blocks, is_last=first + len(chunk) == tokens),), 0)
-            for first in range(0, tokens, chunk_tokens)
-            if (chunk := prompt[first : first + chunk_tokens])
-        ]
+        return StepPlan((self._item(0, chunk, first, blocks, is_last=end == tokens),), 0)
 
     def _groups(self, batch: int, context_tokens: int, token: int) -> list[StepPlan]:
         """Steps in which each of `batch` sequences decodes once: the groups that take turns in the stages."""
@@ -134,6 +160,10 @@ def _answer(executor: Executor, steps: TimedSteps, request: Request, libraries: 
     match request:
         case Prefill(tokens, chunk_tokens):
             return steps.prefill(tokens, chunk_tokens)
+        case ScheduledPrefill(tokens, chunk_tokens):
+            return steps.scheduled_prefill(tokens, chunk_tokens)
+        case SelfTimed(chunk_tokens):
+            return steps.self_timed(chunk_tokens)
         case Decode(batch, context_tokens, count):
             return steps.decode(batch, context_tokens, count)
         case Profile(batch, context_tokens, count):

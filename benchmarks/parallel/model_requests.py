@@ -25,6 +25,19 @@ class Prefill(msgspec.Struct, frozen=True, tag=True):
     chunk_tokens: int
 
 
+class SelfTimed(msgspec.Struct, frozen=True, tag=True):
+    """`StepCosts` that a worker learns when it times itself at its start."""
+
+    chunk_tokens: int
+
+
+class ScheduledPrefill(msgspec.Struct, frozen=True, tag=True):
+    """Seconds of one prompt in chunks as a worker's scheduler makes them, by what `SelfTimed` learnt."""
+
+    tokens: int
+    chunk_tokens: int
+
+
 class Decode(msgspec.Struct, frozen=True, tag=True):
     """Seconds of one step, in the mean of several steps after one that does not count."""
 
@@ -45,7 +58,7 @@ class Memory(msgspec.Struct, frozen=True, tag=True):
     """`RankMemory` of each rank."""
 
 
-Request = Prefill | Decode | Profile | Memory
+Request = Prefill | ScheduledPrefill | SelfTimed | Decode | Profile | Memory
 
 
 class RankMemory(msgspec.Struct, frozen=True):

@@ -174,6 +174,13 @@ class LiveAutoscaler:
         if ranks_max != self.scaler.settings.ranks_max:
             self.scaler.settings = msgspec.structs.replace(self.scaler.settings, ranks_max=ranks_max)
 
+    def cost_ranks(self, ranks: Mapping[Role, int]) -> None:
+        """Count so many ranks for one worker of each role from now on. A rollout may have changed them."""
+        settings = self.scaler.settings
+        used = {role: count for role, count in ranks.items() if role in settings.bounds}
+        if used != settings.ranks:
+            self.scaler.settings = msgspec.structs.replace(settings, ranks=used)
+
     def is_at_zero(self, state: ClusterState) -> bool:
         pool = state.pool(self.model)
         return pool is not None and not any(pool.counts.values())

@@ -31,6 +31,7 @@ from engine.execution.graphs import make_graphs, recorded_sequences
 from engine.execution.load_ranks import divisions_of, load_draft, load_rank, own_part, part_of, set_threads
 from engine.execution.ranks import Ranks, SharedTokens, StagedModel, UnfinishedSteps
 from engine.execution.self_timing import Measured, execute_together, time_steps
+from engine.execution.spread import Spread
 from engine.execution.step_batch import PromptRows, StepBatch
 from engine.execution.team import RankTeam
 from engine.grammar import GrammarStore
@@ -90,7 +91,7 @@ class Executor:
         self._shared_tokens = SharedTokens(ranks)
         self.whole_geometry: KVGeometry = loaded.whole_geometry
         self.parts = parts or (own_part(loaded),)
-        """The KV pools of all ranks, by rank, as they are mapped in this process."""
+        """The KV pools of the ranks of this host, by rank, as they are mapped in this process."""
         self.spec = loaded.spec
         self.model_name = loaded.name
         self.fingerprint = loaded.fingerprint
@@ -136,33 +137,45 @@ class Executor:
 
     @classmethod
     def load(
-        cls, model: ModelConfig, engine: EngineConfig, *, progress: Progress | None = None
+        cls,
+        model: ModelConfig,
+        engine: EngineConfig,
+        *,
+        progress: Progress | None = None,
+        spread: Spread | None = None,
     ) -> "Executor":
-        """Load a model, with followers if `engine.shape` asks for several ranks. Raises SetupError, see
-        `load_model`, `RankTeam` and `DraftModel.load`, and GroupBroken for a rank that is lost."""
+        """Load a model, with followers if `engine.shape` asks for several ranks: on this host, or where
+        `spread` says. Raises SetupError, see `load_model`, `RankTeam` and `DraftModel.load`, and GroupBroken
+        for a rank that is lost."""
         set_threads(engine)
         Executor.load_count += 1
         shape = Shape.parse(engine.shape)
         if not shape.is_single:
-            return cls._load_leader(model, engine, shape, progress)
+            return cls._load_leader(model, engine, shape, progress, spread)
         loaded = load_model(model, engine, progress=progress)
         return cls(loaded, engine, draft=load_draft(model, engine, loaded))
 
     @classmethod
     def _load_leader(
-        cls, model: ModelConfig, engine: EngineConfig, shape: Shape, progress: Progress | None
+        cls,
+        model: ModelConfig,
+        engine: EngineConfig,
+        shape: Shape,
+        progress: Progress | None,
+        spread: Spread | None,
     ) -> "Executor":
         divisions = divisions_of(model, shape)  # a shape that does not fit is said before anything starts
-        team = RankTeam.start(shape, model, engine)
+        team = RankTeam.start(shape, model, engine, spread)
         try:
             loaded = load_rank(model, engine, team.ranks, divisions[team.ranks.rank], progress)
             draft = load_draft(model, engine, loaded)
             ready = team.wait_ready()
             pools = {team.ranks.rank: loaded.kv}
-            for rank, report in ready.items():
+            for rank in team.local_ranks[1:]:
+                report = ready[rank]
                 geometry = kv_geometry(divisions[rank].rank_spec(), model, engine)
                 pools[rank] = KVPool.attach(geometry, report.pool_address, block_count=loaded.kv.block_count)
-            parts = tuple(part_of(division, pools[rank]) for rank, division in enumerate(divisions))
+            parts = tuple(part_of(divisions[rank], pool) for rank, pool in sorted(pools.items()))
             executor = cls(loaded, engine, draft=draft, ranks=team.ranks, team=team, parts=parts)
             floors = {rank: report.floor_s for rank, report in ready.items()}
             executor.floor_s = team.ranks.floor_s({**floors, team.ranks.rank: executor.floor_s})
@@ -180,8 +193,13 @@ class Executor:
         return cls(loaded, engine, ranks=ranks)
 
     @property
+    def is_spread(self) -> bool:
+        """Whether some ranks, and their KV, are on other hosts."""
+        return self._team is not None and len(self._team.local_ranks) < self._team.ranks.shape.rank_count
+
+    @property
     def rank_pids(self) -> tuple[int, ...]:
-        """Processes of the followers."""
+        """Processes of the followers of this host."""
         return self._team.pids if self._team is not None else ()
 
     def pin(self) -> None:
@@ -404,7 +422,7 @@ class Executor:
             self.kv.clear(block)  # memory that was never written is faster than any that is used
         measured = time_steps(
             lambda plans: execute_together(self, plans),
-            is_staged=self._unfinished is not None,
+            stages=1 if self._ranks is None else self._ranks.shape.pipeline,
             block_tokens=self.geometry.block_tokens,
             block_count=blocks,
             step_tokens_max=self._engine.step_tokens_max,

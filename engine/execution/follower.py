@@ -14,16 +14,20 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from baton.config import EngineConfig, ModelConfig
+from baton.config import EngineConfig, ModelConfig, TlsConfig
 from baton.core.errors import SetupError
 from baton.core.shape import Shape
 from baton.core.steps import StepPlan
 from baton.wire.parent import end_with_parent
+from baton.wire.transport import secure
 from engine.execution.executor import Executor
-from engine.execution.team import JOIN_S, FollowerSetup, place_of, world_timeout_s
+from engine.execution.ranks import Ranks
+from engine.execution.spread import FollowerSetup, be_strict, join_mesh
+from engine.execution.team import JOIN_S, place_of, world_timeout_s
 from engine.loading.adapters import AdapterWeights
 from engine.parallel.group import GroupBroken
 from engine.parallel.order_channel import OrderReceiver
+from engine.parallel.order_stream import OrderStreamReceiver
 from engine.parallel.orders import (
     AdapterOrder,
     AdapterRead,
@@ -34,6 +38,7 @@ from engine.parallel.orders import (
     ReadAdapter,
 )
 from engine.parallel.shared_memory import SharedMemoryGroup
+from engine.parallel.sockets import SocketGroup
 
 log = logging.getLogger(__name__)
 
@@ -44,8 +49,9 @@ LOOK_S = 60.0
 class Follower:
     """Carries orders out, in order. Adapters are read beside the steps."""
 
-    def __init__(self, executor: Executor, orders: OrderReceiver) -> None:
-        self._executor, self._orders = executor, orders
+    def __init__(self, executor: Executor, orders: OrderReceiver | OrderStreamReceiver, ranks: Ranks) -> None:
+        self._executor, self._orders, self._ranks = executor, orders, ranks
+        self._is_strict = False
         self._reading = ThreadPoolExecutor(1, thread_name_prefix="adapter")
         self._read: dict[str, AdapterWeights] = {}
         """The adapter that was read last, until it is installed. The leader reads one at a time, and may
@@ -55,10 +61,19 @@ class Follower:
         """Follow until the leader leaves. Raises GroupBroken then, and what a step raises."""
         while True:
             order = self._orders.receive(timeout_s=LOOK_S)
+            if order is not None:
+                self._be_strict()
             if isinstance(order, StepPlan):
                 self._executor.execute(order)
             elif order is not None:
                 self._change_adapters(order)
+
+    def _be_strict(self) -> None:
+        """The first order means that all ranks serve."""
+        if isinstance(self._orders, OrderStreamReceiver) and not self._is_strict:
+            self._is_strict = True
+            self._orders.be_strict()
+            be_strict(self._ranks.world, self._ranks.results)
 
     def _change_adapters(self, order: AdapterOrder) -> None:
         slots = self._executor.adapters
@@ -88,7 +103,7 @@ def main(parent_pid: int) -> int:
     # Ctrl-C at a terminal reaches every process of the group. The leader decides when this one ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     setup = msgspec.json.decode(sys.stdin.buffer.read(), type=FollowerSetup)
-    for thread in os.listdir("/proc/self/task"):  # libraries may have started some
+    for thread in os.listdir("/proc/self/task") if setup.cores else ():  # libraries may have started some
         with contextlib.suppress(ProcessLookupError):
             os.sched_setaffinity(int(thread), setup.cores)
     logging.basicConfig(format=f"%(asctime)s rank {setup.rank} %(levelname)s %(message)s")
@@ -96,10 +111,12 @@ def main(parent_pid: int) -> int:
     engine = EngineConfig.model_validate_json(setup.engine)
     shape, rank = Shape.parse(setup.shape), setup.rank
     try:
-        orders = OrderReceiver.join(setup.orders_address, rank, deadline_s=engine.rank_timeout_s)
-        deadline_s = world_timeout_s(shape, engine)
-        world = SharedMemoryGroup.join(setup.world_address, rank, deadline_s=deadline_s)
+        orders, world = _joined(setup, shape, engine)
         world.wait_for_all(timeout_s=JOIN_S)
+        if isinstance(
+            orders, OrderStreamReceiver
+        ):  # ranks of one host are told by the group that all are there
+            orders.wait_for_all(timeout_s=JOIN_S)
         ranks = place_of(world, shape, rank, engine)
     except (SetupError, GroupBroken) as error:
         log.error("%s", error)
@@ -108,7 +125,7 @@ def main(parent_pid: int) -> int:
         began_s = time.monotonic()
         executor = Executor.load_part(model, engine, ranks)
         orders.report(FollowerReady(executor.kv.address, time.monotonic() - began_s, executor.floor_s))
-        Follower(executor, orders).run()
+        Follower(executor, orders, ranks).run()
     except GroupBroken as error:
         log.info("%s", error)
         return 0
@@ -122,7 +139,21 @@ def main(parent_pid: int) -> int:
     return 0
 
 
-def _tell(orders: OrderReceiver, failed: FollowerFailed) -> None:
+def _joined(
+    setup: FollowerSetup, shape: Shape, engine: EngineConfig
+) -> tuple[OrderReceiver | OrderStreamReceiver, SharedMemoryGroup | SocketGroup]:
+    """Raises SetupError."""
+    rank, deadline_s = setup.rank, world_timeout_s(shape, engine)
+    if not setup.is_spread:
+        orders = OrderReceiver.join(setup.orders_address, rank, deadline_s=engine.rank_timeout_s)
+        return orders, SharedMemoryGroup.join(setup.world_address, rank, deadline_s=deadline_s)
+    secure(TlsConfig.model_validate_json(setup.tls) if setup.tls else TlsConfig())
+    world = SocketGroup(join_mesh(setup.world_address, rank), deadline_s=deadline_s)
+    star = join_mesh(setup.orders_address, rank, is_star=True)
+    return OrderStreamReceiver(star, deadline_s=engine.rank_timeout_s), world
+
+
+def _tell(orders: OrderReceiver | OrderStreamReceiver, failed: FollowerFailed) -> None:
     try:
         orders.report(failed)
     except GroupBroken as error:

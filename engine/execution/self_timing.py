@@ -37,29 +37,32 @@ def time_steps(
     batch_sequences_max: int,
     positions_max: int,
     vocab: int,
-    is_staged: bool = False,
+    stages: int = 1,
     budget_s: float = BUDGET_S,
     now: Callable[[], float] = time.perf_counter,
 ) -> Measured:
     """Work and seconds of each step. `positions_max`: of one sequence. Uses any blocks of the pool, which
     nobody may use yet, and leaves no sequence behind in the executor.
 
-    `execute` may begin a step before the one before it is done. Chunks of prompts are given to it together,
-    since a worker of several stages computes them at the same time.
+    `execute` may begin a step before the one before it is done. In a worker of several stages, chunks of
+    prompts are given to it together, and so are the groups in which sequences take turns to decode.
     """
     maker = _Maker(block_tokens, block_count, vocab)
     measured: Measured = []
-    times = StepTimeModel(chunk_tokens=step_tokens_max)
+    times = StepTimeModel(chunk_tokens=step_tokens_max, stages=stages)
     ends_s = now() + budget_s
     for items, work in _shapes(maker, step_tokens_max, batch_sequences_max, positions_max):
         is_first_of_kind = len(measured) < 4
-        together = ROUNDS if is_staged and work.prompt_tokens else 1
+        fills = stages > 1 and (work.prompt_tokens > 0 or work.decodes >= stages)
+        groups = _groups(items, stages if fills and work.decodes else 1)
+        together = ROUNDS if fills else 1
         for round_number in range(0, ROUNDS, together):
             if not is_first_of_kind and now() + together * times.predict_s(work) > ends_s:
                 break
-            results = execute([maker.plan(items) for _ in range(together)])
-            for result in results if round_number else results[1:]:
-                elapsed_s = result.elapsed_s - result.overlap_s
+            results = execute([maker.plan(group) for _ in range(together) for group in groups])
+            added_s = [one.elapsed_s - one.overlap_s for one in results]
+            rounds = [sum(added_s[i : i + len(groups)]) for i in range(0, len(added_s), len(groups))]
+            for elapsed_s in rounds if round_number else rounds[1:]:
                 times.observe(work, elapsed_s)
                 measured.append((work, elapsed_s))
     execute([maker.goodbye()])
@@ -82,6 +85,11 @@ def execute_together(stepper: Stepper[B], plans: Sequence[StepPlan]) -> list[Ste
             step = stepper.begin(plan)
             results.append(step if isinstance(step, StepResult) else finishing.submit(stepper.finish, step))
         return [one.result() if isinstance(one, Future) else one for one in results]
+
+
+def _groups(items: tuple[StepItem, ...], count: int) -> list[tuple[StepItem, ...]]:
+    size = -(-len(items) // count)
+    return [items[first : first + size] for first in range(0, len(items), size)]
 
 
 def _shapes(

@@ -1,4 +1,4 @@
-"""The ranks of one worker as processes of this host: the leader's side.
+"""The ranks of one worker as processes: the leader's side.
 
 The leader starts a process for each follower, and they read their parts of the model at the same time. From
 then on every plan goes to the followers before the leader executes it. Ranks end together: a follower that
@@ -20,12 +20,26 @@ import torch
 from baton.config import EngineConfig, ModelConfig
 from baton.core.errors import SetupError
 from baton.core.messages import AdapterRef
-from baton.core.shape import Shape, cores_of_rank
+from baton.core.shape import Shape
+from baton.wire.transport import chosen
 from engine.execution.ranks import LEADER, Ranks
+from engine.execution.spread import (
+    FollowerSetup,
+    Reach,
+    Spread,
+    StageHost,
+    another_group,
+    be_strict,
+    begin_mesh,
+    cores_on_host,
+    on_this_host,
+)
 from engine.parallel.group import Group, GroupBroken
 from engine.parallel.order_channel import OrderSender
+from engine.parallel.order_stream import OrderStreamSender
 from engine.parallel.orders import FollowerReady, FollowerReport, RankOrder, ReadAdapter
 from engine.parallel.shared_memory import SharedMemoryGroup
+from engine.parallel.sockets import SocketGroup
 from engine.parallel.team_state import AdapterFailed, TeamState
 
 log = logging.getLogger(__name__)
@@ -45,30 +59,20 @@ END_S = 3.0
 _ADDRESS_BYTES = 128
 
 
-class FollowerSetup(msgspec.Struct, frozen=True):
-    """What a follower's process reads from its standard input."""
-
-    rank: int
-    shape: str
-    cores: tuple[int, ...]
-    """Cores to run on."""
-    world_address: str
-    orders_address: str
-    model: str
-    """`ModelConfig` as JSON."""
-    engine: str
-    """`EngineConfig` as JSON."""
-
-
-def place_of(world: Group, shape: Shape, rank: int, engine: EngineConfig) -> Ranks:
-    """Make a rank's groups. All ranks call it at the same time. Raises SetupError, GroupBroken."""
+def place_of(
+    world: Group, shape: Shape, rank: int, engine: EngineConfig, *, reach: Reach | None = None
+) -> Ranks:
+    """Make a rank's groups. All ranks call it at the same time. `reach` belongs to a leader with ranks on
+    several hosts. Raises SetupError, GroupBroken."""
     if shape.pipeline == 1:
         return Ranks(shape, rank, world, world, world)
     deadlines_s = engine.rank_timeout_s, stage_timeout_s(engine)
     sets = [(shape.tensor_group(stage * shape.tensor), deadlines_s[0]) for stage in range(shape.pipeline)]
-    sets.append((tuple(range(shape.rank_count)), deadlines_s[1]))
-    *tensor, results = [_joined(world, members, rank, deadline_s) for members, deadline_s in sets]
+    tensor = [_joined(world, members, rank, deadline_s) for members, deadline_s in sets]
     own = next(group for group in tensor if group is not None)
+    if isinstance(world, SocketGroup):
+        return Ranks(shape, rank, world, own, another_group(world, reach, deadline_s=deadlines_s[1]))
+    results = _joined(world, tuple(range(shape.rank_count)), rank, deadlines_s[1])
     assert results is not None
     return Ranks(shape, rank, world, own, results)
 
@@ -104,8 +108,15 @@ class RankTeam:
     """The followers of one worker, and the way to them. `start` and `close` belong to one thread that lives
     as long as the worker: the kernel kills the followers when it ends."""
 
-    def __init__(self, shape: Shape, world: SharedMemoryGroup, orders: OrderSender) -> None:
-        self._shape, self._world, self._orders = shape, world, orders
+    def __init__(
+        self,
+        shape: Shape,
+        world: SharedMemoryGroup | SocketGroup,
+        orders: OrderSender | OrderStreamSender,
+        spread: Spread | None,
+    ) -> None:
+        self._shape, self._world, self._orders, self._spread = shape, world, orders, spread
+        self._local = on_this_host(shape, spread)
         self._cores = tuple(sorted(os.sched_getaffinity(0)))
         self._processes: list[subprocess.Popen[bytes]] = []
         self._changed = threading.Condition()
@@ -115,20 +126,29 @@ class RankTeam:
         self.ranks: Ranks
 
     @classmethod
-    def start(cls, shape: Shape, model: ModelConfig, engine: EngineConfig) -> "RankTeam":
-        """Start the followers' processes and wait until all have joined. Raises SetupError, and GroupBroken
-        if one of them does not get so far."""
-        world = SharedMemoryGroup.create(shape.rank_count, deadline_s=world_timeout_s(shape, engine))
-        orders = OrderSender.create(shape.rank_count, deadline_s=engine.rank_timeout_s)
-        team, joined = cls(shape, world, orders), threading.Event()
+    def start(
+        cls, shape: Shape, model: ModelConfig, engine: EngineConfig, spread: Spread | None = None
+    ) -> "RankTeam":
+        """Start the followers' processes and wait until all have joined. Stages are on this host, or where
+        `spread` says. Raises SetupError, and GroupBroken if one of them does not get so far."""
+        spread = spread if spread is not None and spread.has_others else None
+        deadline_s = world_timeout_s(shape, engine)
+        if spread is None:
+            world = SharedMemoryGroup.create(shape.rank_count, deadline_s=deadline_s)
+            orders = OrderSender.create(shape.rank_count, deadline_s=engine.rank_timeout_s)
+        else:
+            mesh = begin_mesh(shape.rank_count, spread.reach)
+            star = begin_mesh(shape.rank_count, spread.reach, is_star=True)
+            world = SocketGroup(mesh, deadline_s=deadline_s)
+            orders = OrderStreamSender(star, deadline_s=engine.rank_timeout_s)
+        team, joined = cls(shape, world, orders, spread), threading.Event()
         watcher = threading.Thread(target=team._watch_start, args=(joined,), name="ranks-start", daemon=True)
         try:
-            for rank in range(1, shape.rank_count):
-                team._spawn(rank, model, engine)
+            team._spawn_all(model, engine)
             watcher.start()
             world.wait_for_all(timeout_s=JOIN_S)
             orders.wait_for_all(timeout_s=JOIN_S)
-            team.ranks = place_of(world, shape, LEADER, engine)
+            team.ranks = place_of(world, shape, LEADER, engine, reach=spread.reach if spread else None)
         except BaseException:
             joined.set()
             team.close()
@@ -139,12 +159,17 @@ class RankTeam:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Processes of the followers, by rank."""
+        """Processes of the followers of this host, by rank."""
         return tuple(process.pid for process in self._processes)
 
     def pin(self) -> None:
         """Keep the calling thread, which executes the leader's part, on the leader's share of the cores."""
-        os.sched_setaffinity(0, cores_of_rank(self._cores, LEADER, self._shape.rank_count))
+        os.sched_setaffinity(0, cores_on_host(self._cores, LEADER, self._local))
+
+    @property
+    def local_ranks(self) -> tuple[int, ...]:
+        """The ranks of this host, the leader included."""
+        return self._local
 
     def wait_ready(self) -> dict[int, FollowerReady]:
         """Wait until every follower can execute plans. Raises the first one's reason: SetupError if somebody
@@ -156,7 +181,11 @@ class RankTeam:
                 raise (SetupError if state.is_setup else GroupBroken)(state.end_reason)
             if state.late:
                 raise SetupError(f"rank {state.late[0]} has not read its part of the model in {READY_S:g} s")
-            return dict(state.ready)
+            ready = dict(state.ready)
+        if isinstance(self._orders, OrderStreamSender):
+            self._orders.be_strict()
+            be_strict(self._world, self.ranks.results)
+        return ready
 
     def watch(self, on_lost: Callable[[str], None]) -> None:
         """Call `on_lost` once when the ranks have ended without `close`. Any thread may do it."""
@@ -209,19 +238,40 @@ class RankTeam:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        for host in self._other_hosts():
+            host.close(max(0.0, end_s - time.monotonic()))
         if self._listener.is_alive():
             self._listener.join()
 
-    def _spawn(self, rank: int, model: ModelConfig, engine: EngineConfig) -> None:
-        setup = FollowerSetup(
-            rank,
-            str(self._shape),
-            cores_of_rank(self._cores, rank, self._shape.rank_count),
-            self._world.address,
-            self._orders.address,
-            model.model_dump_json(),
-            engine.model_dump_json(),
-        )
+    def _other_hosts(self) -> list[StageHost]:
+        hosts = self._spread.hosts if self._spread is not None else ()
+        return [host for host in hosts if host is not None]
+
+    def _spawn_all(self, model: ModelConfig, engine: EngineConfig) -> None:
+        """Raises SetupError, GroupBroken."""
+        identity = chosen().identity if self._spread is not None else None
+        elsewhere: dict[StageHost, list[FollowerSetup]] = {}
+        for rank in range(1, self._shape.rank_count):
+            host = self._spread.host_of(self._shape, rank) if self._spread is not None else None
+            setup = FollowerSetup(
+                rank,
+                str(self._shape),
+                cores_on_host(self._cores, rank, self._local) if host is None else (),
+                self._world.address,
+                self._orders.address,
+                model.model_dump_json(),
+                engine.model_dump_json(),
+                is_spread=self._spread is not None,
+                tls=identity.config.model_dump_json() if identity is not None else "",
+            )
+            if host is None:
+                self._spawn(setup)
+            else:
+                elsewhere.setdefault(host, []).append(setup)
+        for host, setups in elsewhere.items():
+            host.start(setups)
+
+    def _spawn(self, setup: FollowerSetup) -> None:
         command = [sys.executable, "-m", "engine.execution.follower", str(os.getpid())]
         process = subprocess.Popen(command, stdin=subprocess.PIPE)
         self._processes.append(process)
@@ -232,7 +282,11 @@ class RankTeam:
     def _watch_start(self, joined: threading.Event) -> None:
         """Notice followers that end before they join: shared memory knows nothing about those."""
         while not joined.wait(START_LOOK_S):
-            for rank, process in enumerate(self._processes, start=1):
+            if lost := next(filter(None, (host.ended() for host in self._other_hosts())), ""):
+                self._world.abort(lost)
+                self._orders.abort(lost)
+                return
+            for rank, process in zip(self._local[1:], self._processes, strict=False):
                 code = process.poll()
                 if code is None:
                     continue

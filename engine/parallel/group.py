@@ -15,6 +15,10 @@ from torch import Tensor
 from baton.core.errors import PeerFailure
 
 REDUCIBLE = (torch.float32, torch.bfloat16, torch.float16)
+_DTYPES: tuple[torch.dtype, ...] = (
+    *(torch.float32, torch.bfloat16, torch.float16, torch.float64),
+    *(torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool),
+)
 
 
 class GroupBroken(PeerFailure):
@@ -132,3 +136,11 @@ def outer_and_inner(x: Tensor, dim: int) -> tuple[int, int]:
     """(number of rows, bytes of one row for each unit of length) of x as rows that end in `dim`."""
     dim %= x.dim()
     return prod(x.shape[:dim]), prod(x.shape[dim + 1 :]) * x.element_size()
+
+
+def tensor_kind(shape: Sequence[int], dtype: torch.dtype) -> int:
+    """A number that tells tensors apart that have the same number of bytes. The same in every process."""
+    number = _DTYPES.index(dtype)
+    for length in shape:
+        number = (number * 1_000_003 + length + 1) % 2**64
+    return number

@@ -16,6 +16,7 @@ from engine.parallel.group import (
     outer_and_inner,
     parts_along,
     parts_of_rows,
+    tensor_kind,
 )
 from engine.parallel.segment import Segment, SegmentSizes, functions, nanoseconds
 
@@ -27,10 +28,6 @@ RING_BYTES = 8 * 2**20
 _POINTER, _I32, _I64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 _CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """`enum Dtype` in native/src/runtime.h, and float16."""
-_DTYPES: tuple[torch.dtype, ...] = (
-    *(torch.float32, torch.bfloat16, torch.float16, torch.float64),
-    *(torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool),
-)
 _ALL = -1
 
 
@@ -137,13 +134,13 @@ class SharedMemoryGroup:
             self._segment.reserve_ring(to)
             self._rings.add(to)
         x = x.contiguous()
-        kind = _kind(x.shape, x.dtype)
+        kind = tensor_kind(x.shape, x.dtype)
         self._call(self._send, x.data_ptr(), x.nbytes, kind, to, self._timeout_ns)
 
     def recv(self, shape: Sequence[int], dtype: torch.dtype, source: int) -> Tensor:
         check_peer(self.rank, self.size, source)
         out = torch.empty(tuple(shape), dtype=dtype)
-        kind = _kind(out.shape, dtype)
+        kind = tensor_kind(out.shape, dtype)
         self._call(self._receive, out.data_ptr(), out.nbytes, kind, source, self._timeout_ns)
         return out
 
@@ -156,11 +153,3 @@ class SharedMemoryGroup:
 
     def close(self) -> None:
         self._segment.close()
-
-
-def _kind(shape: Sequence[int], dtype: torch.dtype) -> int:
-    """A number that tells tensors apart that have the same number of bytes. The same in every process."""
-    number = _DTYPES.index(dtype)
-    for length in shape:
-        number = (number * 1_000_003 + length + 1) % 2**64
-    return number

@@ -442,6 +442,7 @@ class Checkers:
             self.audit(worker)
             if not worker.core.is_idle:
                 raise Violation(3, f"{worker.name} still holds something: {worker.core.status()}")
+            worker.ranks.check()
             held_at_rest(worker.name, worker.core, limits)
         for router in routers:
             self.audit_router(router)

@@ -36,6 +36,7 @@ from simulator.faults.reads import SimReads
 from simulator.faults.router_node import SimRouter
 from simulator.faults.run_context import RunContext
 from simulator.faults.scenario import MODEL_NAME, Scenario
+from simulator.faults.slot import Slot
 from simulator.faults.store_directory import SimDirectory
 from simulator.faults.store_node import SimHost, SimStoreNode
 from worker.events import Drain, SetRole, WorkerEvent
@@ -43,33 +44,6 @@ from worker.events import Drain, SetRole, WorkerEvent
 RECONCILE_S = 0.1
 SWITCH_LOOK_S = 0.05
 """Time between two looks at a worker that switches roles, to see whether it is idle."""
-
-
-class Slot:
-    """One replica: the worker that fills it now, and what only the simulator knows of it."""
-
-    __slots__ = (
-        "drain_since_s",
-        "first_role",
-        "frozen_since_s",
-        "incarnation",
-        "name",
-        "switch_count",
-        "worker",
-    )
-
-    def __init__(self, name: str, role: Role) -> None:
-        self.name, self.first_role = name, role
-        self.incarnation = 0
-        self.worker: SimWorker | None = None
-        self.frozen_since_s: float | None = None
-        self.drain_since_s: float | None = None
-        self.switch_count = 0
-        """Count of the roles that the worker was told to take."""
-
-    @property
-    def role(self) -> Role:
-        return self.first_role if self.worker is None else self.worker.core.status().role
 
 
 class Cluster:
@@ -163,7 +137,7 @@ class Cluster:
             and self._reconciler.is_settled
             and len(self.store_nodes) == (len(self.hosts) if has_store else 0)
             and all(node.core.is_idle for node in self.store_nodes)
-            and all(worker.core.is_idle for worker in workers)
+            and all(worker.core.is_idle and worker.ranks.is_ready for worker in workers)
             and all(router.core.is_idle for router in self.routers)
         )
 
@@ -297,6 +271,8 @@ class Cluster:
             self._feed_reconciler(ReplicaExited(worker.worker_id, "it died"))
             self._publish()
             return
+        if not worker.ranks.is_ready:
+            return
         if worker.is_frozen:
             since_s = slot.frozen_since_s = slot.frozen_since_s or now_s
             if now_s - since_s > self.scenario.member_lease_s:
@@ -399,6 +375,7 @@ class Cluster:
             slot = Slot(name, start.role)
             self.slots.append(slot)
         slot.incarnation += 1
+        index = self.slots.index(slot)
         slot.worker = SimWorker(
             self.run,
             start.worker_id,
@@ -409,8 +386,10 @@ class Cluster:
             reads=self.reads,
             model=self.model,
             checkers=self.checkers,
-            host=self._host_of(self.slots.index(slot)),
+            host=self._host_of(index),
+            shape=slot.next_shape(self.scenario.worker_shapes, index),
         )
+        self.run.counts["workers of several ranks"] += len(slot.worker.memory.places) > 1
         self._publish()
 
     def _fingerprint(self, slot: Slot) -> str:
@@ -471,7 +450,7 @@ class Cluster:
         """Tell the routers the membership, each in its own time."""
         members: dict[WorkerId, Member] = {}
         for slot in self.slots:
-            if (worker := slot.worker) is not None and worker.is_alive:
+            if (worker := slot.worker) is not None and worker.is_alive and worker.ranks.is_ready:
                 members[worker.worker_id] = self._member(slot, worker)
         self.members = members
         for router in self.routers:

@@ -6,10 +6,12 @@ from functools import partial
 
 from baton.core.ids import RouterId, WorkerId
 from baton.core.messages import Role, StartSequence
-from simulator.faults.control import Cluster, Slot
+from simulator.faults.control import Cluster
 from simulator.faults.network import SimSession
 from simulator.faults.node import SimWorker
+from simulator.faults.rank_faults import RankFaults
 from simulator.faults.reads import ReadFaults
+from simulator.faults.slot import Slot
 from simulator.faults.store_faults import StoreFaults
 
 OTHER_ROLE = {Role.PREFILL: Role.DECODE, Role.DECODE: Role.PREFILL, Role.AGGREGATED: Role.PREFILL}
@@ -20,13 +22,14 @@ STALL_S = 1.0
 class Faults:
     """Schedule every enabled fault class a few times between the first arrival and `ends_s`."""
 
-    __slots__ = ("_cluster", "_is_over", "_rng", "_store")
+    __slots__ = ("_cluster", "_is_over", "_ranks", "_rng", "_store")
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._rng: random.Random = cluster.run.stream("faults")
         self._is_over = False
         self._store = StoreFaults(cluster, cluster.run.stream("store faults"), self._span_s)
+        self._ranks = RankFaults(cluster, cluster.run.stream("rank faults"))
 
     @property
     def ends_s(self) -> float:
@@ -60,6 +63,7 @@ class Faults:
                     run.clock.at(
                         self._rng.uniform(0.3, self.ends_s), lambda n=name, s=strike: self._strike(n, s)
                     )
+        self._ranks.schedule(self.ends_s, self._strike)
         self._enable_reads(enabled)
         if "repeats" in enabled:
             self._cluster.network.repeat_chance = self._rng.choice((0.05, 0.3))
@@ -83,6 +87,7 @@ class Faults:
         cluster = self._cluster
         cluster.come_back()
         self._store.stop()
+        self._ranks.stop()
         cluster.network.repeat_chance = 0.0
         cluster.network.slowness = cluster.reads.slowness = 1.0
         cluster.network.cut_off_until_s.clear()

@@ -6,14 +6,15 @@ that was mixed up, overwritten or read stale gives other tokens than the oracle,
 believes. Hashes of tuples of integers are the same in every Python process.
 """
 
-import zlib
 from collections.abc import Sequence
 
-from baton.core.ids import SeqKey
+import numpy as np
+
 from baton.core.messages import Task
 from baton.core.sampling import FinishReason, SamplingParams, finish_after
 from baton.core.steps import PENDING_TOKEN, ItemResult, StepItem, StepPlan, TokenLogprobs
 from router.decisions.hedging import submitted_name
+from simulator.faults.memory import Cells, DeviceMemory
 from simulator.faults.run_context import Violation
 
 VOCABULARY = 61
@@ -53,6 +54,7 @@ class Expected:
     """
 
     __slots__ = (
+        "_cell_array",
         "cells",
         "embedding",
         "finish",
@@ -80,6 +82,7 @@ class Expected:
         self.tokens = list(prompt)
         self.states = [hash((owner, 7))]
         self.cells: list[int] = []
+        self._cell_array: Cells | None = None
         self.generated: list[int] = []
         self.finish = FinishReason.LENGTH
         for token in prompt:
@@ -106,6 +109,12 @@ class Expected:
             state = hash((state, hash((state, token))))
         return state
 
+    def first_cells(self, count: int) -> Cells:
+        """Return the cells of the first positions, or of all if those are fewer."""
+        if self._cell_array is None:
+            self._cell_array = np.array(self.cells, np.int64)
+        return self._cell_array[:count]
+
     def logprobs_at(self, index: int, token: int) -> TokenLogprobs:
         """Return the log probabilities that belong to generated token `index`."""
         return fake_logprob(token, self.states[len(self.prompt) + index], self.sampling.logprobs or 0)
@@ -116,38 +125,6 @@ class Expected:
         self.states.append(hash((self.states[-1], cell)))
 
 
-class DeviceMemory:
-    """The device of one worker: its KV pool (the cells of each block, and who wrote them, for the history of
-    a failure), its swap space, and what its executor keeps of sequences from step to step."""
-
-    __slots__ = ("block_tokens", "cells", "histories", "sampled", "step_number", "swap", "writers")
-
-    def __init__(self, block_count: int, block_tokens: int) -> None:
-        self.swap: dict[int, tuple[list[int], str]] = {}
-        self.histories: dict[SeqKey, list[int]] = {}
-        self.sampled: dict[SeqKey, int] = {}
-        """The newest token of each sequence in the last step."""
-        self.step_number = 0
-        self.block_tokens = block_tokens
-        self.cells: list[list[int]] = [[-1] * block_tokens for _ in range(block_count)]
-        self.writers: list[str] = ["nobody"] * block_count
-
-    def copy_block(self, source: "DeviceMemory", source_block: int, local_block: int) -> None:
-        self.cells[local_block] = list(source.cells[source_block])
-        self.writers[local_block] = f"read of {source.writers[source_block]}"
-
-    def checksum_of(self, block: int) -> int:
-        """Return a checksum that is never 0, because 0 means none."""
-        return zlib.crc32(repr(self.cells[block]).encode()) | 1
-
-    def read(self, block_ids: Sequence[int], position_count: int) -> list[int]:
-        found: list[int] = []
-        for block in block_ids[: -(-position_count // self.block_tokens)]:
-            found += self.cells[block]
-        del found[position_count:]
-        return found
-
-
 class Model:
     """The executor of step plans against a `DeviceMemory`. It knows the expected run of every sequence."""
 
@@ -156,14 +133,23 @@ class Model:
     def __init__(self) -> None:
         self.expected: dict[str, Expected] = {}
 
-    def execute(self, plan: StepPlan, memory: DeviceMemory, who: str) -> tuple[ItemResult, ...]:
-        """Return what was sampled, per item. Raises Violation 2 or 7 where a block holds what it must not."""
+    def execute(
+        self, plan: StepPlan, memory: DeviceMemory, who: str, *, followed: Sequence[StepPlan] = ()
+    ) -> tuple[ItemResult, ...]:
+        """Return what was sampled, per item. Raises Violation 2 or 7 where a block holds what it must not.
+
+        followed: the plan as each follower of the worker has it, by rank. Each rank uses the blocks that its
+        own plan names.
+        """
+        plans = (plan, *followed)
         if plan.step_number != memory.step_number + 1:
             raise Violation(0, f"{who}: step {plan.step_number} after step {memory.step_number}")
-        self._move(plan, memory)
+        for part, own in enumerate(plans):
+            self._move(own, memory, part)
         for key in plan.ended:
             memory.histories.pop(key, None)
-        results = tuple(self._run_item(item, memory, who) for item in plan.items)
+        by_item = zip(*(own.items for own in plans), strict=True)
+        results = tuple(self._run_item(by_rank, memory, who) for by_rank in by_item)
         memory.step_number = plan.step_number
         memory.sampled = {
             item.key: result.tokens[-1]
@@ -172,34 +158,36 @@ class Model:
         }
         return results
 
-    def _move(self, plan: StepPlan, memory: DeviceMemory) -> None:
+    def is_last(self, item: StepItem) -> bool:
+        """Return whether a step samples the last token of a sequence."""
+        expected = self.expected[submitted_name(item.key.seq_id)]
+        return item.sample_index == len(expected.generated) - 1
+
+    def _move(self, plan: StepPlan, memory: DeviceMemory, part: int) -> None:
         for block, slot in plan.swap_out:
-            memory.swap[slot] = (list(memory.cells[block]), memory.writers[block])
+            if part == 0:
+                memory.save(slot, block)
         for slot, block in plan.swap_in:
-            cells, memory.writers[block] = memory.swap[slot]
-            memory.cells[block] = list(cells)
+            memory.bring_back(slot, block, part)
         for source, block in plan.copies:
-            memory.cells[block] = list(memory.cells[source])
+            memory.move(source, block, part)
             memory.writers[block] = memory.writers[source]
 
-    def _run_item(self, item: StepItem, memory: DeviceMemory, who: str) -> ItemResult:
+    def _run_item(self, by_rank: Sequence[StepItem], memory: DeviceMemory, who: str) -> ItemResult:
+        item = by_rank[0]
         expected = self.expected[submitted_name(item.key.seq_id)]
         first = item.first_position
         tokens = self._tokens_of(item, memory, who)
         if item.history is not None:
             memory.histories[item.key] = list(item.history)
-        found = memory.read(item.block_ids, first)
-        if found == expected.cells[:first]:
-            state = expected.states[first]
-        else:
-            self._report(item, expected, found, memory, who)
-            state = _fold(found, expected.states[0])
+        state = self._state_before(by_rank, expected, memory, who)
         states: list[int] = []
         for position, token in enumerate(tokens, first):
             cell = hash((state, token))
-            block = item.block_ids[position // memory.block_tokens]
-            memory.cells[block][position % memory.block_tokens] = cell
-            memory.writers[block] = f"{item.key} on {who}"
+            index, offset = divmod(position, memory.block_tokens)
+            for part, own in enumerate(by_rank):
+                memory.write(part, own.block_ids[index], offset, cell)
+                memory.writers[own.block_ids[index]] = f"{item.key} on {who}"
             state = hash((state, cell))
             states.append(state)
         if item.wants_embedding:
@@ -213,6 +201,19 @@ class Model:
         if (top := item.sampling.logprobs) is not None:
             logprobs = tuple(fake_logprob(token, s, top) for token, s in zip(sampled, before, strict=True))
         return ItemResult(sampled, logprobs, prompt_logprobs)
+
+    def _state_before(
+        self, by_rank: Sequence[StepItem], expected: Expected, memory: DeviceMemory, who: str
+    ) -> int:
+        """Return the state that follows from what the blocks of every rank hold before the item."""
+        first = by_rank[0].first_position
+        cells = expected.first_cells(first)
+        for part, own in enumerate(by_rank):
+            if len(cells) < first or not memory.holds(part, own.block_ids, cells):
+                found = memory.read(part, own.block_ids, expected.cells, first)
+                self._report(own, expected, found, memory, who if not part else f"rank {part} of {who}")
+                return _fold(found, expected.states[0])
+        return expected.states[first]
 
     def _tokens_of(self, item: StepItem, memory: DeviceMemory, who: str) -> tuple[int, ...]:
         if item.tokens != (PENDING_TOKEN,):

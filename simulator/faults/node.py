@@ -25,13 +25,16 @@ from baton.core.messages import (
     SequenceFailed,
     StartSequence,
 )
+from baton.core.shape import Shape
 from baton.core.steps import StepPlan, StepResult
 from engine.scheduling.overlap import StepOverlap
 from kv_transfer.read import BlockRead
 from simulator.faults.checkers import Checkers
-from simulator.faults.model import DeviceMemory, Model
+from simulator.faults.memory import DeviceMemory
+from simulator.faults.model import Model
 from simulator.faults.network import Network, SimProcess, SimSession
 from simulator.faults.preparation import SlowPreparation
+from simulator.faults.ranks import RequestPoint, SimRanks, places_of_shape
 from simulator.faults.reads import Generations, SimReads
 from simulator.faults.run_context import RunContext, Violation
 from simulator.faults.scenario import GEOMETRY, MODEL_NAME, Scenario
@@ -66,6 +69,8 @@ FINGERPRINTS = tuple(
 TICK_EPSILON_S = 1e-6
 """A tick comes this much after its instant, so that rounding of clocks never makes it early."""
 TICKS_PER_MS_MAX = 200
+WAIT_S = 0.02
+"""Time after which a step looks again for a rank that stands still."""
 
 
 class CoreTimer:
@@ -137,6 +142,7 @@ class SimWorker(SimProcess):
         "on_decode",
         "on_grant",
         "on_stranger",
+        "ranks",
         "step_slowness",
         "store",
         "worker_id",
@@ -155,14 +161,17 @@ class SimWorker(SimProcess):
         model: Model,
         checkers: Checkers,
         host: LinkedHost | None = None,
+        shape: Shape,
     ) -> None:
-        """Start the process. `host` is where it looks for a store node."""
+        """Start the process. `host` is where it looks for a store node. The process is the leader of the
+        ranks of `shape`."""
         super().__init__(run, worker_id)
         self.worker_id, self.fingerprint = worker_id, fingerprint
         self._scenario, self._network, self._reads = scenario, network, reads
         self._model, self._checkers = model, checkers
         self._compute_rng: random.Random = run.stream(f"gpu/{worker_id}")
-        self.memory = DeviceMemory(scenario.block_count, scenario.block_tokens)
+        self.memory = DeviceMemory(scenario.block_count, places_of_shape(shape))
+        self.ranks = SimRanks(self, shape)
         self.generations = Generations(scenario.block_count)
         self.step_slowness = 1.0
         self.is_sick = False
@@ -240,6 +249,7 @@ class SimWorker(SimProcess):
         actions = self.core.handle(event, now_s=self.local_clock.now_s())
         if isinstance(event, FromRouter) and isinstance(event.message, StartSequence):
             self._checkers.observe_start(self, event.router_id, event.message)
+            self.ranks.reached(RequestPoint.QUEUED)
             if self.on_decode is not None and event.message.phase is Phase.DECODE:
                 strike, self.on_decode = self.on_decode, None
                 strike(event.router_id, event.message)
@@ -269,6 +279,8 @@ class SimWorker(SimProcess):
                 session = self._reader_sessions.get(reader)
                 if session is not None:
                     session.send(0, message)
+                if isinstance(message, KVGrant):
+                    self.ranks.reached(RequestPoint.TRANSFER)
             case ToOwner(source, message):
                 self._checkers.workers.requested(self, message)
                 self.run.note(f"{self.name} -> {source.worker_id}", message)
@@ -276,6 +288,7 @@ class SimWorker(SimProcess):
             case BlockRead():
                 self.run.note(self.name, action)
                 self._checkers.read_starts(self, action)
+                self.ranks.reached(RequestPoint.TRANSFER)
                 self._reads.start(self, action)
             case RunStep(plan):
                 self._run(plan)
@@ -387,29 +400,46 @@ class SimWorker(SimProcess):
         context_tokens = sum(item.first_position for item in plan.items)
         elapsed_s += plan.token_count * self._scenario.step_token_s + context_tokens * 1e-6
         elapsed_s += (len(plan.swap_out) + len(plan.swap_in)) * self._scenario.swap_block_s
+        followed = self.ranks.follow(plan)
+        self.ranks.planned(plan, self._model.is_last)
         start_s = max(self.run.clock.now_s, self._device_free_s)
         self._device_free_s = start_s + elapsed_s
         self.run.clock.at(
-            start_s + elapsed_s * self._compute_rng.random(), lambda: self._compute(plan, elapsed_s)
+            start_s + elapsed_s * self._compute_rng.random(),
+            lambda: self._compute(plan, followed, elapsed_s),
         )
         self.run.clock.at(self._device_free_s, lambda: self.post(self._finish_step))
 
-    def _compute(self, plan: StepPlan, elapsed_s: float) -> None:
-        """Compute a step. The kernels run whether or not the process is frozen."""
-        if self.is_alive:
-            sampled = self._model.execute(plan, self.memory, self.name)
-            self._results.append(StepResult(plan.step_number, sampled, elapsed_s))
+    def _compute(self, plan: StepPlan, followed: tuple[StepPlan, ...], elapsed_s: float) -> None:
+        """Compute a step. The kernels run whether or not the process is frozen. They wait for every rank, and
+        for the step before."""
+        if not self.is_alive:
+            return
+        if not self.ranks.can_compute or plan.step_number != self.memory.step_number + 1:
+            self.run.clock.after(WAIT_S, lambda: self._compute(plan, followed, elapsed_s))
+            return
+        sampled = self._model.execute(plan, self.memory, self.name, followed=followed)
+        self._results.append(StepResult(plan.step_number, sampled, elapsed_s))
 
     def _finish_step(self) -> None:
+        if not self._results:
+            self.run.clock.after(WAIT_S, lambda: self.post(self._finish_step))
+            return
         plan, generations = self._steps.popleft()
         result = self._results.popleft()
         assert result.step_number == plan.step_number, "a step ends after it was computed"
         self._checkers.step_used(self, plan, generations)
         self.feed(StepDone(result))
 
+    def freeze(self, *, stops_clock: bool = False) -> None:
+        super().freeze(stops_clock=stops_clock)
+        if not stops_clock:  # a suspended machine stops all ranks, and their clocks
+            self.ranks.leader_stopped()
+
     def kill(self, *, noticed_s: float) -> None:
         """End the process, and with it its memory and everything it had said and not sent."""
         self.die()
+        self.ranks.end()
         self.store.process_died()
         self._reads.reader_died(self)
         self._network.process_died(self, noticed_s=noticed_s)

@@ -10,6 +10,7 @@ from router.decisions.core import RouterCore
 from router.live.driver import Driver
 from simulator.faults.client import SimClient
 from simulator.faults.network import LocalClock, SimSession
+from simulator.faults.ranks import SimRanks
 from simulator.faults.reads import Generations
 from worker.core import WorkerCore
 
@@ -25,6 +26,7 @@ class ObservedWorker(Protocol):
     runs_since_s: float
     local_clock: LocalClock
     generations: Generations
+    ranks: SimRanks
 
     @property
     def is_computing(self) -> bool: ...

@@ -5,6 +5,9 @@ and fails once the owner is dead. It copies contents at the moments it copies th
 the rest at the end), may be posted late, may fail halfway, and may outlive its timeout and land in blocks
 that the reader believes to be its own. After the copy the owner's generations are compared with the granted
 ones, as the production adapter does.
+
+Between workers of several ranks a read becomes reads of parts, by production's own arithmetic, and each has
+a time and a fate of its own.
 """
 
 import random
@@ -12,10 +15,15 @@ from collections.abc import Callable, Iterable, MutableSequence
 from typing import Protocol, SupportsIndex, overload
 
 from baton.core.ids import WorkerId
+from baton.core.messages import KVPart
+from kv_transfer import part_plan
+from kv_transfer.layout import check_ranges
+from kv_transfer.part_plan import PartLink
 from kv_transfer.read import BlockRead, ReadDone, ReadEvent, ReadSettled
-from simulator.faults.model import DeviceMemory
+from simulator.faults.memory import DeviceMemory, part_bytes
 from simulator.faults.network import Network
 from simulator.faults.run_context import Violation
+from simulator.faults.scenario import GEOMETRY
 
 
 class PoolOwner(Protocol):
@@ -74,14 +82,64 @@ class Generations(MutableSequence[int]):
         return len(self._values)
 
 
+class PendingRead:
+    """One BlockRead under way, in as many parts as it takes."""
+
+    __slots__ = ("_done", "_is_over", "_part_count", "_unsettled", "action", "reader")
+
+    def __init__(self, action: BlockRead, reader: PoolOwner, part_count: int) -> None:
+        self.action, self.reader = action, reader
+        self._part_count, self._done = part_count, list[ReadDone]()
+        self._unsettled = 0
+        """Parts that were given up and may still land."""
+        self._is_over = False
+
+    def answer(self, done: ReadDone) -> None:
+        """One part has ended. The last one ends the read."""
+        self._done.append(done)
+        self._unsettled += not done.is_settled
+        if len(self._done) < self._part_count:
+            return
+        self._is_over = True
+        whole = done if self._part_count == 1 else part_plan.merged(self.action.read_id, self._done)
+        if not whole.error and any(part.error for part in self._done):
+            raise Violation(
+                4,
+                f"{self.reader.worker_id} accepts read {self.action.read_id} of {self.action.owner}, of "
+                f"which a part failed: {[part.error for part in self._done]}",
+            )
+        self.reader.post_event(whole)
+        if not whole.is_settled and not self._unsettled:
+            self.reader.post_event(ReadSettled(self.action.read_id))
+
+    def settle(self) -> None:
+        """A part that was given up has landed."""
+        self._unsettled -= 1
+        if self._is_over and not self._unsettled:
+            self.reader.post_event(ReadSettled(self.action.read_id))
+
+
 class SimRead:
-    """One BlockRead under way."""
+    """One part of a BlockRead under way."""
 
-    __slots__ = ("action", "copied", "in_time_until_s", "is_answered", "mismatch", "reader", "source")
+    __slots__ = (
+        "_link",
+        "_whole",
+        "action",
+        "copied",
+        "in_time_until_s",
+        "is_answered",
+        "mismatch",
+        "reader",
+        "source",
+    )
 
-    def __init__(self, action: BlockRead, reader: PoolOwner, source: PoolOwner, now_s: float) -> None:
-        self.action, self.reader, self.source = action, reader, source
-        self.in_time_until_s = now_s + action.timeout_s
+    def __init__(self, whole: PendingRead, link: PartLink, source: PoolOwner, now_s: float) -> None:
+        name = part_plan.part_name(source.worker_id, link.source_part, len(source.memory.places))
+        self.action = part_plan.part_of_read(whole.action, link, name)
+        self._whole, self._link = whole, link
+        self.reader, self.source = whole.reader, source
+        self.in_time_until_s = now_s + self.action.timeout_s
         self.is_answered = False
         self.copied = 0
         self.mismatch = False
@@ -91,12 +149,43 @@ class SimRead:
         """Copy the next `count` blocks, as they are at this moment."""
         if not self.reader.is_alive or not self.source.is_alive:
             return
-        action, source = self.action, self.source
+        action, source, link = self.action, self.source, self._link
+        parts = link.source_part, link.local_part
         for i in range(self.copied, min(self.copied + count, len(action.source_blocks))):
             block = action.source_blocks[i]
             self.mismatch |= source.generations[block] != action.generations[i]
-            self.reader.memory.copy_block(source.memory, block, action.local_blocks[i])
+            self.reader.memory.copy_part(source.memory, parts, action.ranges, (block, action.local_blocks[i]))
         self.copied = min(self.copied + count, len(action.source_blocks))
+
+    def answer(self, done: ReadDone) -> None:
+        self.is_answered = True
+        self._whole.answer(done)
+
+    def settle(self) -> None:
+        self._whole.settle()
+
+
+def offered_parts(memory: DeviceMemory) -> tuple[KVPart, ...]:
+    """Return what a hello says of a pool."""
+    return tuple(
+        KVPart(part.layers.start, len(part.layers), part.heads.start, len(part.heads), {})
+        for part in memory.places
+    )
+
+
+def links_between(reader: PoolOwner, source: PoolOwner) -> list[PartLink]:
+    """Return the reads of parts that bring blocks of one pool to another. Raises Violation where one of them
+    is no read of what these pools hold."""
+    offer = offered_parts(source.memory)
+    places = part_plan.places_of(GEOMETRY, offer)
+    try:
+        links = part_plan.part_links(GEOMETRY, reader.memory.places, places)
+        for link in links:
+            source_bytes = part_bytes(source.memory.places[link.source_part])
+            check_ranges(link.ranges, source_bytes=source_bytes, local_bytes=link.block_bytes)
+    except ValueError as error:
+        raise Violation(4, f"{reader.worker_id} cannot read from {source.worker_id}: {error}") from None
+    return links
 
 
 class ReadFaults:
@@ -180,7 +269,7 @@ class SimReads:
 
     def start(self, reader: PoolOwner, action: BlockRead) -> None:
         self._check_shape(reader, action)
-        counts, rng, faults = self.run.counts, self._rng, self.faults
+        counts = self.run.counts
         counts["reads"] += 1
         source = self.workers.get(action.owner)
         if source is None or not source.is_alive:
@@ -190,22 +279,31 @@ class SimReads:
                 lambda: reader.post_event(ReadDone(action.read_id, error="no such peer")),
             )
             return
-        read = SimRead(action, reader, source, self.run.clock.now_s)
+        links = links_between(reader, source)
+        counts["reads between unlike shapes"] += reader.memory.places != source.memory.places
+        counts["reads of parts"] += len(links) > 1
+        whole = PendingRead(action, reader, len(links))
+        for link in links:
+            self._start_part(SimRead(whole, link, source, self.run.clock.now_s))
+
+    def _start_part(self, read: SimRead) -> None:
+        rng, faults, timeout_s = self._rng, self.faults, read.action.timeout_s
         self._check_lease(read)
-        self._by_owner[action.owner].append(read)
-        self._landing[reader.worker_id].append(read)
+        self._by_owner[read.source.worker_id].append(read)
+        self._landing[read.reader.worker_id].append(read)
         draw = rng.random()
         cut_s = max(
-            self._network.cut_off_for_s(source.worker_id), self._network.cut_off_for_s(reader.worker_id)
+            self._network.cut_off_for_s(read.source.worker_id),
+            self._network.cut_off_for_s(read.reader.worker_id),
         )
         if cut_s > 0:
             self._post(read, cut_s + self._duration_s(read))
         elif draw < faults.fail:
             self.run.clock.after(self._duration_s(read) / 2, lambda: self._fail_midway(read))
         elif draw < faults.fail + faults.hang:
-            self._post(read, action.timeout_s + rng.uniform(0.01, 2 * self.late_s))
+            self._post(read, timeout_s + rng.uniform(0.01, 2 * self.late_s))
         elif draw < faults.fail + faults.hang + faults.late:
-            counts["reads posted late"] += 1
+            self.run.counts["reads posted late"] += 1
             self.run.clock.after(
                 rng.uniform(0.1, 1.5) * self.late_s, lambda: self._post(read, self._duration_s(read))
             )
@@ -253,14 +351,14 @@ class SimReads:
         self._landed(read)
         if read.is_answered:
             self.run.counts["reads that settled late"] += 1
-            read.reader.post_event(ReadSettled(read.action.read_id))
+            read.settle()
             return
         self.run.clock.after(self.latency_s * self.slowness, lambda: self._compare(read))
 
     def _compare(self, read: SimRead) -> None:
         action = read.action
         if read.is_answered:
-            read.reader.post_event(ReadSettled(action.read_id))
+            read.settle()
         elif not read.source.is_alive:
             self._answer(read, ReadDone(action.read_id, error="source died"))
         elif generations_match(read.source.generations, action):
@@ -278,7 +376,7 @@ class SimReads:
     def _fail_midway(self, read: SimRead) -> None:
         self._landed(read)
         if read.is_answered:
-            read.reader.post_event(ReadSettled(read.action.read_id))
+            read.settle()
             return
         self.run.counts["reads failed"] += 1
         read.copy(len(read.action.source_blocks) // 2)
@@ -294,13 +392,12 @@ class SimReads:
         read.copy(len(read.action.source_blocks))
         self._landed(read)
         self.run.counts["reads that settled late"] += 1
-        read.reader.post_event(ReadSettled(read.action.read_id))
+        read.settle()
 
     def _answer(self, read: SimRead, done: ReadDone) -> None:
         if not read.is_answered:
-            read.is_answered = True
-            self._by_owner[read.action.owner].remove(read)
-            read.reader.post_event(done)
+            self._by_owner[read.source.worker_id].remove(read)
+            read.answer(done)
 
     def give_up(self, reader: PoolOwner, source: WorkerId) -> None:
         """Drop a peer, as the adapter does: its reads end with an error now, and settle when they settle."""

@@ -27,6 +27,8 @@ from simulator.faults.control_plane.runner import ControlRun
 from simulator.faults.injection import Faults
 from simulator.faults.model import Model
 from simulator.faults.network import Network
+from simulator.faults.rank_faults import with_ranks
+from simulator.faults.ranks import RequestPoint
 from simulator.faults.reads import SimReads
 from simulator.faults.run_context import RunContext, Violation, seq_of
 from simulator.faults.scenario import Scenario
@@ -126,6 +128,12 @@ MUST_HAPPEN = (
     "autoscaler: shrank",
     "autoscaler: switched roles",
     "autoscaler: to zero",
+    "workers of several ranks",
+    "reads between unlike shapes",
+    "ranks killed",
+    "ranks stopped",
+    "workers ended with a rank",
+    *(f"ranks struck while {point}" for point in RequestPoint),
 )
 """Counts that must not be zero over enough seeds."""
 
@@ -188,7 +196,8 @@ class SeedRun:
 
     def __init__(self, seed: int) -> None:
         self.context = RunContext(seed)
-        self.scenario: Scenario = draw_scenario(self.context.stream("scenario"))
+        drawn = draw_scenario(self.context.stream("scenario"))
+        self.scenario: Scenario = with_ranks(drawn, self.context.stream("ranks"))
         scenario = self.scenario
         self.clients = draw_clients(scenario, self.context.stream("clients"))
         model = Model()

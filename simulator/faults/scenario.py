@@ -6,12 +6,13 @@ from baton.config import EngineConfig, StoreConfig, TransferConfig
 from baton.config.router import RouterConfig, SloConfig
 from baton.core.geometry import KVGeometry
 from baton.core.messages import Role
+from baton.core.shape import Shape
 from router.tenants.keys import Tenant
 
 MODEL_NAME = "sim"
 PAGE_BYTES = 4096
 """Bytes of a slot of the store; a simulated block is smaller."""
-GEOMETRY = KVGeometry(layer_count=1, kv_head_count=1, head_dim=8, block_tokens=4, dtype="float32")
+GEOMETRY = KVGeometry(layer_count=2, kv_head_count=2, head_dim=2, block_tokens=4, dtype="float32")
 
 FAULTS = (
     "worker_crash",
@@ -89,6 +90,8 @@ class Scenario:
     network_latency_s: float
     read_latency_s: float
     read_block_s: float
+    worker_shapes: tuple[Shape, ...] = (Shape(),)
+    """The ranks of workers: those of one replica after another, and round again."""
     shape: str = ""
     """What the seed presses on, where checkers need to know it."""
     swap_block_s: float = 0.0001

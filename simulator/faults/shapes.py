@@ -7,7 +7,7 @@ from router.tenants.keys import Tenant
 from simulator.faults.scenario import PAGE_BYTES, STORE_FAULTS, Scenario
 
 
-def _lease_storm(scenario: Scenario) -> Scenario:
+def lease_storm(scenario: Scenario) -> Scenario:
     """Let reads fail, and be tried again for longer than a lease that cannot be renewed. There are many
     reads, since every request is split."""
     return replace(
@@ -252,8 +252,8 @@ def calm(scenario: Scenario) -> Scenario:
 
 
 SHAPES = (
-    _lease_storm,
-    _lease_storm,
+    lease_storm,
+    lease_storm,
     _crowd,
     _orphans,
     _crowd,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from baton.core.store import BlockFacts
 from kv_store.node.events import IoDone, ReadSsd, Recovered, WriteSsd
-from simulator.faults.model import DeviceMemory
+from simulator.faults.memory import DeviceMemory
 from simulator.faults.run_context import RunContext
 
 BLOCK_S = 0.0015
@@ -51,7 +51,7 @@ class SimDisk:
         if self._rng.random() < self.error_chance:
             self.run.counts["disk errors"] += 1
             return IoDone(op_id, error="input/output error", seconds=seconds)
-        payload = DeviceMemory(1, arena.block_tokens)
+        payload = DeviceMemory(1)
         payload.copy_block(arena, write.slot, 0)
         self.slots[write.ssd_slot] = Written(write.facts, write.checksum or payload.checksum_of(0), payload)
         self.run.counts["blocks written to SSD"] += 1
@@ -61,11 +61,11 @@ class SimDisk:
         """Leave writes under way on the device wholly, half, or not at all."""
         for write, arena in self._under_way.values():
             draw = self._rng.random()
-            payload = DeviceMemory(1, arena.block_tokens)
+            payload = DeviceMemory(1)
             payload.copy_block(arena, write.slot, 0)
             found = Written(write.facts, payload.checksum_of(0), payload)
             if draw < 0.5:
-                payload.cells[0][-1] = -2
+                payload.tear(0)
                 self.run.counts["torn writes"] += 1
             if draw < 0.8:
                 self.slots[write.ssd_slot] = found
@@ -95,7 +95,7 @@ class SimDisk:
         if not self.slots:
             return False
         found = self.slots[self._rng.choice(sorted(self.slots))]
-        found.payload.cells[0][0] ^= 1
+        found.payload.flip(0)
         return True
 
     def recovered(self) -> list[Recovered]:

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from baton.core.ids import WorkerId
 from baton.core.store import StoreHello, StoreToWorker, StoreWelcome, WorkerToStore
-from simulator.faults.model import DeviceMemory
+from simulator.faults.memory import WHOLE, DeviceMemory
 from simulator.faults.run_context import RunContext
 from worker.events import CopyDone, CopyFromStore, CopyToStore, FromStore, StoreJoined, StoreLost, WorkerEvent
 
@@ -233,12 +233,17 @@ class SimStoreLink:
             counts["blocks copied to the store"] += count
             sums = tuple(arena.checksum_of(s) if self._has_checksums else 0 for s in action.slots)
             return CopyDone(action.copy_id, checksums=sums, seconds=seconds)
-        pool = self._worker.memory
         corrupt = tuple(
-            i
-            for i, (block, wanted) in enumerate(zip(action.blocks, action.checksums, strict=True))
-            if wanted and pool.checksum_of(block) != wanted
+            i for i, wanted in enumerate(action.checksums) if wanted and self._sum(action, i, arena) != wanted
         )
         counts["blocks copied from the store"] += count - len(corrupt)
         counts["corrupt blocks noticed by a worker"] += len(corrupt)
         return CopyDone(action.copy_id, corrupt=corrupt, seconds=seconds)
+
+    def _sum(self, action: CopyFromStore, index: int, arena: DeviceMemory) -> int:
+        """Return the checksum of a block that was loaded: of the bytes that arrived, or of the slot where the
+        block went to several parts."""
+        pool = self._worker.memory
+        if pool.places == WHOLE:
+            return pool.checksum_of(action.blocks[index])
+        return arena.checksum_of(action.slots[index])

@@ -31,7 +31,7 @@ from kv_store.node.events import (
     WriteSsd,
 )
 from kv_transfer.read import BlockRead, ReadEvent, ReadSettled
-from simulator.faults.model import DeviceMemory
+from simulator.faults.memory import DeviceMemory
 from simulator.faults.network import Network, SimProcess, SimSession
 from simulator.faults.node import CoreTimer
 from simulator.faults.reads import Generations, SimReads
@@ -112,7 +112,7 @@ class SimStoreNode(SimProcess):
         self._wanted: dict[int, BlockRead] = {}
         """Reads of peers under way."""
         self.generations = Generations(scenario.store_slot_count)
-        self.arena = self.memory = DeviceMemory(scenario.store_slot_count, scenario.block_tokens)
+        self.arena = self.memory = DeviceMemory(scenario.store_slot_count)
         self.on_grant: Callable[[], None] | None = None
         """A call that happens once, as the next grant of a peer arrives and before it is read."""
         self.core = NodeCore(
@@ -216,7 +216,7 @@ class SimStoreNode(SimProcess):
             case ForgetSsd(_, ssd_slot):
                 self._disk.forget(ssd_slot)
             case ForgetHost(_, slot):
-                self.arena.cells[slot] = [-1] * self._scenario.block_tokens
+                self.arena.forget(slot)
             case BlockRead():
                 self._read_peer(action)
             case LookUp():
@@ -316,10 +316,10 @@ class SimStoreNode(SimProcess):
         """Flip one bit of one block at rest in the arena. What is being written has no checksum yet, and is
         left alone."""
         writing = {slot for session in self.sessions for slot in session.worker.store.slots_being_written()}
-        full = [s for s, cells in enumerate(self.arena.cells) if cells[0] != -1 and s not in writing]
+        full = [slot for slot in self.arena.written_blocks if slot not in writing]
         if not full:
             return False
-        self.arena.cells[rng.choice(full)][0] ^= 1
+        self.arena.flip(rng.choice(full))
         return True
 
     # --- ends ---------------------------------------------------------------------------------------

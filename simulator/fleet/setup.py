@@ -1,5 +1,6 @@
 """The fleet that is simulated, made from what a person asks for: a model, GPUs, pools, objectives."""
 
+import contextlib
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
@@ -11,7 +12,9 @@ from baton.config.router import RouterConfig
 from baton.core.costs import StepCosts
 from baton.core.errors import SetupError
 from baton.core.messages import Role
+from baton.core.shape import Shape
 from loadgen.lengths import ReplayPlan
+from simulator.divided import MeasuredRank, divided_costs
 from simulator.fleet.spec import FleetSpec, FleetWorkerSpec, StoreSpec
 from simulator.hardware import Node
 
@@ -76,13 +79,17 @@ def machine_of(node: Node, *, kv_bytes: float | None = None) -> Machine:
     )
 
 
-def with_costs(machine: Machine, costs: StepCosts, name: str) -> Machine:
-    """Return the same machine with measured costs."""
-    return replace(machine, name=name, costs=dict.fromkeys(Role, costs))
+def with_costs(machine: Machine, measured: StepCosts | MeasuredRank, shape: Shape, name: str) -> Machine:
+    """Return the same machine with measured costs. Those of one rank are divided over the ranks of
+    `shape`."""
+    if isinstance(measured, StepCosts):
+        return replace(machine, name=name, costs=dict.fromkeys(Role, measured))
+    return replace(machine, name=name, costs={role: divided_costs(measured, shape, role) for role in Role})
 
 
-def read_costs(path: Path) -> StepCosts:
-    """Read `StepCosts` as JSON, or what `baton bench engine --json` printed. Raises SetupError."""
+def read_costs(path: Path) -> StepCosts | MeasuredRank:
+    """Read `StepCosts` as JSON, or what `baton bench engine --json` or `baton bench parallel --json` printed.
+    Raises SetupError."""
     try:
         text = path.read_bytes()
     except OSError as error:
@@ -93,13 +100,22 @@ def read_costs(path: Path) -> StepCosts:
         pass
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise SetupError(f"{path} is no JSON: {error}") from None
+    with contextlib.suppress(msgspec.ValidationError):
+        return msgspec.json.decode(text, type=_ParallelBench).one_rank
     try:
         return _from_bench(msgspec.json.decode(text, type=_EngineBench))
     except (msgspec.ValidationError, ValueError) as error:
         fields = ", ".join(StepCosts.__struct_fields__)
         raise SetupError(
-            f"{path}: neither step costs ({fields}) nor the JSON of `baton bench engine`: {error}"
+            f"{path}: neither step costs ({fields}) nor the JSON of `baton bench engine` or of "
+            f"`baton bench parallel` with its part predict: {error}"
         ) from None
+
+
+class _ParallelBench(msgspec.Struct):
+    """The field of `benchmarks.parallel.cli.ParallelReport` that says what steps cost."""
+
+    one_rank: MeasuredRank
 
 
 class _EngineBench(msgspec.Struct):

@@ -9,7 +9,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from baton.core.messages import Role
+from baton.core.operate import DrainWorker, Scale, SwitchRole
 from tests.integration.cluster import Cluster, Worker, bytes_read
+from tests.integration.operating import Operator, Streams
 from tests.integration.test_loss import Stream
 from tests.integration.test_tokens import Reference
 from tests.models import make_model
@@ -101,4 +104,35 @@ def test_the_loss_of_a_rank_is_the_loss_of_its_worker(
     again = cluster.worker(role)
     assert again.worker_id != worker.worker_id
     assert len(followers_of(again)) == 1
+    cluster.assert_idle(timeout_s=30)
+
+
+def shapes_of(cluster: Cluster, operator: Operator) -> set[tuple[str, str]]:
+    """Role and shape of every worker, as the control plane knows them. Each has all of its ranks."""
+    for worker in cluster.workers():
+        assert len(followers_of(worker)) == worker.accounts["rank_count"] - 1 == 1
+    return {(replica.role, replica.shape) for replica in operator.state().replicas}
+
+
+def test_orders_hold_for_workers_of_several_ranks(cluster: Cluster) -> None:
+    """Scale, role switch and drain under streams: a worker keeps its shape, whatever its role."""
+    cluster.await_workers(prefill=1, decode=1)
+    operator = Operator(cluster)
+    with Streams(cluster):
+        operator.order(Scale(Role.DECODE, 2))
+        cluster.await_workers(prefill=1, decode=2)
+        assert shapes_of(cluster, operator) == {("prefill", "tp2"), ("decode", "pp2")}
+        operator.order(SwitchRole("decode-1", Role.PREFILL))
+        cluster.await_workers(prefill=2, decode=1)
+        assert shapes_of(cluster, operator) == {("prefill", "tp2"), ("prefill", "pp2"), ("decode", "pp2")}
+        operator.order(Scale(Role.PREFILL, 1))
+        cluster.await_workers(prefill=1, decode=1)
+        old = {worker.pid for worker in cluster.workers()}
+        ranks = [child for worker in cluster.workers() for child in followers_of(worker)]
+        (kept,) = (r.name for r in operator.state().replicas if r.role is Role.PREFILL)
+        operator.order(DrainWorker(kept))
+        cluster.await_workers(prefill=1, decode=1)
+        assert len({worker.pid for worker in cluster.workers()} - old) == 1
+        assert shapes_of(cluster, operator) >= {("decode", "pp2")}
+    assert sum(child.is_running() for child in ranks) == 1, "the drained worker's ranks have ended with it"
     cluster.assert_idle(timeout_s=30)

@@ -31,14 +31,14 @@ TOKENS = 6
 
 
 @contextlib.asynccontextmanager
-async def cluster(model, **settings):
+async def cluster(model, shapes=SHAPES, **settings):
     """A session with a worker of each shape."""
     async with contextlib.AsyncExitStack() as stack:
         workers = {
             shape: stack.enter_context(
                 WorkerUnderTest(model, "aggregated", **{**SETTINGS, **settings, "engine.shape": shape})
             )
-            for shape in SHAPES
+            for shape in shapes
         }
         sessions = {}
         for shape, worker in workers.items():
@@ -71,3 +71,26 @@ async def test_every_ordered_pair_of_shapes_gives_the_tokens_of_one_rank(tmp_pat
         for worker in workers.values():
             accounts = await settled(worker)
             assert accounts["transfer.cma.reads_failed"] == accounts["transfer.cma.reads_corrupt"] == 0
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"model.quantization": "int8", "model.kv_dtype": "int8"}, {"model.quantization": "int4"}],
+    ids=["int8 weights and KV", "int4 weights"],
+)
+async def test_quantised_weights_give_the_tokens_of_one_rank(tmp_path, settings):
+    model = make_model(tmp_path / "m", "llama", seed=5)
+    prompts = [prompt_of(length, seed=3) for length in (17, 90)]
+    async with cluster(model, ("1", "tp2", "pp2"), **settings) as (workers, sessions):
+        found = {}
+        for shape, one in sessions.items():
+            for number, prompt in enumerate(prompts):
+                name = f"{shape} {number}/0"
+                one.link.send(start(name, Phase.AGGREGATED, prompt, one.hello, max_tokens=32))
+                await one.finished(name)
+                found[shape, number] = one.tokens(name)
+        for number in range(len(prompts)):
+            assert len(found["1", number]) == 32
+            assert found["tp2", number] == found["pp2", number] == found["1", number]
+        for worker in workers.values():
+            await settled(worker)

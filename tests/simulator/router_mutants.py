@@ -314,7 +314,7 @@ MUTANTS = (
     Mutant("the router ignores indices", _router_ignores_indices, {2}),
     Mutant("a lost worker is not noticed", _lost_worker_is_not_noticed, {0, 6, 8}),
     Mutant("weights are not compared", _weights_are_not_compared, {7}),
-    Mutant("the loser of a hedge is heard", _losers_of_hedges_are_heard, {0, 1, 2}),
+    Mutant("the loser of a hedge is heard", _losers_of_hedges_are_heard, {0, 1, 2, 6}),
     Mutant("load of a hedge is not taken back", _load_of_hedges_is_kept, {0, 8}),
     Mutant("a breaker never closes", _breakers_never_close, {11}),
     Mutant("breakers take whole pools", _breakers_take_whole_pools, {11}),

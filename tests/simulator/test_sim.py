@@ -33,6 +33,8 @@ OFTEN = (
     "left while decoding",
     "ended: finished",
     "ended: broken",
+    "reads between unlike shapes",
+    "workers ended with a rank",
 )
 """Counts that so few seeds must show; `runner.MUST_HAPPEN` is for longer runs."""
 

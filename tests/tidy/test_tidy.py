@@ -81,6 +81,8 @@ SLEEPERS = {
     "benchmarks/router.py",  # another program's server can only be asked until it answers
     "benchmarks/router_free.py",  # a worker's steps take their time
     "benchmarks/router_load.py",  # requests are sent when they are due
+    "worker/stage_actor.py",  # processes of ranks are looked at until they end
+    "tests/integration/stage_hosts.py",  # a cluster of processes is looked at at intervals
     "commands/operate.py",  # a pause before asking again
     "engine/kv/pairs.py",  # torch.distributed can only be asked whether it is done
     "kv_store/process/local.py",  # backoff when out of descriptors

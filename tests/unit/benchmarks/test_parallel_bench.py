@@ -52,6 +52,12 @@ def test_every_part_is_measured_beside_its_baseline(folder: Path) -> None:
         assert len(one["ranks"]) == 2
         assert 2 * one["ranks"][0]["kv_pool"] == one["alone"]["kv_pool"]
         assert all(rank["peak"] > rank["libraries"] > 0 for rank in [*one["ranks"], one["alone"]])
+    predictions = report["predictions"]
+    assert {one["shape"] for one in predictions} == {"1", "tp2", "pp2"}
+    assert len(predictions) == 3 * 4
+    for one in predictions:
+        assert min(*one["measured_s"], one["step_time_s"], one["simulated_s"]) > 0
+    assert report["one_rank"]["fixed_s"] > 0 < report["one_rank"]["sum_s"]
     assert os.sched_getaffinity(0) == affinity
 
 

@@ -162,3 +162,18 @@ def test_a_cluster_without_room_for_a_shape_is_told_with_the_numbers():
     )
     (note,) = room_notes(cpu, [NodeState("a", "h1", cpus=3.0)])
     assert "needs 4 CPUs of one node, and the nodes of Ray have 3" in note
+
+
+def test_stages_find_room_on_several_nodes():
+    config = Config.model_validate(
+        {
+            "model": {"path": "a/m"},
+            "engine": {"threads": 1},
+            "cluster": {"prefill_workers": 0, "decode_workers": "tp2pp2"},
+        }
+    )
+    one = NodeState("a", "h1", cpus=3.0)
+    (note,) = room_notes(config, [one, NodeState("b", "h2", cpus=1.0)])
+    assert "needs 2 CPUs of one node for each of 2 stages, and the nodes of Ray have 3, 1" in note
+    assert room_notes(config, [one, NodeState("b", "h2", cpus=2.0)]) == []
+    assert room_notes(config, [NodeState("a", "h1", cpus=4.0)]) == []

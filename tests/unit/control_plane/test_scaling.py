@@ -160,6 +160,28 @@ async def test_a_bound_on_all_models_is_what_the_others_leave():
     scaled.plane.close()
 
 
+async def test_a_rollout_to_another_shape_changes_what_workers_cost():
+    """Workers of four ranks leave no room under a limit that workers of one rank would not reach."""
+    scaled, ranks = ScaledPlane({P: 1, D: 1}, None), {P: 1, D: 1}
+    scaled.scaling = AutoscalerRunner(
+        {"m": settings(ranks_max=8)}, scaled.plane, ranks_of=lambda pool: ranks, clock=lambda: scaled.now_s
+    )
+    await scaled.watched()
+
+    def looked(step):
+        scaled.now_s += 15.0
+        demand = report(R1, 150 * step, up_s=scaled.now_s, workers=WORKERS)
+        scaled.scaling.report(msgspec.structs.replace(demand, model="m"))
+        scaled.scaling.look()
+        return scaled.plane.state().pools[0].counts
+
+    ranks.update({P: 4, D: 4})
+    assert [looked(step) for step in range(1, 6)][-1] == {P: 1, D: 1}
+    ranks.update({P: 1, D: 1})
+    assert [looked(step) for step in range(6, 11)][-1][P] > 1
+    scaled.plane.close()
+
+
 def test_room_is_never_nothing_and_never_more_than_a_models_own_bound():
     state = ClusterState("x", (Pool("m", {P: 1, D: 2}), Pool("n", {P: 4})), ())
 

@@ -36,9 +36,11 @@ class Started:
 
     def __init__(self):
         self.specs = []
+        self.worker_ids = []
 
     def start(self, spec, *, threads, avoid):
         self.specs.append((spec, threads))
+        self.worker_ids.append(spec.worker_id)
 
 
 def test_every_model_has_its_pool_and_its_workers_know_nothing_of_others():
@@ -142,6 +144,28 @@ async def test_a_worker_has_the_shape_of_its_role_with_devices_cores_and_threads
     assert (fake.chosen["num_gpus"], fake.chosen["num_cpus"]) == (4, 12)
     assert fake.chosen["runtime_env"]["env_vars"]["OMP_NUM_THREADS"] == "3", "threads are those of one rank"
     await replicas.close()
+
+
+def test_a_rollout_to_another_shape_is_counted_by_the_autoscaler_and_in_the_shares_of_cores(monkeypatch):
+    monkeypatch.setattr("control_plane.workers.usable_cores", lambda: list(range(8)))
+    counts = {"prefill_workers": 0, "decode_workers": 0, "aggregated_workers": 2}
+    config = Config.model_validate({"model": {"path": "a/m"}, "cluster": counts})
+    ray, wide = Started(), Version("2", ("engine.shape=tp2",))
+    workers = RayWorkers(ray, config, overlay=overlay)
+    pool = Pool("m", {Role.AGGREGATED: 2})
+    assert workers.ranks_of(pool)[Role.AGGREGATED] == 1
+    assert workers.ranks_of(Pool("m", {Role.AGGREGATED: 2}, wide))[Role.AGGREGATED] == 2
+
+    def started(name, version):
+        ray.worker_ids = [one for one in ray.worker_ids if not one.startswith(f"{name}.")]
+        workers.start(StartReplica(WorkerId(f"{name}.1"), Role.AGGREGATED, "wanted", "m", version))
+        return ray.specs[-1][0].cores
+
+    assert [started(name, pool.version) for name in ("a", "b")] == [(0, 1, 2, 3), (4, 5, 6, 7)]
+    # The same replicas again with two ranks each: four ranks share the cores, and nobody has another's.
+    started("a", wide)
+    ray.worker_ids = [WorkerId("a.1")]
+    assert [started(name, wide) for name in ("b", "a")] == [(0, 1, 2, 3), (4, 5, 6, 7)]
 
 
 def test_a_version_may_bring_another_shape_that_is_executed():

@@ -91,3 +91,33 @@ def test_a_real_model_leaves_no_trace(tmp_path: Path) -> None:
     assert {bool(work.decodes) for work, _ in measured} == {True, False}
     prompt = list(range(3, 66))
     assert timed_one.generate(prompt) == fresh.generate(prompt)
+
+
+class TwoStages(Clocked):
+    """Steps pass two stages, each of which takes half of a step's time and begins the next step then."""
+
+    def execute_all(self, plans) -> list[StepResult]:
+        results, begun_s, done_s = [], self.now_s, self.now_s
+        for plan in plans:
+            half_s = self.seconds(plan) / 2 if plan.items else 0.0
+            self.plans.append(plan)
+            started_s, before_s = begun_s, done_s
+            begun_s += half_s
+            done_s = max(begun_s, before_s) + half_s
+            overlap_s = max(0.0, before_s - started_s)
+            items = tuple(ItemResult() for _ in plan.items)
+            results.append(StepResult(plan.step_number, items, done_s - started_s, overlap_s))
+        self.now_s = done_s
+        return results
+
+
+def test_stages_are_timed_as_they_work_together():
+    """A chunk costs what it adds to the one before, and a token a round of the groups of all sequences."""
+    model = StepTimeModel(stages=2)
+    for work, elapsed_s in timed(TwoStages(linear_s), stages=2):
+        model.observe(work, elapsed_s)
+    chunk = StepWork(prompt_tokens=400)
+    assert model.predict_s(chunk) == pytest.approx((0.003 + 400e-4) / 2, rel=0.15)
+    one, many = StepWork(decodes=1, context_tokens=64), StepWork(decodes=32, context_tokens=32 * 64)
+    assert model.predict_s(one) == pytest.approx(0.003 + 5e-4, rel=0.3)
+    assert model.predict_s(many) == pytest.approx(2 * (0.003 + 16 * 5e-4 + 16 * 64 * 2e-7) / 2, rel=0.15)

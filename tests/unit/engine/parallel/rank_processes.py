@@ -128,7 +128,9 @@ def main():
     import torch
 
     from engine.parallel import order_channel, shared_memory
+    from tests.certificates import secure_tests
 
+    secure_tests()
     torch.set_num_threads(1)
     shared_memory._functions()
     order_channel._functions()

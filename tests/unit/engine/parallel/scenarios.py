@@ -7,9 +7,12 @@ import signal
 import torch
 
 from engine.parallel.group import GroupBroken
+from engine.parallel.mesh import Mesh
 from engine.parallel.order_channel import OrderReceiver, OrderSender
+from engine.parallel.order_stream import OrderStreamReceiver, OrderStreamSender
 from engine.parallel.orders import FollowerFailed, FollowerReady
 from engine.parallel.shared_memory import SharedMemoryGroup
+from engine.parallel.sockets import SocketGroup
 from tests.faulty_group import FaultyGroup, GroupFault, GroupFaultPlan
 from tests.unit.engine.parallel.plans import plan
 from tests.unit.engine.parallel.rank_processes import traces
@@ -18,7 +21,14 @@ SIZES = (1, 2, 3, 15, 16, 17, 31, 63, 1000, 8191, 8192, 32768, 70_001, 400_003)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def _join(teller, rank, size, address, deadline_s, **sizes):
+def _join(teller, rank, size, address, deadline_s, carrier="memory", **sizes):
+    if carrier == "sockets":
+        mesh = (
+            Mesh.join(address, rank) if rank else Mesh.create(size, host="127.0.0.1", reached_at="127.0.0.1")
+        )
+        if not rank:
+            teller.tell(address=mesh.address)
+        return SocketGroup(mesh, deadline_s=deadline_s)
     if rank:
         return SharedMemoryGroup.join(address, rank, deadline_s=deadline_s)
     group = SharedMemoryGroup.create(size, deadline_s=deadline_s, **sizes)
@@ -46,8 +56,8 @@ def all_calls(group, round_number):
     return digest.hexdigest()
 
 
-def bits(teller, rank, size, address, rounds):
-    group = _join(teller, rank, size, address, 60.0)
+def bits(teller, rank, size, address, rounds, carrier):
+    group = _join(teller, rank, size, address, 60.0, carrier)
     group.wait_for_all(timeout_s=60.0)
     digests = [all_calls(group, 7) for _ in range(rounds)]
     group.close()
@@ -72,9 +82,9 @@ LOOPS = {
 }
 
 
-def loop(teller, rank, size, address, call, count, deadline_s):
+def loop(teller, rank, size, address, call, count, deadline_s, carrier):
     """Calls until the group breaks."""
-    group = _join(teller, rank, size, address, deadline_s, ring_bytes=64 * 1024)
+    group = _join(teller, rank, size, address, deadline_s, carrier, ring_bytes=64 * 1024)
     try:
         group.wait_for_all(timeout_s=60.0)
         x = torch.zeros(count)
@@ -96,9 +106,9 @@ def _tell_broken(teller, group, error):
     teller.tell(broken=str(error), again=again, traces=traces())
 
 
-def faulty(teller, rank, size, address, seed, kill_at, deadline_s):
+def faulty(teller, rank, size, address, seed, kill_at, deadline_s, carrier):
     """Calls through a group that misbehaves, until it breaks."""
-    inner = _join(teller, rank, size, address, deadline_s)
+    inner = _join(teller, rank, size, address, deadline_s, carrier)
     inner.wait_for_all(timeout_s=60.0)
     script = (*[GroupFault.NONE] * kill_at, GroupFault.KILL) if rank == size - 1 and kill_at >= 0 else ()
     group = FaultyGroup(inner, GroupFaultPlan(seed=seed, probability=0.02, script=script, delay_s=0.001))
@@ -113,21 +123,33 @@ def faulty(teller, rank, size, address, seed, kill_at, deadline_s):
         _tell_broken(teller, group, error)
 
 
-def never_joins(teller, rank, size, address, deadline_s):
+def never_joins(teller, rank, size, address, deadline_s, carrier):
     """Rank 1 dies before it joins."""
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    group = _join(teller, rank, size, address, deadline_s)
+    group = _join(teller, rank, size, address, deadline_s, carrier)
     try:
         group.wait_for_all(timeout_s=deadline_s)
     except GroupBroken as error:
         _tell_broken(teller, group, error)
 
 
-def plans(teller, rank, size, address, rounds, items):
+def _channel(rank, size, address, deadline_s, carrier, plan_bytes):
+    """A rank's end of the orders."""
+    if carrier == "sockets":
+        if rank:
+            return OrderStreamReceiver(Mesh.join(address, rank, is_star=True), deadline_s=deadline_s)
+        mesh = Mesh.create(size, host="127.0.0.1", reached_at="127.0.0.1", is_star=True)
+        return OrderStreamSender(mesh, deadline_s=deadline_s)
+    if rank:
+        return OrderReceiver.join(address, rank, deadline_s=deadline_s)
+    return OrderSender.create(size, deadline_s=deadline_s, plan_bytes=plan_bytes)
+
+
+def plans(teller, rank, size, address, rounds, items, carrier):
     """The leader sends plans, all followers get them, and answer."""
     if rank:
-        channel = OrderReceiver.join(address, rank, deadline_s=60.0)
+        channel = _channel(rank, size, address, 60.0, carrier, 0)
         channel.wait_for_all(timeout_s=60.0)
         channel.report(FollowerReady(""))
         wrong = sum(channel.receive(timeout_s=60.0) != plan(i, items) for i in range(rounds))
@@ -135,7 +157,7 @@ def plans(teller, rank, size, address, rounds, items):
         channel.close()
         teller.tell(result=wrong, traces=traces())
         return
-    leader = OrderSender.create(size, deadline_s=60.0, plan_bytes=64 * 1024)
+    leader = _channel(rank, size, address, 60.0, carrier, 64 * 1024)
     teller.tell(address=leader.address)
     leader.wait_for_all(timeout_s=60.0)
     for i in range(rounds):
@@ -148,12 +170,10 @@ def plans(teller, rank, size, address, rounds, items):
     teller.tell(result=sorted(reports), traces=traces())
 
 
-def plan_loop(teller, rank, size, address, deadline_s):
+def plan_loop(teller, rank, size, address, deadline_s, carrier):
     """Plans until the channel breaks."""
-    if rank:
-        channel = OrderReceiver.join(address, rank, deadline_s=deadline_s)
-    else:
-        channel = OrderSender.create(size, deadline_s=deadline_s, plan_bytes=16 * 1024)
+    channel = _channel(rank, size, address, deadline_s, carrier, 16 * 1024)
+    if not rank:
         teller.tell(address=channel.address)
     try:
         channel.wait_for_all(timeout_s=60.0)

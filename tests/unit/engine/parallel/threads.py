@@ -5,7 +5,9 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from typing import Any
 
+from engine.parallel.mesh import Mesh
 from engine.parallel.shared_memory import SharedMemoryGroup
+from engine.parallel.sockets import SocketGroup
 from tests.local_group import local_groups
 
 DEADLINE_S = 60.0
@@ -19,9 +21,18 @@ def shared_memory_groups(size, *, deadline_s=DEADLINE_S, **sizes):
     ]
 
 
+def socket_groups(size, *, deadline_s=DEADLINE_S):
+    meshes = [Mesh.create(size, host="127.0.0.1", reached_at="127.0.0.1")]
+    meshes += [Mesh.join(meshes[0].address, rank) for rank in range(1, size)]
+    groups = [SocketGroup(mesh, deadline_s=deadline_s) for mesh in meshes]
+    values(on_all(groups, lambda group: group.wait_for_all(timeout_s=DEADLINE_S)))
+    return groups
+
+
 BACKENDS = {
     "local": lambda size, deadline_s: local_groups(size, deadline_s=deadline_s),
     "shared_memory": lambda size, deadline_s: shared_memory_groups(size, deadline_s=deadline_s),
+    "sockets": lambda size, deadline_s: socket_groups(size, deadline_s=deadline_s),
     # Many steps for few bytes.
     "small_chunks": lambda size, deadline_s: shared_memory_groups(
         size, deadline_s=deadline_s, chunk_bytes=192, ring_bytes=128
