@@ -96,8 +96,9 @@ class WorkerCore:
         now_s: float,
         host: str = "",
         measured: Iterable[tuple[StepWork, float]] = (),
+        floor_s: float = 0.0,
     ) -> None:
-        """`measured` is what steps cost when the worker timed itself."""
+        """`measured` is what steps cost when the worker timed itself. floor_s: see `StepCosts`."""
         self._worker_id, self._model, self._fingerprint = worker_id, model, fingerprint
         self._role = role
         self._is_draining = False
@@ -112,8 +113,7 @@ class WorkerCore:
         self._pool = BlockPool(block_count, generations)
         self._cache = PrefixCache(self._pool)
         self._scheduler = Scheduler(self._cache, engine, block_tokens=block_tokens, block_bytes=block_bytes)
-        for work, elapsed_s in measured:
-            self._scheduler.times.observe(work, elapsed_s)
+        self._scheduler.times.begin(measured, floor_s=floor_s)
         self._handovers = Handovers(
             self._pool, lease_s=transfer.lease_s, early_requests_max=self._waiting_max
         )

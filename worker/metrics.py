@@ -34,6 +34,12 @@ COUNTERS: dict[str, Metric] = {
 }
 """Counters by the account that they show, which only rises."""
 
+STREAM_COUNTERS: dict[str, Metric] = {
+    "streamed_bytes": catalogue.STREAMED_BYTES,
+    "streamed_wait_s": catalogue.STREAMED_WAIT,
+}
+"""Counters of streamed layers by their accounts, which workers without any do not have."""
+
 STORE_COUNTERS: dict[str, Metric] = {
     "store.offered_blocks": catalogue.OFFERED_BLOCKS,
     "store.written_blocks": catalogue.WRITTEN_BLOCKS,
@@ -110,6 +116,8 @@ class WorkerMetrics:
             self.meter.set(metric, accounts.get(name, 0.0), worker=self._worker)
         for name, metric in COUNTERS.items():
             self.meter.inc(metric, self._risen(name, accounts[name]), worker=self._worker)
+        for name, metric in STREAM_COUNTERS.items():
+            self.meter.inc(metric, self._risen(name, accounts.get(name, 0.0)), worker=self._worker)
         self._store_accounts(accounts)
         for backend, counters in transfer.items():
             new_bytes = self._risen(backend, counters.bytes_read)

@@ -281,6 +281,7 @@ class WorkerProcess:
             now_s=time.monotonic(),
             host=socket.gethostname(),
             measured=self._measured,
+            floor_s=executor.floor_s,
         )
 
     async def _open_doors(self, stack: AsyncExitStack, executor: Executor) -> Member:
@@ -381,6 +382,8 @@ class WorkerProcess:
         accounts["block_bytes"] = self._executor.whole_geometry.block_bytes
         accounts["source_count"] = self._kv_reader.owner_count
         accounts["reader_count"] = self._readers.reader_count
+        if self._executor.offloading is not None:
+            accounts |= self._executor.offloading.accounts()
         accounts |= self._metrics.totals() | self._store.accounts() | status.store.accounts()
         if self._experts is not None:
             accounts |= self._experts.load.accounts()

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from baton.config.base import EvictionPolicyName, Seconds, SecretText, Section, ShapeText
+from baton.config.base import EvictionPolicyName, OffloadText, Seconds, SecretText, Section, ShapeText
 from baton.config.models import NAME_PATTERN, OWN_SECTIONS, ModelEntry, with_own
 from baton.config.operators import AccessConfig, DashboardConfig, TelemetryConfig, TlsConfig
 from baton.config.router import RouterConfig, SloConfig
@@ -40,6 +40,16 @@ class ModelConfig(Section):
     kv_dtype: Literal["auto", "int8", "fp8"] = "auto"
     """Data type of the KV cache. auto: the same as `dtype`. int8 and fp8 keep one scale per head and token.
     """
+    offload: OffloadText = "0"
+    """Layers whose weights stay off the device and are streamed to it while the layers before them compute: a
+    number, all, or auto, which streams as many as memory demands. CUDA: they are in page-locked host memory;
+    CPUs: in a file. Each rank streams those of its part. The tokens are the same."""
+    offload_folder: str = ""
+    """Folder for the file of streamed layers, on a local disk with room for them. Empty: `offload` in
+    $BATON_CACHE_DIR, by default ~/.cache/baton."""
+    weights_bytes_max: Annotated[int, Field(ge=0)] = 0
+    """Memory for the weights of one rank, in bytes; offload=auto streams what exceeds it. 0: as much as the
+    device, limits of the process and its cgroup, or the machine leave."""
     reasoning_parser: str = ""
     """Parser that separates reasoning from the answer. Empty: chosen by the model's family. none: no parser.
     """

@@ -60,6 +60,16 @@ EvictionPolicyName = Annotated[
 ]
 
 
+def _offload(text: str | int) -> str:
+    found = str(text)  # a file of models may say `offload: 12`
+    if not (found in ("all", "auto") or (found.isascii() and found.isdigit() and len(found) <= 6)):
+        raise PydanticCustomError("offload", "should be a number of layers, all or auto")
+    return found if found in ("all", "auto") else str(int(found))
+
+
+OffloadText = Annotated[str, BeforeValidator(_offload, str | int), WithJsonSchema({"type": "string"})]
+
+
 def _shape(text: str | int) -> str:
     try:
         return str(Shape.parse(str(text)))  # a file of models may say `shape: 1`

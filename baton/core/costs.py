@@ -1,6 +1,6 @@
 """The cost model of one worker's steps, shared by worker, router and simulators.
 
-seconds of a step ≈ base + a·prompt tokens + b·decodes + c·context tokens + d·pairs
+seconds of a step ≈ base + a·prompt tokens + b·decodes + c·context tokens + d·pairs; at least its floor
 
 The worker fits it from its own steps (`engine.scheduling.step_time`), the first of which it runs when it
 starts. The simulators take it from a device's data sheet. It is linear, so it says little about a step that
@@ -43,17 +43,30 @@ class StepCosts(msgspec.Struct, frozen=True):
     stages: int = 1
     """Pipeline stages. Several chunks of prompts are then under way at once: their costs are what each adds
     to the one before it. Steps with decodes are not: their costs are those of all stages together."""
+    floor_s: float = 0.0
+    """Least time of any step: that of reading the weights that are streamed (`model.offload`). Computing goes
+    on beside it."""
 
     @property
     def is_usable(self) -> bool:
         """False for what no step can cost: a NaN, an infinity, less than nothing or more than an hour. A
         worker that reports such costs must not spoil what others decide by them."""
         found = (self.base_s, self.prompt_token_s, self.decode_s, self.context_token_s, self.pair_s)
-        return all(0.0 <= cost_s <= COST_MAX_S for cost_s in found) and self.stages <= STAGES_MAX
+        is_pipeline = self.stages <= STAGES_MAX
+        return is_pipeline and all(0.0 <= cost_s <= COST_MAX_S for cost_s in (*found, self.floor_s))
 
     def step_s(
         self, *, prompt_tokens: int = 0, decodes: float = 0, context_tokens: float = 0, pairs: float = 0
     ) -> float:
+        compute_s = self.compute_s(
+            prompt_tokens=prompt_tokens, decodes=decodes, context_tokens=context_tokens, pairs=pairs
+        )
+        return max(self.floor_s, compute_s)
+
+    def compute_s(
+        self, *, prompt_tokens: int = 0, decodes: float = 0, context_tokens: float = 0, pairs: float = 0
+    ) -> float:
+        """Return the time of a step without its floor."""
         return (
             self.base_s
             + self.prompt_token_s * prompt_tokens
@@ -71,11 +84,12 @@ class StepCosts(msgspec.Struct, frozen=True):
         chunk = min(chunk_tokens, self.chunk_tokens(count))
         steps = -(-count // chunk)
         own_s = steps * self.base_s + self.prompt_token_s * count + self.pair_s * prompt_pairs(start, end)
+        floor_s = (steps + self.stages - 1) * self.floor_s / max(1, self.stages)
         if self.stages <= 1:
-            return own_s
+            return max(floor_s, own_s)
         last = min(chunk, count)
         last_s = self.base_s + self.prompt_token_s * last + self.pair_s * prompt_pairs(end - last, end)
-        return own_s + (self.stages - 1) * last_s
+        return max(floor_s, own_s + (self.stages - 1) * last_s)
 
     def chunk_tokens(self, token_count: int) -> int:
         """Return the length of the chunks in which so many prompt tokens pass all stages soonest.
@@ -106,6 +120,7 @@ def median_costs(all_costs: Iterable[StepCosts]) -> StepCosts | None:
         median(c.context_token_s for c in listed),
         median(c.pair_s for c in listed),
         median_low(c.stages for c in listed),
+        median(c.floor_s for c in listed),
     )
 
 

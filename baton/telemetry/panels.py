@@ -85,6 +85,7 @@ def share(title: str, part: str, whole: str, legend: str, *, description: str = 
 
 UNTIL_REFUSED = "until a request is refused or misses its objectives"
 UNTIL_FAILED = "until something fails"
+UNLESS_STREAMED = "unless layers are streamed (model.offload)"
 UNTIL_PRESSED = "until blocks run short"
 WITH_CONTEXT_RANKS = "without context ranks"
 WITH_AUTOSCALER = "where autoscale.mode is off"
@@ -205,6 +206,8 @@ def _engine() -> Row:
             counted(cat.PREEMPTIONS, "Preempted", "worker", quiet=UNTIL_PRESSED),
             counted(cat.SWAPS, "Of these swapped", "worker", quiet=UNTIL_PRESSED),
             counted(cat.PREFIX_HIT_TOKENS, "Prompt tokens not computed", "worker"),
+            counted(cat.STREAMED_BYTES, "Weights read for steps", "worker", quiet=UNLESS_STREAMED),
+            counted(cat.STREAMED_WAIT, "Waiting for weights", "worker", quiet=UNLESS_STREAMED),
         ),
     )
 

@@ -28,7 +28,7 @@ def accepted(made: socket.socket, *, timeout_s: float) -> socket.socket:
 
 
 def _secured(made: socket.socket, name: str, *, server_side: bool) -> socket.socket:
-    identity = chosen().identity
+    identity, secured = chosen().identity, made
     try:
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if identity is None:
@@ -50,9 +50,9 @@ def _secured(made: socket.socket, name: str, *, server_side: bool) -> socket.soc
             )
         return secured
     except OSError as error:  # an SSLError is one
-        made.close()
+        secured.close()
         reason = getattr(error, "reason", None) or error.strerror or str(error)
         raise PeerFailure(f"no secure connection to {name}: {reason}") from error
     except PeerFailure:
-        made.close()
+        secured.close()
         raise

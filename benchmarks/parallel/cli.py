@@ -19,7 +19,7 @@ from benchmarks.parallel import predictions
 from benchmarks.parallel.cores import cores_to_use
 from benchmarks.parallel.links import LinkResult, LinkSizes
 from benchmarks.parallel.measure import MemoryResult, ModelSizes, ShapeResult
-from benchmarks.parallel.predictions import Prediction, PredictionResult
+from benchmarks.parallel.predictions import PredictedTime, PredictionResult
 from simulator.divided import MeasuredRank
 
 PARTS = ("links", "tensor", "pipeline", "memory", "predict")
@@ -35,7 +35,7 @@ class ParallelReport(msgspec.Struct, frozen=True):
     memory: list[MemoryResult]
     one_rank: MeasuredRank | None
     """What `baton simulate --costs` reads."""
-    predictions: list[Prediction]
+    predictions: list[PredictedTime]
 
 
 def parallel(
@@ -210,7 +210,7 @@ def _memory_table(results: list[MemoryResult]) -> Table:
     return table
 
 
-def _predictions_table(found: list[Prediction]) -> Table:
+def _predictions_table(found: list[PredictedTime]) -> Table:
     title = "Predicted times beside the best round: the worker's step-time model, and baton simulate"
     table = _table(title, "work", "case", "shape", "measured ms", "step time", "error", "simulate", "error")
     for one in found:

@@ -24,16 +24,16 @@ SHAPES = ("1", "tp2", "pp2")
 DTYPE, ELEMENT_BYTES = "bf16", 2
 
 
-class Prediction(msgspec.Struct, frozen=True):
+class PredictedTime(msgspec.Struct, frozen=True):
     shape: str
     work: str
     case: str
     measured_s: list[float]
     """Seconds of each round."""
     step_time_s: float
-    """By the step-time model of the worker itself."""
+    """The step-time model of the worker itself predicts so many seconds."""
     simulated_s: float
-    """By `baton simulate`, from the costs of one rank."""
+    """`baton simulate` predicts so many seconds from the costs of one rank."""
 
     def error(self, predicted_s: float) -> float:
         """Return (predicted - measured) / measured, for the round with the shortest time: other work on the
@@ -43,7 +43,7 @@ class Prediction(msgspec.Struct, frozen=True):
 
 class PredictionResult(msgspec.Struct, frozen=True):
     one_rank: MeasuredRank
-    predictions: list[Prediction]
+    predictions: list[PredictedTime]
 
 
 def measure(
@@ -70,7 +70,7 @@ def measure(
         rank = _measured_rank(folder, learnt["1"], workers["1"], sizes, links)
         measured = _rounds(workers, sizes)
     predictions = [
-        Prediction(
+        PredictedTime(
             shape,
             *_name(role, size, sizes),
             times,

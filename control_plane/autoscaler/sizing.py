@@ -99,7 +99,7 @@ def batch_of(load: DecodeLoad, traits: Traits, *, replicas: float, slowed: float
     rate = load.tokens_per_s / replicas * slowed
     if rate * each >= 1:
         return inf
-    return rate * traits.costs.base_s / (1 - rate * each)
+    return max(rate * traits.costs.floor_s, rate * traits.costs.base_s / (1 - rate * each))
 
 
 def holds(load: DecodeLoad, traits: Traits, *, batch: float, replicas: int, slowed: float = 1.0) -> bool:

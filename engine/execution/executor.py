@@ -27,7 +27,7 @@ from baton.core.steps import (
 from engine.compiling import CompilerProcess
 from engine.devices import TORCH_DTYPES
 from engine.execution.draft import DraftModel, with_drafts
-from engine.execution.graphs import make_graphs
+from engine.execution.graphs import make_graphs, recorded_sequences
 from engine.execution.load_ranks import (
     divisions_of,
     load_draft,
@@ -99,7 +99,7 @@ class Executor:
         self._shared_tokens = SharedTokens(ranks)
         self.whole_geometry: KVGeometry = loaded.whole_geometry
         self.parts = parts or (own_part(loaded),)
-        """The KV pools of the ranks of this host, by rank, mapped in this process. Context ranks share one."""
+        """The KV pools of this host's ranks, by rank, mapped in this process. Context ranks share one."""
         self.spec = loaded.spec
         self.model_name, self.fingerprint = loaded.name, loaded.fingerprint
         self.notes = (*loaded.notes, *(draft.notes if draft is not None else ()))
@@ -132,11 +132,9 @@ class Executor:
             dtype=TORCH_DTYPES[self.geometry.dtype],
             device=loaded.kv.device,
         )
+        self.offloading, self.floor_s = loaded.offloading, loaded.floor_s
         self._graphs = make_graphs(
-            loaded.model,
-            loaded.kernels,
-            loaded.kv,
-            sequences_max=min(engine.graph_sequences_max, engine.batch_sequences_max),
+            loaded.model, loaded.kernels, loaded.kv, sequences_max=recorded_sequences(engine, loaded.floor_s)
         )
         self._engine = engine
 
@@ -180,7 +178,10 @@ class Executor:
             ready = team.wait_ready()
             addresses = {rank: ready[rank].pool_address for rank in team.local_ranks[1:]}
             parts = mapped_parts(model, engine, shape, loaded.kv, addresses)
-            return cls(loaded, engine, draft=draft, ranks=team.ranks, team=team, parts=parts)
+            executor = cls(loaded, engine, draft=draft, ranks=team.ranks, team=team, parts=parts)
+            floors = {rank: report.floor_s for rank, report in ready.items()}
+            executor.floor_s = team.ranks.floor_s({**floors, team.ranks.rank: executor.floor_s})
+            return executor
         except BaseException:
             team.close()
             raise
@@ -482,3 +483,5 @@ class Executor:
             self._unfinished.close()
         if self._team is not None:
             self._team.close()
+        if self.offloading is not None:
+            self.offloading.close()

@@ -124,7 +124,7 @@ def main(parent_pid: int) -> int:
     try:
         began_s = time.monotonic()
         executor = Executor.load_part(model, engine, ranks)
-        orders.report(FollowerReady(executor.kv.address, time.monotonic() - began_s))
+        orders.report(FollowerReady(executor.kv.address, time.monotonic() - began_s, executor.floor_s))
         Follower(executor, orders, ranks).run()
     except GroupBroken as error:
         log.info("%s", error)

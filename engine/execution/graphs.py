@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from baton.config import EngineConfig
 from engine.kernels.interface import BatchLayout, RopeTables
 from engine.kv.pool import KVPool
 from engine.models.linear import StepContext
@@ -86,6 +87,12 @@ class _Recorded:
     replay: Callable[[], None]
     hidden: Tensor
     """[rung, hidden], written by every replay."""
+
+
+def recorded_sequences(engine: EngineConfig, floor_s: float) -> int:
+    """The largest batch that is recorded. None is where weights are streamed, which `floor_s` tells: what a
+    graph replays could not wait for copies that began in the step before."""
+    return 0 if floor_s else min(engine.graph_sequences_max, engine.batch_sequences_max)
 
 
 def make_graphs(model: object, kernels: object, pool: KVPool, *, sequences_max: int) -> "DecodeGraphs | None":

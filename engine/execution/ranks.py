@@ -2,7 +2,7 @@
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,6 +76,13 @@ class Ranks:
         """The rank so many stages further, with the same place in its stage."""
         here = self.position
         return self.shape.rank(Position(here.tensor_rank, here.stage + stages, here.context_rank))
+
+    def floor_s(self, floors_s: Mapping[int, float]) -> float:
+        """The least time of a step, given that of each rank: stages follow one another."""
+        stages = [[0.0] for _ in range(self.shape.pipeline)]
+        for rank, floor_s in floors_s.items():
+            stages[self.shape.position(rank).stage].append(floor_s)
+        return sum(max(stage) for stage in stages)
 
     def share(self, tokens: Sequence[int | None]) -> None:
         """Tell the followers what the leader sampled last for each sequence; None: nothing. They need not

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from engine.kernels.movable import MovableWeights
 from engine.kernels.weights import ExpertMatrices, Matrix
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "swiglu_oai"]
@@ -115,6 +116,11 @@ class Kernels(Protocol[Plan, Packed, PackedExperts]):
         ...
 
     def pack_experts(self, experts: ExpertMatrices) -> PackedExperts: ...
+
+    def movable(self, packed: Sequence[object]) -> MovableWeights:
+        """The memory of these packed weights, all that were packed since the last call, as one image. Tensors
+        that are used as they are may be among them."""
+        ...
 
     # --- per step ---
 

@@ -5,6 +5,7 @@ step of a small model is a hundred such calls.
 """
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -15,7 +16,7 @@ from torch import Tensor
 from engine.devices import TORCH_DTYPES
 from engine.kernels.interface import Activation
 from engine.kernels.native_attention import NativeAttention
-from engine.kernels.native_matrices import NativeMatrix, pack_matrix
+from engine.kernels.native_matrices import MovableMatrices, NativeMatrix, pack_matrix
 from engine.kernels.weights import ExpertMatrices, Matrix
 from engine.kv.pool import KVPool
 from engine.native.build import NativeUnavailable
@@ -94,6 +95,15 @@ class NativeKernels(NativeAttention):
             array(*(matrix.pointer for matrix in gate_up)),
             array(*(matrix.pointer for matrix in down)),
         )
+
+    def movable(self, packed: Sequence[object]) -> MovableMatrices:
+        matrices: list[NativeMatrix] = []
+        for one in packed:
+            if isinstance(one, NativeExperts):
+                matrices += (*one.gate_up, *one.down)
+            elif isinstance(one, NativeMatrix):
+                matrices.append(one)
+        return MovableMatrices(matrices)
 
     # --- products ---
 

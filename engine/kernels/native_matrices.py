@@ -2,17 +2,21 @@
 
 import ctypes
 import weakref
+from collections.abc import Sequence
 from functools import cache
 
 import torch
 from torch import Tensor
 
 from baton.core.errors import SetupError
+from engine.kernels.movable import image_layout
 from engine.kernels.weights import DenseMatrix, Fp8Matrix, IntMatrix, Matrix, to_dense
 from engine.native.library import BF16, F32, library
 
 _POINTER = ctypes.c_void_p
 _I32, _I64 = ctypes.c_int32, ctypes.c_int64
+_SECTIONS = 3
+"""Panels, scales and zeros of a matrix."""
 _EVEN = 2
 """Pairs of inputs share a step (`dot_tile.h`), so groups must be even."""
 
@@ -26,7 +30,10 @@ class NativeMatrix:
         self, pointer: int | None, out_size: int, in_size: int, *, is_coded: bool, is_wide: bool
     ) -> None:
         if not pointer:
-            raise SetupError("not enough memory for the model's weights")
+            raise SetupError(
+                "not enough memory for the model's weights: set model.offload to auto or to a number of "
+                "layers, divide the model over more ranks (engine.shape), or quantise it (model.quantization)"
+            )
         self.pointer = pointer
         self.out_size, self.in_size = out_size, in_size
         self.is_coded = is_coded
@@ -56,7 +63,45 @@ def _functions() -> ctypes.CDLL:
     native.baton_matrix_free.restype = None
     native.baton_matrix_bytes.argtypes = [_POINTER]
     native.baton_matrix_bytes.restype = _I64
+    native.baton_matrix_sections.argtypes = [_POINTER] * 3
+    native.baton_matrix_sections.restype = None
+    native.baton_matrices_place.argtypes = [_POINTER, _I64, _POINTER, _POINTER]
+    native.baton_matrices_place.restype = None
+    native.baton_end_arena.argtypes = []
+    native.baton_end_arena.restype = None
     return native
+
+
+class MovableMatrices:
+    """Implements `engine.kernels.movable.MovableWeights`. From here on other matrices are packed into memory
+    of their own, so that these can be moved out of it."""
+
+    def __init__(self, matrices: Sequence[NativeMatrix]) -> None:
+        self._matrices = tuple(matrices)
+        self._pointers = (_POINTER * len(matrices))(*(matrix.pointer for matrix in matrices))
+        sections = [section for matrix in matrices for section in _sections(matrix)]
+        offsets, self.byte_count = image_layout([size for _, size in sections])
+        self._offsets = (_I64 * len(offsets))(*offsets)
+        _functions().baton_end_arena()
+
+    def copy_to(self, image: Tensor) -> None:
+        start = image.data_ptr()
+        sections = [section for matrix in self._matrices for section in _sections(matrix)]
+        for (address, size), offset in zip(sections, self._offsets, strict=True):
+            if size:
+                ctypes.memmove(start + offset, address, size)
+
+    def place(self, image: Tensor) -> None:
+        _functions().baton_matrices_place(
+            self._pointers, len(self._matrices), image.data_ptr(), self._offsets
+        )
+
+
+def _sections(matrix: NativeMatrix) -> list[tuple[int, int]]:
+    """Address and size of what may be elsewhere, in the order of the library."""
+    starts, sizes = (_POINTER * _SECTIONS)(), (_I64 * _SECTIONS)()
+    _functions().baton_matrix_sections(matrix.pointer, starts, sizes)
+    return [(start or 0, size) for start, size in zip(starts, sizes, strict=True)]
 
 
 def pack_matrix(matrix: Matrix, dtype: torch.dtype) -> NativeMatrix:

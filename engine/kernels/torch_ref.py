@@ -9,6 +9,7 @@ from torch import Tensor
 
 from engine.devices import TORCH_DTYPES
 from engine.kernels.interface import Activation, AttentionSpec, BatchLayout, RopeTables
+from engine.kernels.movable import MovableTensors
 from engine.kernels.torch_attention import TorchAttention
 from engine.kernels.torch_kv import kv_rows
 from engine.kernels.torch_plan import TorchPlan, TorchPlanner
@@ -50,6 +51,9 @@ class TorchKernels:
             tuple(self.pack(matrix) for matrix in experts.gate_up),
             tuple(self.pack(matrix) for matrix in experts.down),
         )
+
+    def movable(self, packed: Sequence[object]) -> MovableTensors:
+        return MovableTensors(packed)
 
     # --- per step ---
 

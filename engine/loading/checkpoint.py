@@ -6,6 +6,9 @@ it to be packed for the kernels costs no further copy.
 
 import hashlib
 import mmap
+import re
+import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +33,7 @@ _PACKED_DTYPES: dict[str, torch.dtype] = {
     "F8_E4M3": torch.float8_e4m3fn,
 }
 """Dtypes that only quantised checkpoints have."""
+_LAYER = re.compile(r"\.layers\.(\d+)\.")
 _SAMPLE_BYTES = 4096
 _SAMPLES_PER_TENSOR = 16
 
@@ -115,6 +119,10 @@ class Checkpoint:
             raw = raw.clone()  # the format does not promise alignment, torch demands it
         return raw.view(stored).view(entry.shape)
 
+    def layer_bytes(self) -> dict[int, int]:
+        """Bytes of each layer's tensors."""
+        return bytes_by_layer(((name, one.end - one.start) for name, one in self._entries.items()), _LAYER)
+
     def release(self) -> None:
         """Let go of the memory of what was read so far. What is used again is read again, from the
         system's cache or the file; tensors that are views stay valid."""
@@ -167,11 +175,23 @@ def refuse_if_shorter(file: Path, size: int) -> None:
         )
 
 
+def bytes_by_layer(sizes: Iterable[tuple[str, int]], layer: re.Pattern[str]) -> dict[int, int]:
+    """sizes: names of tensors and their bytes. layer: finds a layer's number in a name."""
+    found: dict[int, int] = {}
+    for name, size in sizes:
+        if number := layer.search(name):
+            index = int(number[1])
+            found[index] = found.get(index, 0) + size
+    return found
+
+
 def _map(file: Path, header: bytes) -> _Mapped:
     try:
         with file.open("rb") as stream:
-            # Copy-on-write: torch warns about read-only memory, and nothing here writes.
-            mapping = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
+            # Memory that could be written to would count as this process's own, where that is limited.
+            mapping = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError) as error:
         raise SetupError(f"cannot read {file}: {error}") from error
-    return _Mapped(mapping, torch.frombuffer(mapping, dtype=torch.uint8), header)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # nothing here writes
+        return _Mapped(mapping, torch.frombuffer(mapping, dtype=torch.uint8), header)

@@ -1,6 +1,7 @@
 """The weights of a GGUF file under Hugging Face's names, as integer matrices where they are integers."""
 
 import hashlib
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from baton.core.errors import SetupError
 from engine.kernels.weights import DenseMatrix, IntMatrix, Matrix
-from engine.loading.checkpoint import refuse_if_shorter, sample_ranges
+from engine.loading.checkpoint import bytes_by_layer, refuse_if_shorter, sample_ranges
 from engine.loading.gguf_blocks import Bytes, blocks_to_matrix, dequantize, is_exact
 from engine.loading.parts import Cuts
 from engine.model_files.division import Places
@@ -20,6 +21,7 @@ from engine.model_files.gguf.names import GgufPlace, place_of
 from engine.model_files.gguf.reader import GGML_TYPES, GgufTensor, read_gguf
 from engine.model_files.json_files import read_json_object
 
+_LAYER = re.compile(r"^blk\.(\d+)\.")
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _BLOCKS = {name: (per_block, block_bytes) for name, per_block, block_bytes in GGML_TYPES.values()}
 
@@ -92,6 +94,11 @@ class GgufCheckpoint:
         untied = {"token_embd.weight"} if "output.weight" in tensors else set[str]()
         matrices = [t for name, t in tensors.items() if len(t.shape) > 1 and name not in untied]
         return sorted({t.type for t in matrices if not t.is_float and not is_exact(t.type)})
+
+    def layer_bytes(self) -> dict[int, int]:
+        """Bytes of each layer's tensors."""
+        tensors = self._header.tensors.items()
+        return bytes_by_layer(((name, tensor.end - tensor.start) for name, tensor in tensors), _LAYER)
 
     def digest(self) -> str:
         """Digest of the weights, in the sense of `checkpoint.Checkpoint.digest`."""

@@ -11,8 +11,10 @@ import torch
 
 from baton.config import EngineConfig, ModelConfig
 from baton.config.served_models import default_name
+from baton.core.errors import SetupError
 from baton.core.geometry import KVGeometry, fingerprint
 from baton.core.messages import WIRE_VERSION
+from baton.core.shape import Shape
 from engine.devices import TORCH_DTYPES, torch_device
 from engine.kernels.choose import make_kernels
 from engine.kernels.interface import Kernels
@@ -20,6 +22,7 @@ from engine.kv.pool import KVPool
 from engine.loading.checkpoint import Checkpoint
 from engine.loading.divided_source import DividedSource
 from engine.loading.gguf_checkpoint import GgufCheckpoint
+from engine.loading.offloading import Offloading
 from engine.loading.parts import PartSource
 from engine.loading.sources import open_checkpoint, open_source
 from engine.model_files.division import Division, check_division
@@ -34,6 +37,8 @@ from engine.models.fallback import FallbackModel
 from engine.models.linear import Linear, Loader
 from engine.models.model import LanguageModel
 from engine.models.tensor_ranks import TensorRanks
+from engine.offload.choice import MEMORY_ADVICE, Room
+from engine.offload.memory import memory_room
 from engine.parallel.group import Group, broadcast_address
 
 
@@ -59,6 +64,13 @@ class LoadedModel:
     notes: tuple[str, ...]
     """Lines for `Member.notes`: the kernels that compute, and each way in which the model runs slower than it
     might."""
+    offloading: Offloading | None = None
+    """None for a model that runs through transformers' modules."""
+
+    @property
+    def floor_s(self) -> float:
+        """The least time of a step, which reading streamed layers takes. 0: none is streamed."""
+        return self.offloading.floor_s if self.offloading is not None else 0.0
 
 
 def load_model(
@@ -78,10 +90,8 @@ def load_model(
     Raises SetupError: no such model, an unsupported or damaged one, one that cannot be divided so, no such
     device, too little memory.
     """
-    device, folder = torch_device(model.device), resolve_model(model.path, model.revision)
-    spec = load_spec(folder)
-    check_quantization(spec.quantization, model)
-    check_fallback(spec, model)
+    device = torch_device(model.device)
+    folder, spec = _checked_spec(model)
     division = _division(spec, group, layers)
     rank_spec = division.rank_spec() if spec.is_native else spec
     tokens = context_tokens(spec, model)
@@ -98,10 +108,12 @@ def load_model(
     if spec.is_native:
         dtype = TORCH_DTYPES[geometry.dtype]
         source = open_source(checkpoint, spec, model, dtype=dtype, device=device)
-        loader = _loader(source, kernels, division, group)
-        network, linears = _decoder(division, loader, checkpoint, tokens, progress)
+        offloading = _offloading(model, engine, division, checkpoint, dtype, kv_bytes)
+        loader = _loader(source, kernels, division, group, offloading)
+        network, linears = _decoder(division, loader, offloading, checkpoint, tokens, progress)
+        notes.extend(offloading.notes)
     else:
-        network, linears = FallbackModel(spec, folder, kernels, kv), ()
+        network, linears, offloading = FallbackModel(spec, folder, kernels, kv), (), None
         notes.append(network.note)
         if progress is not None:
             progress(spec.layer_count, spec.layer_count)
@@ -120,25 +132,42 @@ def load_model(
         model=network,
         linears=linears,
         notes=tuple(notes),
+        offloading=offloading,
     )
+
+
+def _checked_spec(model: ModelConfig) -> tuple[Path, ModelSpec]:
+    folder = resolve_model(model.path, model.revision)
+    spec = load_spec(folder)
+    check_quantization(spec.quantization, model)
+    check_fallback(spec, model)
+    return folder, spec
 
 
 def _decoder(
     division: Division,
     loader: Loader[Any, Any, Any],
+    offloading: Offloading,
     checkpoint: Checkpoint | GgufCheckpoint,
     context_tokens: int,
     progress: Progress | None,
 ) -> tuple[LanguageModel, tuple[Linear[Any], ...]]:
-    """The rank's part of the forward pass, and its matrices that adapters may change."""
-    network = Decoder(
-        division.rank_spec(),
-        loader,
-        context_tokens=context_tokens,
-        stage=division.stage,
-        progress=_releasing(checkpoint, progress),
-    )
-    _release(checkpoint)
+    """The rank's part of the forward pass, and its matrices that adapters may change. Raises SetupError."""
+    try:
+        network = Decoder(
+            division.rank_spec(),
+            loader,
+            context_tokens=context_tokens,
+            stage=division.stage,
+            progress=_releasing(checkpoint, progress),
+        )
+        _release(checkpoint)
+        offloading.start()
+    except (MemoryError, RuntimeError, SetupError) as error:
+        offloading.close()
+        if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error):
+            raise SetupError(f"not enough memory for the model's weights: {MEMORY_ADVICE}") from error
+        raise
     return network, tuple(loader.linears)
 
 
@@ -156,6 +185,37 @@ def _pool(
     return KVPool.attach(geometry, broadcast_address(context, ""), block_count=block_count)
 
 
+def _offloading(
+    model: ModelConfig,
+    engine: EngineConfig,
+    division: Division,
+    checkpoint: Checkpoint | GgufCheckpoint,
+    dtype: torch.dtype,
+    pool_bytes: int,
+) -> Offloading:
+    spec, stage = division.rank_spec(), division.stage
+    table_bytes = spec.vocab_size * spec.hidden_size * dtype.itemsize
+    ranks = Shape.parse(engine.shape).rank_count
+
+    def room(first_bytes: int) -> Room:
+        left = memory_room(torch_device(model.device), rank_count=ranks, pool_bytes=pool_bytes)
+        if not model.weights_bytes_max:
+            return left
+        taken = first_bytes + (table_bytes if stage.is_first else 0)
+        asked = Room(model.weights_bytes_max - taken, "model.weights_bytes_max", is_hard=True)
+        return min(left, asked, key=lambda one: one.byte_count)
+
+    return Offloading(
+        model,
+        engine,
+        layers=range(stage.first_layer, stage.first_layer + spec.layer_count),
+        layer_count=division.spec.layer_count,
+        stored=checkpoint.layer_bytes(),
+        rest=table_bytes if stage.is_last else 0,
+        room=room,
+    )
+
+
 def _division(spec: ModelSpec, group: Group | None, layers: range | None) -> Division:
     """Raises SetupError, see `check_division`."""
     if group is None:
@@ -165,11 +225,16 @@ def _division(spec: ModelSpec, group: Group | None, layers: range | None) -> Div
 
 
 def _loader(
-    source: PartSource, kernels: Kernels[Any, Any, Any], division: Division, group: Group | None
+    source: PartSource,
+    kernels: Kernels[Any, Any, Any],
+    division: Division,
+    group: Group | None,
+    offloading: Offloading,
 ) -> Loader[Any, Any, Any]:
     if group is None or group.size == 1:
-        return Loader(source, kernels)
-    return Loader(DividedSource(source, division), kernels, TensorRanks(group, division.vocabulary))
+        return Loader(source, kernels, keeper=offloading)
+    ranks = TensorRanks(group, division.vocabulary)
+    return Loader(DividedSource(source, division), kernels, ranks, offloading)
 
 
 def _made_dense(types: list[str]) -> Iterator[str]:

@@ -67,7 +67,11 @@ def check_fallback(spec: ModelSpec, model: ModelConfig) -> None:
     """Raises SetupError: asked for what only models with a forward pass of our own can do."""
     if spec.is_native:
         return
-    unsupported = {"model.quantization": model.quantization != "none", "model.adapters": bool(model.adapters)}
+    unsupported = {
+        "model.quantization": model.quantization != "none",
+        "model.adapters": bool(model.adapters),
+        "model.offload": model.offload != "0",
+    }
     for name, is_asked in unsupported.items():
         if is_asked:
             raise SetupError(

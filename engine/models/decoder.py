@@ -12,7 +12,7 @@ from engine.model_files.division import ONLY_STAGE, StagePlace
 from engine.model_files.spec import ModelSpec
 from engine.models.attention import Attention, GroupedAttention
 from engine.models.expert_counts import ExpertCounts
-from engine.models.linear import Linear, Loader, Norm, StepContext
+from engine.models.linear import LayerPlace, Linear, Loader, Norm, StepContext
 from engine.models.mla import LatentAttention
 from engine.models.mlp import GatedMlp, Mlp
 from engine.models.moe import MixtureOfExperts
@@ -73,11 +73,34 @@ class Layer:
         hidden = hidden + self._after_attention(self._total(self.attention.output(attended, step)))
         return hidden + self._after_mlp(self._total(self._mlp(self._mlp_norm(hidden), step)))
 
+    def leave_out(self) -> None:
+        """The step ends after `queries`."""
+
     def _own_residual(self, hidden: Tensor) -> Tensor | None:
         return hidden if self._ranks is None else self._ranks.residual(hidden)
 
     def _total(self, part: Tensor) -> Tensor:
         return part if self._ranks is None else self._ranks.total(part)
+
+
+class StreamedLayer:
+    """A layer whose weights are in memory only while it computes."""
+
+    def __init__(self, layer: Layer, place: LayerPlace) -> None:
+        self._layer, self._place = layer, place
+        self.attention = layer.attention
+
+    def queries(self, hidden: Tensor, step: StepContext[Plan]) -> Tensor:
+        self._place.enter()
+        return self._layer.queries(hidden, step)
+
+    def finish(self, hidden: Tensor, attended: Tensor, step: StepContext[Plan]) -> Tensor:
+        hidden = self._layer.finish(hidden, attended, step)
+        self._place.leave()
+        return hidden
+
+    def leave_out(self) -> None:
+        self._place.leave()
 
 
 class Decoder(Generic[Plan, Packed, PackedExperts]):
@@ -110,10 +133,12 @@ class Decoder(Generic[Plan, Packed, PackedExperts]):
         self.expert_counts: ExpertCounts | None = None
         if spec.moe is not None and spec.moe.layers:
             self.expert_counts = ExpertCounts(spec.moe.layers, spec.moe.expert_count, source.device)
-        self._layers: list[Layer] = []
+        self._layers: list[Layer | StreamedLayer] = []
         for index in range(spec.layer_count):
             name = f"{at}layers.{stage.first_layer + index}."
-            self._layers.append(Layer(spec, loader, index, name, self.expert_counts))
+            layer = Layer(spec, loader, index, name, self.expert_counts)
+            place = loader.layer_is_read(index)
+            self._layers.append(layer if place is None else StreamedLayer(layer, place))
             if progress is not None:
                 progress(index + 1, spec.layer_count)
         self._norm: Norm | None = None
@@ -180,6 +205,7 @@ class Decoder(Generic[Plan, Packed, PackedExperts]):
         if on_written is not None:
             on_written()
         if not len(rows):
+            last.leave_out()
             if self._ranks is not None:
                 # No sum follows that waits for the others, and peers may read the KV when the step is done.
                 self._ranks.meet(hidden)

@@ -1,6 +1,6 @@
 """The matrices of a model, as its forward pass calls them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.interface import Activation, Kernels, Packed, PackedExperts, Plan
+from engine.kernels.movable import MovableWeights
 from engine.kernels.weights import DenseMatrix, ExpertMatrices, Matrix, join_rows
 from engine.models.lora import LowRank, group_by_slot
 from engine.models.tensor_ranks import TensorRanks
@@ -61,6 +62,26 @@ class MatrixSource(Protocol):
     def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """A parameter that is no matrix of a `Linear` (embedding, norm), in the model's dtype unless
         another is given. The name is the whole one, ".weight" included."""
+        ...
+
+
+class LayerPlace(Protocol):
+    """The memory of a layer that is streamed."""
+
+    def enter(self) -> None:
+        """Have the layer's weights in memory. Raises `engine.offload.images.OffloadFailed`."""
+        ...
+
+    def leave(self) -> None:
+        """The layer is done with for this step."""
+        ...
+
+
+class LayerKeeper(Protocol):
+    """Decides which layers are streamed, as they are read."""
+
+    def take(self, index: int, weights: Callable[[], MovableWeights]) -> LayerPlace | None:
+        """None: the layer stays in memory. weights: makes its image. Raises SetupError."""
         ...
 
 
@@ -172,9 +193,13 @@ class Loader(Generic[Plan, Packed, PackedExperts]):
         source: MatrixSource,
         kernels: Kernels[Plan, Packed, PackedExperts],
         ranks: TensorRanks | None = None,
+        keeper: LayerKeeper | None = None,
     ) -> None:
-        """ranks: those among which the model is divided, `source` giving one's part; None: it is whole."""
-        self.source, self.kernels, self.ranks = source, kernels, ranks
+        """ranks: those among which the model is divided, `source` giving one's part; None: it is whole.
+        keeper: None if all layers stay in memory."""
+        self.source, self.kernels, self.ranks, self._keeper = source, kernels, ranks, keeper
+        self._packed: list[Packed | PackedExperts | Tensor] = []
+        """Weights of the layer that is read now."""
         self.linears: list[Linear[Packed]] = []
         """Those that adapters may change."""
 
@@ -196,7 +221,7 @@ class Loader(Generic[Plan, Packed, PackedExperts]):
         self, matrices: Sequence[Matrix], parts: Sequence[tuple[str, int]], *, in_size: int = 0
     ) -> Linear[Packed]:
         """The same of matrices that are read already, out of reach for adapters."""
-        packed = self.kernels.pack(join_rows(matrices, self.source.dtype))
+        packed = self.pack(join_rows(matrices, self.source.dtype))
         joined = tuple(LinearPart(name, rows) for name, rows in parts)
         return Linear(self.kernels, packed, joined, in_size=in_size)
 
@@ -211,4 +236,22 @@ class Loader(Generic[Plan, Packed, PackedExperts]):
         return Linear(self.kernels, self.kernels.pack(matrix), (LinearPart(name, vocab_size),))
 
     def experts(self, experts: ExpertMatrices) -> PackedExperts:
-        return self.kernels.pack_experts(experts)
+        packed = self.kernels.pack_experts(experts)
+        self._packed.append(packed)
+        return packed
+
+    def pack(self, matrix: Matrix) -> Packed:
+        packed = self.kernels.pack(matrix)
+        self._packed.append(packed)
+        return packed
+
+    def uses(self, weights: Tensor) -> None:
+        """A tensor that a layer multiplies by as it is."""
+        self._packed.append(weights)
+
+    def layer_is_read(self, index: int) -> LayerPlace | None:
+        """All weights since the last call are one layer's. Returns its place if it is streamed."""
+        packed, self._packed = self._packed, []
+        return (
+            None if self._keeper is None else self._keeper.take(index, lambda: self.kernels.movable(packed))
+        )

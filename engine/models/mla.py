@@ -85,18 +85,21 @@ class LatentAttention(Generic[Packed]):
 class HeadProducts(Generic[Packed]):
     """One matrix per head: y[t, h] = W[h] x[t, h]."""
 
-    def __init__(self, kernels: Kernels[Any, Packed, Any], weights: Tensor) -> None:
+    def __init__(self, loader: Loader[Any, Packed, Any], weights: Tensor) -> None:
         """weights [H, out, in]."""
-        self._kernels = kernels
+        self._kernels: Kernels[Any, Packed, Any] = loader.kernels
         # Torch's batched product sums in another order for another number of tokens.
         self._packed: list[Packed] = []
-        self._weights = weights.transpose(1, 2)
-        if kernels.is_batch_invariant:
-            self._packed = [kernels.pack(DenseMatrix(weight.contiguous())) for weight in weights]
+        self._weights: Tensor | None = None
+        if loader.kernels.is_batch_invariant:
+            self._packed = [loader.pack(DenseMatrix(weight.contiguous())) for weight in weights]
+        else:
+            self._weights = weights.transpose(1, 2)
+            loader.uses(self._weights)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, H, in] -> [T, H, out]"""
-        if not self._packed:
+        if self._weights is not None:
             return torch.bmm(x.transpose(0, 1), self._weights).transpose(0, 1)
         heads = [self._kernels.linear(x[:, h].contiguous(), packed) for h, packed in enumerate(self._packed)]
         return torch.stack(heads, dim=1)
@@ -126,6 +129,6 @@ def _load_decompression(
     weight = to_dense(matrix, loader.source.dtype).weight.view(spec.head_count, -1, mla.kv_lora_rank)
     keys, values = weight.split((mla.nope_dim, mla.value_dim), dim=1)
     return (
-        HeadProducts(loader.kernels, keys.transpose(1, 2).contiguous()),
-        HeadProducts(loader.kernels, values.contiguous()),
+        HeadProducts(loader, keys.transpose(1, 2).contiguous()),
+        HeadProducts(loader, values.contiguous()),
     )

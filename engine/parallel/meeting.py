@@ -99,6 +99,7 @@ class Door:
             threading.Thread(target=self._greet, args=(made,), name="ranks-greet", daemon=True).start()
 
     def _greet(self, made: socket.socket) -> None:
+        secured = made
         try:
             secured = accepted(made, timeout_s=GREET_S)
             greeting = _read_greeting(secured)
@@ -107,7 +108,7 @@ class Door:
                 secured.close()
         except (OSError, PeerFailure, msgspec.MsgspecError) as error:
             log.warning("a connection to this worker's ranks was turned away: %s", error)
-            made.close()
+            secured.close()
         finally:
             self._room.release()
 

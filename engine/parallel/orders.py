@@ -38,6 +38,8 @@ class FollowerReady(msgspec.Struct, frozen=True, tag=True):
     """Memory of its KV pool, for `KVPool.attach`."""
     seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     """Time that it took to read its part of the model."""
+    floor_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """Least time of a step, in which it reads the weights that it streams."""
 
 
 class FollowerFailed(msgspec.Struct, frozen=True, tag=True):

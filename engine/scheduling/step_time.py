@@ -9,8 +9,11 @@ Errors count relative to the step's length, since a few long prompts would other
 costs. A little weight on the present estimate keeps coefficients that no recent step shows from drifting.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import log, sqrt
+
+import msgspec
 
 from baton.core.costs import StepCosts
 
@@ -36,6 +39,11 @@ COLD_STEPS = 8
 OUTLIER = 4.0
 """A step that took so many times what was predicted counts as that much and no more: a stall is not the
 model's cost, and if it is, a few such steps get there."""
+
+NEAR_FLOOR = 1.15
+"""Steps up to so many times the floor show the floor and not their own costs."""
+FLOOR_WEIGHT = 0.1
+"""Weight of a step that took less than the floor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +98,10 @@ class _Fit:
 
 
 class StepTimeModel:
-    def __init__(self, *, chunk_tokens: int = 512, stages: int = 1) -> None:
-        """`chunk_tokens`: of a long prompt, in one step. `stages`: of the worker's pipeline."""
-        self._chunk_tokens = chunk_tokens
+    def __init__(self, *, chunk_tokens: int = 512, stages: int = 1, floor_s: float = 0.0) -> None:
+        """`chunk_tokens`: of a long prompt, in one step. `stages`: of the worker's pipeline. floor_s: see
+        `StepCosts`. It sinks if steps turn out to take less."""
+        self._chunk_tokens, self._floor_s = chunk_tokens, floor_s
         self._latest, self._usual = _Fit(stages), _Fit(stages)
         self._is_usual_solved = True
         self._surprise = 0.0
@@ -100,7 +109,16 @@ class StepTimeModel:
         self.has_seen_prompt = False
         """True once the cost of prompt tokens was measured."""
 
+    def begin(self, measured: Iterable[tuple[StepWork, float]], *, floor_s: float) -> None:
+        """Learn what a worker measured when it started."""
+        self._floor_s = floor_s
+        for work, elapsed_s in measured:
+            self.observe(work, elapsed_s)
+
     def predict_s(self, work: StepWork) -> float:
+        return max(self._floor_s, self._compute_s(work))
+
+    def _compute_s(self, work: StepWork) -> float:
         return sum(t * x for t, x in zip(self._latest.theta, _features(work), strict=True))
 
     @property
@@ -118,7 +136,7 @@ class StepTimeModel:
 
     def prompt_tokens_within(self, limit_s: float, beside: StepWork) -> int:
         """Number of prompt tokens that may be computed beside `beside` so that the step takes `limit_s`."""
-        left_s = limit_s - self.predict_s(beside)
+        left_s = limit_s - self._compute_s(beside)
         return int(left_s / max(self.prompt_token_s, 1e-9)) if left_s > 0 else 0
 
     def prompt_s(self, start: int, end: int) -> float:
@@ -138,12 +156,12 @@ class StepTimeModel:
         if not self._is_usual_solved:
             self._usual.solve(SWEEPS_USUAL)
             self._is_usual_solved = True
-        return self._usual.costs
+        return msgspec.structs.replace(self._usual.costs, floor_s=self._floor_s)
 
     @property
     def costs(self) -> StepCosts:
         """The recent costs."""
-        return self._latest.costs
+        return msgspec.structs.replace(self._latest.costs, floor_s=self._floor_s)
 
     def observe(self, work: StepWork, elapsed_s: float) -> None:
         predicted_s = self.predict_s(work)
@@ -154,12 +172,22 @@ class StepTimeModel:
         is_another = abs(self._surprise) > SURPRISE
         self.step_count += 1
         self.has_seen_prompt |= work.prompt_tokens > 0
+        if self._is_hidden(work, elapsed_s):
+            return
         scale = 1.0 / max(sqrt(elapsed_s * predicted_s), 1e-5)
         features = tuple(x * scale for x in _features(work))
         self._latest.add(features, elapsed_s * scale, forget=FORGET_FAST if is_another else FORGET)
         self._usual.add(features, elapsed_s * scale, forget=FORGET_FAST if is_another else FORGET_USUAL)
         self._latest.solve(SWEEPS)
         self._is_usual_solved = False
+
+    def _is_hidden(self, work: StepWork, elapsed_s: float) -> bool:
+        """Whether the step took what reading weights takes, so that its own cost is hidden behind it."""
+        if elapsed_s > NEAR_FLOOR * self._floor_s or self._compute_s(work) > elapsed_s:
+            return False
+        if elapsed_s < self._floor_s:
+            self._floor_s += FLOOR_WEIGHT * (elapsed_s - self._floor_s)
+        return True
 
 
 def _features(work: StepWork) -> tuple[float, ...]:

@@ -218,7 +218,7 @@ class MacroEngine:
         limit_s = min((slo_s for slo_s in limits if slo_s > 0), default=0.0)
         if not limit_s:
             return budget
-        left_s = limit_s * PLANNED_SHARE - costs.step_s(
+        left_s = limit_s * PLANNED_SHARE - costs.compute_s(
             decodes=decodes, context_tokens=self._batch.context_tokens
         )
         within = int(left_s / max(costs.prompt_token_s, 1e-9)) if left_s > 0 else 0

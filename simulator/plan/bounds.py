@@ -75,7 +75,8 @@ def prompt_work_s(one: PhaseRequest, worker: PhaseWorker) -> float:
     """Return the time of a prompt as its part of full steps."""
     tokens, costs = one.input_tokens - one.cached_tokens, worker.costs
     pairs_s = costs.pair_s * prompt_pairs(one.cached_tokens, one.input_tokens)
-    return tokens * (costs.prompt_token_s + costs.base_s / worker.chunk_tokens) + pairs_s
+    computing_s = tokens * (costs.prompt_token_s + costs.base_s / worker.chunk_tokens) + pairs_s
+    return max(tokens * costs.floor_s / worker.chunk_tokens, computing_s)
 
 
 def _whole_work_s(one: PhaseRequest, worker: PhaseWorker) -> float:
@@ -83,4 +84,5 @@ def _whole_work_s(one: PhaseRequest, worker: PhaseWorker) -> float:
     as they are at the start."""
     tokens, costs = max(0, one.output_tokens - 1), worker.costs
     each_s = costs.base_s / worker.batch_max + costs.decode_s + costs.context_token_s * one.input_tokens
+    each_s = max(costs.floor_s / worker.batch_max, each_s)
     return prompt_work_s(one, worker) + tokens * each_s

@@ -63,6 +63,20 @@ SWAPS = Metric(
     "Preempted sequences whose KV went to host memory.",
     ("worker",),
 )
+STREAMED_BYTES = Metric(
+    "baton_streamed_weight_bytes_total",
+    "counter",
+    "bytes",
+    "Weights of streamed layers (model.offload) that the worker's leading rank read.",
+    ("worker",),
+)
+STREAMED_WAIT = Metric(
+    "baton_streamed_weight_wait_seconds_total",
+    "counter",
+    "seconds",
+    "Time for which steps waited for weights of streamed layers to be read.",
+    ("worker",),
+)
 DRAFTED_TOKENS = Metric(
     "baton_drafted_tokens_total", "counter", "tokens", "Draft tokens verified by speculation.", ("worker",)
 )

@@ -443,6 +443,7 @@ def step_costs_fields(x: StepCosts) -> dict[str, Any]:
         "context_token_s": x.context_token_s,
         "pair_s": x.pair_s,
         "stages": x.stages,
+        "floor_s": x.floor_s,
     }
 
 
@@ -458,6 +459,7 @@ def step_costs_from_pb(x: pb.StepCosts) -> StepCosts:
         context_token_s=x.context_token_s,
         pair_s=x.pair_s,
         stages=x.stages,
+        floor_s=x.floor_s,
     )
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from baton.core.errors import SetupError
 from engine.devices import TORCH_DTYPES
 from engine.kernels.interface import Activation, AttentionSpec, BatchLayout, RopeTables
+from engine.kernels.movable import MovableTensors
 from engine.kernels.triton import blocks, norm
 from engine.kernels.triton.attention_launch import PoolKernels
 from engine.kernels.triton.device import INTERPRETED, DeviceFacts, launch
@@ -70,6 +71,9 @@ class TritonKernels:
 
     def pack_experts(self, experts: ExpertMatrices) -> PackedExpertPair:
         return PackedExpertPair(*pack_expert_matrices(experts, self._dtype))
+
+    def movable(self, packed: Sequence[object]) -> MovableTensors:
+        return MovableTensors(packed)
 
     # --- planning ---
 

@@ -60,17 +60,39 @@ void give_panels_back(Arena* arena) {
     delete arena;
 }
 
+// What is packed from here on begins a stretch of its own, so that the matrices before it can be moved out of
+// memory whole. Pages behind the last matrix are given back.
+void end_arena() {
+    std::lock_guard<std::mutex> lock(arenas_mutex);
+    if (arenas.empty()) return;
+    Arena* arena = arenas.back();
+    const uintptr_t page = 4096, used = reinterpret_cast<uintptr_t>(arena->start + arena->used);
+    const uintptr_t end = reinterpret_cast<uintptr_t>(arena->mapped) + arena->mapped_bytes;
+    const uintptr_t kept = (used + page - 1) / page * page;
+    if (kept < end) {
+        munmap(reinterpret_cast<void*>(kept), end - kept);
+        arena->mapped_bytes -= end - kept;
+    }
+    arena->bytes = arena->used;
+}
+
 char* allocate(size_t bytes) { return static_cast<char*>(std::aligned_alloc(64, (bytes + 127) / 64 * 64)); }
 
 float* allocate_floats(int64_t count) {
     return reinterpret_cast<float*>(allocate(static_cast<size_t>(count) * sizeof(float)));
 }
 
-void destroy(Matrix* m) {
-    if (!m) return;
+// Frees what moves with the matrix, unless it lies in somebody else's memory.
+void free_sections(Matrix* m) {
+    if (m->is_placed) return;
     give_panels_back(static_cast<Arena*>(m->arena));
     std::free(m->scales);
     std::free(m->zeros);
+}
+
+void destroy(Matrix* m) {
+    if (!m) return;
+    free_sections(m);
     std::free(m->bias);
     std::free(m->order);
     m->~Matrix();
@@ -205,6 +227,31 @@ BATON_API void* baton_matrix_coded(const uint8_t* codes, int32_t bits, int64_t n
     });
     return m;
 }
+
+// The memory that may be elsewhere: panels, scales and zeros, with their sizes; null and 0 for what there is not.
+BATON_API void baton_matrix_sections(const void* matrix, const void** starts, int64_t* sizes) {
+    const Matrix* m = static_cast<const Matrix*>(matrix);
+    const int64_t group_bytes = m->panel_count * m->group_count * PANEL * 4;
+    starts[0] = m->panels, sizes[0] = m->panel_count * m->panel_bytes;
+    starts[1] = m->scales, sizes[1] = m->scales ? group_bytes : 0;
+    starts[2] = m->zeros, sizes[2] = m->zeros ? group_bytes : 0;
+}
+
+// Use copies of all sections: section j of matrix i is at base + offsets[3 i + j]. What the matrices had of their
+// own is freed the first time.
+BATON_API void baton_matrices_place(void* const* matrices, int64_t count, char* base, const int64_t* offsets) {
+    for (int64_t i = 0; i < count; ++i) {
+        Matrix* m = static_cast<Matrix*>(matrices[i]);
+        const int64_t* at = offsets + 3 * i;
+        free_sections(m);
+        m->is_placed = true;
+        m->panels = base + at[0];
+        if (m->scales) m->scales = reinterpret_cast<float*>(base + at[1]);
+        if (m->zeros) m->zeros = reinterpret_cast<float*>(base + at[2]);
+    }
+}
+
+BATON_API void baton_end_arena() { end_arena(); }
 
 BATON_API void baton_matrix_free(void* matrix) { destroy(static_cast<Matrix*>(matrix)); }
 

@@ -61,11 +61,12 @@ def within(facts: WorkerFacts, inputs: PredictionInputs, slo_s: float, step_s: f
 def compute_s(inputs: PredictionInputs, start: int, end: int, chunk: int, beside_s: float) -> float:
     costs, count = inputs.costs, end - start
     steps = -(-count // chunk)
-    return (
+    computing_s = (
         steps * (costs.base_s + beside_s)
         + costs.prompt_token_s * count
         + costs.pair_s * prompt_pairs(start, end)
     )
+    return max(steps * costs.floor_s, computing_s)
 
 
 def wait_s(

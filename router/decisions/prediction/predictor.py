@@ -87,14 +87,14 @@ class Predictor:
         context = model.mean_context(inputs)
         beside_s = (costs.decode_s + costs.context_token_s * context) * decoding
         chunk = model.chunk_tokens(facts, inputs, decoding, beside_s)
-        token_s = costs.prompt_token_s + (costs.base_s + beside_s) / chunk
+        token_s = max(costs.floor_s / chunk, costs.prompt_token_s + (costs.base_s + beside_s) / chunk)
         head = inputs.backlog.head()
         total, tpot = learnt.total, learnt.tpot
         return Outlook(
             decoding=decoding,
             mean_context=context,
             beside_s=beside_s,
-            step_s=costs.base_s + beside_s,
+            step_s=max(costs.floor_s, costs.base_s + beside_s),
             chunk_tokens=chunk,
             token_s=token_s,
             head_s=token_s * head.tokens + costs.pair_s * head.pairs,
@@ -169,7 +169,7 @@ class Predictor:
             chunk = min(chunk, model.within(facts, inputs, own_slo_s, step_s))
         busy_s = min(step_s / (1.0 - inputs.busy_share(now_s)), step_s + costs.prompt_token_s * chunk)
         share = min(behind / max(1.0, output_tokens), chunk)
-        return max(busy_s, step_s + costs.prompt_token_s * share) / inputs.tokens_per_step
+        return max(costs.floor_s, busy_s, step_s + costs.prompt_token_s * share) / inputs.tokens_per_step
 
     def tpot_s(
         self,

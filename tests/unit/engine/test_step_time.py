@@ -71,3 +71,28 @@ def test_what_is_told_tells_costs_apart_after_many_steps_alike():
     assert told.prompt_token_s == pytest.approx(TRUE_S["prompt"], rel=0.1)
     assert told.decode_s == pytest.approx(TRUE_S["decode"], rel=0.15)
     assert model.seen_costs == told  # telling changes nothing
+
+
+def test_steps_at_the_floor_say_nothing_about_their_own_costs() -> None:
+    """Weights are read in 100 ms. Decodes compute for less, long prompts for longer."""
+    times = StepTimeModel(floor_s=0.1)
+    for _ in range(40):
+        times.observe(StepWork(decodes=4, context_tokens=400), 0.102)
+        times.observe(StepWork(prompt_tokens=512, pairs=130_816), 0.256)
+        times.observe(StepWork(prompt_tokens=1024, pairs=523_776), 0.512)
+    assert times.predict_s(StepWork(decodes=4, context_tokens=400)) == pytest.approx(0.1)
+    assert times.predict_s(StepWork(decodes=5, prompt_tokens=64)) == pytest.approx(0.1)
+    assert times.predict_s(StepWork(prompt_tokens=768, pairs=294_528)) == pytest.approx(0.384, rel=0.15)
+    costs = times.seen_costs
+    assert costs is not None
+    assert costs.floor_s == 0.1
+    assert costs.base_s < 0.05, "the floor was learnt as a cost of computing"
+    # What computes beside the reading is free.
+    assert times.prompt_tokens_within(0.1, StepWork(decodes=4)) > 100
+
+
+def test_a_floor_that_was_measured_too_high_sinks() -> None:
+    times = StepTimeModel(floor_s=0.2)
+    for _ in range(60):
+        times.observe(StepWork(decodes=1), 0.1)
+    assert times.predict_s(StepWork(decodes=1)) == pytest.approx(0.1, rel=0.05)
