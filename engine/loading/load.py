@@ -90,8 +90,7 @@ def load_model(
     Raises SetupError: no such model, an unsupported or damaged one, one that cannot be divided so, no such
     device, too little memory.
     """
-    device = torch_device(model.device)
-    folder, spec = _checked_spec(model)
+    device, (folder, spec) = torch_device(model.device), _checked_spec(model)
     division = _division(spec, group, layers)
     rank_spec = division.rank_spec() if spec.is_native else spec
     tokens = context_tokens(spec, model)
