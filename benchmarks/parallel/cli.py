@@ -22,7 +22,7 @@ from benchmarks.parallel.measure import MemoryResult, ModelSizes, ShapeResult
 from benchmarks.parallel.predictions import PredictedTime, PredictionResult
 from simulator.divided import MeasuredRank
 
-PARTS = ("links", "tensor", "pipeline", "memory", "predict")
+PARTS = ("links", "tensor", "pipeline", "context", "memory", "predict")
 
 
 class ParallelReport(msgspec.Struct, frozen=True):
@@ -45,7 +45,9 @@ def parallel(
     prefill_tokens: Annotated[str, typer.Option(help="Prompts of one chunk at tensor 2.")] = "512,2048",
     batches: Annotated[str, typer.Option(help="Sequences in a decode step.")] = "1,8,32",
     context_tokens: Annotated[int, typer.Option(min=1, help="Context of those sequences.")] = 512,
-    long_prompt_tokens: Annotated[int, typer.Option(min=1, help="Prompt at pipeline 2.")] = 8192,
+    long_prompt_tokens: Annotated[
+        int, typer.Option(min=1, help="Prompt at pipeline 2 and context 2.")
+    ] = 8192,
     rounds: Annotated[int, typer.Option(min=1, max=1000, help="Rounds in which workers take turns.")] = 7,
     calls: Annotated[int, typer.Option(min=1, help="Sums and plans of each kind in a round.")] = 200,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
@@ -53,8 +55,8 @@ def parallel(
     """Compare workers of two ranks with workers of one rank on the same two cores.
 
     Sums over ranks stand beside memcpy of the same bytes; tensor 2 beside one rank of two threads; pipeline 2
-    beside one rank on one core; memory of a rank beside that of the whole model on one; predicted times
-    beside measured ones.
+    and context 2 beside one rank on one core; memory of a rank beside that of the whole model on one;
+    predicted times beside measured ones.
 
     Example: baton bench parallel --wide --parts tensor,pipeline --rounds 5
     """
@@ -91,8 +93,10 @@ def _measure(
             folder = _folder(model, Path(temporary), is_wide=is_wide)
             if "tensor" in parts:
                 shapes.append(model_bench.tensor_2(folder, sizes, cores, progress=progress))
-            if "pipeline" in parts:
-                shapes.append(model_bench.pipeline_2(folder, sizes, cores, progress=progress))
+            for part, shape in (("pipeline", "pp2"), ("context", "cp2")):
+                if part in parts:
+                    found = model_bench.beside_one_core(shape, folder, sizes, cores, progress=progress)
+                    shapes.append(found)
             if "memory" in parts:
                 memory = model_bench.memory(folder, sizes, cores, progress=progress)
             if "predict" in parts and links is not None:

@@ -211,15 +211,15 @@ def tensor_2(
         return ShapeResult("tp2", "two threads", together.ready.kernels, compared, profiles)
 
 
-def pipeline_2(
-    folder: Path, sizes: ModelSizes, cores: Sequence[int], *, progress: Callable[[str], None]
+def beside_one_core(
+    shape: str, folder: Path, sizes: ModelSizes, cores: Sequence[int], *, progress: Callable[[str], None]
 ) -> ShapeResult:
-    """Two stages with a core each, beside the whole model on one core. Raises SetupError."""
-    progress(f"pp2 and one rank on one core: {folder.name}")
+    """Two stages or context ranks with a core each, beside one rank on one core. Raises SetupError."""
+    progress(f"{shape} and one rank on one core: {folder.name}")
     tokens, chunk, kv_tokens = sizes.long_prompt_tokens, sizes.chunk_tokens, sizes.kv_tokens
     with (
         loaded(Launch(str(folder), "1", 1, kv_tokens), cores[:1]) as alone,
-        loaded(Launch(str(folder), "pp2", 1, kv_tokens), cores) as together,
+        loaded(Launch(str(folder), shape, 1, kv_tokens), cores) as together,
     ):
         context, steps = sizes.context_tokens, sizes.steps
         times = _in_turn(sizes.rounds, alone, together, lambda p: p.prefill(tokens, chunk))
@@ -227,7 +227,7 @@ def pipeline_2(
         for batch in sizes.batches:
             times = _in_turn(sizes.rounds, alone, together, lambda p, b=batch: p.decode(b, context, steps))
             compared.append(Comparison("decode", f"{batch} at {context}", *times))
-        return ShapeResult("pp2", "one core", together.ready.kernels, compared, [])
+        return ShapeResult(shape, "one core", together.ready.kernels, compared, [])
 
 
 def memory(

@@ -36,9 +36,9 @@ def test_every_part_is_measured_beside_its_baseline(folder: Path) -> None:
     assert all(one["all_reduce_s"] > 0 < one["memcpy_s"] for one in report["links"]["sums"])
     assert [one["items"] for one in report["links"]["plans"]] == [1, 8, 64]
     assert all(0 < one["p50_s"] <= one["p99_s"] for one in report["links"]["plans"])
-    tensor, pipeline = report["shapes"]
-    assert (tensor["shape"], pipeline["shape"]) == ("tp2", "pp2")
-    for result in (tensor, pipeline):
+    tensor, pipeline, context = report["shapes"]
+    assert (tensor["shape"], pipeline["shape"], context["shape"]) == ("tp2", "pp2", "cp2")
+    for result in (tensor, pipeline, context):
         works = [one["work"] for one in result["comparisons"]]
         assert works == ["prefill", "decode", "decode"]
         for one in result["comparisons"]:
