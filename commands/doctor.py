@@ -125,6 +125,7 @@ def diagnose(health: Mapping[str, Any], workers: Sequence[KnownWorker]) -> Itera
             yield from _of(of, _pools(mine, is_served=status in ("ok", "degraded")))
         yield from _of(of, _compatibility(mine))
     yield from _remote_prefill(workers)
+    yield from _context_ranks(workers)
     yield from _caches(workers)
     yield from _store(workers)
 
@@ -278,6 +279,15 @@ def _notes(workers: Sequence[KnownWorker]) -> Iterator[Finding]:
 def _prefilled(workers: Sequence[KnownWorker]) -> bool:
     pool = [w for w in workers if w.role is Role.PREFILL]
     return _sums(pool).get("step_tokens.prefill", 0) > 0
+
+
+def _context_ranks(workers: Sequence[KnownWorker]) -> Iterator[Finding]:
+    several = [w for w in workers if w.status and w.status.accounts.get("context_rank_count", 1) > 1]
+    sums = _sums(several)
+    if count := int(sums.get("context_rank_tokens", 0)):
+        yield Finding("ok", f"context ranks are in use: {count} tokens were computed beside the leaders")
+    elif sums.get("step_tokens.prefill", 0):
+        yield Finding("note", "no step was divided over context ranks: prompts were short so far")
 
 
 def _caches(workers: Sequence[KnownWorker]) -> Iterator[Finding]:

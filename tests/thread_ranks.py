@@ -1,5 +1,6 @@
 """Ranks of one worker as threads of this process, with the sums of `engine.parallel.group.Group`."""
 
+import queue
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -14,11 +15,19 @@ T = TypeVar("T")
 
 
 class ThreadGroup:
-    """One rank's end. Implements `Group`, without messages between single ranks."""
+    """One rank's end. Implements `Group`."""
 
-    def __init__(self, rank: int, size: int, barrier: threading.Barrier, parts: list[Any]) -> None:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        barrier: threading.Barrier,
+        parts: list[Any],
+        messages: dict[tuple[int, int], "queue.SimpleQueue[Tensor]"],
+    ) -> None:
+        """messages: (from, to)."""
         self.rank, self.size = rank, size
-        self._barrier, self._parts = barrier, parts
+        self._barrier, self._parts, self._messages = barrier, parts, messages
 
     def _exchange(self, part: Any) -> list[Any]:
         try:
@@ -43,7 +52,9 @@ class ThreadGroup:
         assert sizes is None or x.shape[dim] == sizes[self.rank]
         return torch.cat(self._exchange(x.clone()), dim)
 
-    def gather(self, x: Tensor, dim: int, *, sizes: Sequence[int] | None = None, to: int = 0) -> Tensor:
+    def gather(
+        self, x: Tensor, dim: int, *, sizes: Sequence[int] | None = None, to: int = 0
+    ) -> Tensor | None:
         """Every rank gets the whole here, and not rank `to` alone: each thread is an executor that samples,
         and tests compare what they sample."""
         return self.all_gather(x, dim, sizes=sizes)
@@ -51,11 +62,26 @@ class ThreadGroup:
     def reduce_scatter(self, x: Tensor) -> Tensor:
         raise NotImplementedError
 
+    def broadcast_(self, x: Tensor, *, source: int = 0) -> Tensor:
+        return x.copy_(self._exchange(x.clone())[source])
+
     def send(self, x: Tensor, to: int) -> None:
-        raise NotImplementedError
+        self._messages[self.rank, to].put(x.clone())
 
     def recv(self, shape: tuple[int, ...], dtype: torch.dtype, source: int) -> Tensor:
-        raise NotImplementedError
+        x = self.take(self._messages[source, self.rank])
+        assert (tuple(x.shape), x.dtype) == (tuple(shape), dtype)
+        return x
+
+    def take(self, messages: "queue.SimpleQueue[T]") -> T:
+        """The next message. Raises GroupBroken if a rank fails."""
+        for _ in range(int(DEADLINE_S)):
+            try:
+                return messages.get(timeout=1)
+            except queue.Empty:
+                if self._barrier.broken:
+                    break
+        raise GroupBroken("a rank failed or sent nothing")
 
     def abort(self, reason: str) -> None:
         self._barrier.abort()
@@ -64,15 +90,28 @@ class ThreadGroup:
         self._barrier.abort()
 
 
-def run_ranks(size: int, work: Callable[[ThreadGroup], T]) -> list[T]:
+class LedThreadGroup(ThreadGroup):
+    """As in production only one rank gets what is gathered: the one that samples."""
+
+    def gather(
+        self, x: Tensor, dim: int, *, sizes: Sequence[int] | None = None, to: int = 0
+    ) -> Tensor | None:
+        whole = self.all_gather(x, dim, sizes=sizes)
+        return whole if self.rank == to else None
+
+
+def run_ranks(
+    size: int, work: Callable[[ThreadGroup], T], *, kind: type[ThreadGroup] = ThreadGroup
+) -> list[T]:
     """What `work` returns on each rank. Raises the first rank's error."""
     barrier, parts = threading.Barrier(size), [None] * size
+    messages = {(i, j): queue.SimpleQueue[Tensor]() for i in range(size) for j in range(size)}
     results: list[Any] = [None] * size
     errors: list[BaseException] = []
 
     def run(rank: int) -> None:
         try:
-            results[rank] = work(ThreadGroup(rank, size, barrier, parts))
+            results[rank] = work(kind(rank, size, barrier, parts, messages))
         except BaseException as error:
             errors.append(error)
             barrier.abort()

@@ -70,7 +70,9 @@ class WorkerMetrics:
             f"step_tokens.{kind}": value(catalogue.STEP_TOKENS, worker=self._worker, kind=kind)
             for kind in ("prefill", "decode")
         }
-        return {**totals, "prefix_hit_tokens": value(catalogue.PREFIX_HIT_TOKENS, worker=self._worker)}
+        totals["prefix_hit_tokens"] = value(catalogue.PREFIX_HIT_TOKENS, worker=self._worker)
+        totals["context_rank_tokens"] = value(catalogue.CONTEXT_RANK_TOKENS, worker=self._worker)
+        return totals
 
     def on_event(self, event: WorkerEvent) -> None:
         if isinstance(event, CopyDone) and (copy := self._copies.pop(event.copy_id, None)):
@@ -102,6 +104,7 @@ class WorkerMetrics:
         self.meter.inc(catalogue.STEP_TOKENS, draft_count, worker=self._worker, kind="draft")
         self.meter.inc(catalogue.STEP_TOKENS, prefill_count, worker=self._worker, kind="prefill")
         self.meter.inc(catalogue.STEP_TOKENS, decode_count, worker=self._worker, kind="decode")
+        self.meter.inc(catalogue.CONTEXT_RANK_TOKENS, result.context_rank_tokens, worker=self._worker)
 
     def read(self, done: ReadDone) -> None:
         self.meter.inc(catalogue.TRANSFER_READS, worker=self._worker, outcome=_how(done))

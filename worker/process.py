@@ -375,7 +375,8 @@ class WorkerProcess:
         facts: dict[str, Any] = msgspec.structs.asdict(status)
         accounts = {name: float(value) for name, value in facts.items() if isinstance(value, int)}
         accounts["pid"] = os.getpid()
-        accounts["rank_count"] = Shape.parse(self._config.engine.shape).rank_count
+        shape = Shape.parse(self._config.engine.shape)
+        accounts["rank_count"], accounts["context_rank_count"] = shape.rank_count, shape.context
         accounts["weight_loads"] = Executor.load_count
         accounts["block_count"] = self._executor.kv.block_count
         accounts["block_bytes"] = self._executor.whole_geometry.block_bytes

@@ -70,7 +70,7 @@ class EngineConfig(Section):
     kv_bytes: Annotated[int, Field(gt=0)] = 512 * 2**20
     """Size of one worker's KV pool in bytes."""
     step_tokens_max: Annotated[int, Field(ge=1, le=65_536)] = 512
-    """Largest number of tokens in one engine step, prompt chunks and decodes together."""
+    """Largest number of tokens in one engine step, prompt chunks and decodes together, over all ranks."""
     step_timeout_s: Seconds = 60.0
     """Longest time for one engine step. A worker that exceeds it is taken to have a hanging device, ends, and
     is restarted."""
@@ -82,7 +82,8 @@ class EngineConfig(Section):
     """Compute threads of one rank of a worker. 0: its fair share of the cores."""
     shape: ShapeText = "1"
     """Ranks of one worker, each a process on a device or cores of its own. tp2: two tensor ranks divide every
-    layer. pp2: two stages divide the layers. tp2pp2: both. 1: one process. See also `cluster.shapes`."""
+    layer. pp2: two stages divide the layers. cp2: two context ranks divide the tokens of a step. tp2pp2:
+    ranks of both kinds. 1: one process. See also `cluster.shapes`."""
     rank_timeout_s: Annotated[float, Field(gt=0, le=600)] = 10.0
     """Longest time that one rank waits for another within a step. A rank that does not answer, or has died,
     ends its worker, which is started anew as a whole."""

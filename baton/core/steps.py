@@ -112,3 +112,5 @@ class StepResult(msgspec.Struct, frozen=True):
     """Seconds between its beginning and its results."""
     overlap_s: float = 0.0
     """Those of them in which the step before was not done: other stages of the pipeline computed it."""
+    context_rank_tokens: int = 0
+    """Tokens of the step that context ranks beside the leader's have computed."""

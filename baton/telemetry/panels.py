@@ -87,6 +87,7 @@ UNTIL_REFUSED = "until a request is refused or misses its objectives"
 UNTIL_FAILED = "until something fails"
 UNLESS_STREAMED = "unless layers are streamed (model.offload)"
 UNTIL_PRESSED = "until blocks run short"
+WITH_CONTEXT_RANKS = "without context ranks"
 WITH_AUTOSCALER = "where autoscale.mode is off"
 WITH_SSD = "without an SSD tier"
 WITH_PEERS = "without a second store node"
@@ -197,6 +198,7 @@ def _engine() -> Row:
         (
             percentiles(cat.STEP, "Step", "worker"),
             counted(cat.STEP_TOKENS, "Tokens computed", "worker", "kind"),
+            counted(cat.CONTEXT_RANK_TOKENS, "Of these by context ranks", "worker", quiet=WITH_CONTEXT_RANKS),
             measured(cat.RUNNING, "Running", "sum", "worker"),
             measured(cat.WAITING, "Accepted, not started", "sum", "worker"),
             counted(cat.DRAFTED_TOKENS, "Draft tokens", "worker"),

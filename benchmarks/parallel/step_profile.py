@@ -31,8 +31,9 @@ def _calls(executor: Executor) -> list[tuple[Any, str, str]]:
     ranks, team = inside._ranks, inside._team
     if team is not None:
         calls.append((team, "send", SEND_PLAN))
-        calls += [(ranks.tensor, "all_reduce_", SUMS), (ranks.tensor, "gather", GATHER)]
-        calls += [(ranks.tensor, "all_gather", GATHER), (ranks.results, "send", SHARE)]
+        for group in {id(g): g for g in (ranks.tensor, ranks.context) if g is not None}.values():
+            calls += [(group, "all_reduce_", SUMS), (group, "gather", GATHER), (group, "all_gather", GATHER)]
+        calls.append((ranks.results, "send", SHARE))
     return calls
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import tokenizers
 import torch
 
@@ -17,6 +18,8 @@ from baton.config import EngineConfig, ModelConfig
 from baton.core.errors import SetupError
 from baton.core.ids import SeqKey
 from baton.core.messages import INFO_NOTE
+from baton.core.sampling import finish_after
+from baton.core.steps import ItemResult, StepPlan
 from engine.kernels.interface import BatchLayout, Span
 from engine.loading.load import LoadedModel, load_model
 from engine.sampling.ranking import argmax
@@ -197,6 +200,26 @@ class DraftModel:
         start = len(text.written)
         blocks = self._loaded.kv.geometry.blocks_for(start + count)
         return Span(start, count, tuple(text.blocks[:blocks]))
+
+
+def with_drafts(draft: DraftModel, plan: StepPlan, results: tuple[ItemResult, ...]) -> tuple[ItemResult, ...]:
+    """The results with the draft tokens that their items want."""
+    draft.end(plan.ended)
+    requests: list[DraftRequest] = []
+    for item, result in zip(plan.items, results, strict=True):
+        if not result.tokens:
+            continue
+        if item.history is not None:
+            draft.begin(item.key, item.history)
+        draft.follow(item.key, result.tokens)
+        count = (item.sample_index or 0) + len(result.tokens)
+        if item.want_drafts and finish_after(item.sampling, result.tokens[-1], count) is None:
+            requests.append(DraftRequest(item.key, item.want_drafts))
+    drafts = draft.draft(requests)
+    return tuple(
+        msgspec.structs.replace(result, drafts=drafts[item.key]) if item.key in drafts else result
+        for item, result in zip(plan.items, results, strict=True)
+    )
 
 
 def _check_vocabulary(small: LoadedModel, large: LoadedModel) -> None:

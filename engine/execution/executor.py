@@ -14,7 +14,7 @@ from baton.core.errors import SetupError
 from baton.core.geometry import KVGeometry
 from baton.core.ids import SeqKey, SequenceId
 from baton.core.messages import AdapterRef
-from baton.core.sampling import SamplingParams, finish_after
+from baton.core.sampling import SamplingParams
 from baton.core.shape import Shape
 from baton.core.steps import (
     NOTHING_SAMPLED,
@@ -26,10 +26,17 @@ from baton.core.steps import (
 )
 from engine.compiling import CompilerProcess
 from engine.devices import TORCH_DTYPES
-from engine.execution.draft import DraftModel, DraftRequest
+from engine.execution.draft import DraftModel, with_drafts
 from engine.execution.graphs import make_graphs, recorded_sequences
-from engine.execution.load_ranks import divisions_of, load_draft, load_rank, own_part, part_of, set_threads
-from engine.execution.ranks import Ranks, SharedTokens, StagedModel, UnfinishedSteps
+from engine.execution.load_ranks import (
+    divisions_of,
+    load_draft,
+    load_rank,
+    mapped_parts,
+    own_part,
+    set_threads,
+)
+from engine.execution.ranks import Ranks, SharedTokens, StagedModel, UnfinishedSteps, other_token_count
 from engine.execution.self_timing import Measured, execute_together, time_steps
 from engine.execution.spread import Spread
 from engine.execution.step_batch import PromptRows, StepBatch
@@ -37,11 +44,9 @@ from engine.execution.team import RankTeam
 from engine.grammar import GrammarStore
 from engine.kernels.interface import BatchLayout, Span
 from engine.kv.parts import PoolPart
-from engine.kv.pool import KVPool
 from engine.kv.swap import SwapSpace
 from engine.loading.adapters import AdapterSlots, AdapterWeights
 from engine.loading.load import LoadedModel, load_model
-from engine.model_files.sizes import kv_geometry
 from engine.models.decoder import Progress
 from engine.models.model import LanguageModel
 from engine.parallel.orders import DropAdapter, InstallAdapter
@@ -64,6 +69,7 @@ class BegunStep:
     hidden: Tensor | None
     """The rows of the batch."""
     started_s: float
+    context_rank_tokens: int
 
 
 class Executor:
@@ -87,25 +93,25 @@ class Executor:
         this one leads; empty: this one's is the whole."""
         self._ranks, self._team = ranks, team
         self._unfinished = UnfinishedSteps() if ranks is not None and ranks.leads_stages else None
+        self._owns_pool = ranks is None or ranks.has_pool
+        """Blocks are moved and cleared once, by the rank whose pool they are in."""
         self._finished_s = 0.0  # when the step before was done
         self._shared_tokens = SharedTokens(ranks)
         self.whole_geometry: KVGeometry = loaded.whole_geometry
         self.parts = parts or (own_part(loaded),)
-        """The KV pools of the ranks of this host, by rank, as they are mapped in this process."""
+        """The KV pools of this host's ranks, by rank, mapped in this process. Context ranks share one."""
         self.spec = loaded.spec
-        self.model_name = loaded.name
-        self.fingerprint = loaded.fingerprint
+        self.model_name, self.fingerprint = loaded.name, loaded.fingerprint
         self.notes = (*loaded.notes, *(draft.notes if draft is not None else ()))
         """Lines for `Member.notes`."""
-        self.kernels = loaded.kernels
-        self.kv = loaded.kv
+        self.kernels, self.kv = loaded.kernels, loaded.kv
         self.geometry: KVGeometry = loaded.kv.geometry
         self.max_model_tokens = loaded.context_tokens
         self.vocab_size: int = loaded.spec.vocab_size
         self.eos_token_ids: tuple[int, ...] = loaded.spec.eos_token_ids
         self._model: LanguageModel | None = loaded.model
         self.expert_counts = loaded.model.expert_counts
-        self.swap = SwapSpace(self.kv, engine.swap_bytes)
+        self.swap = SwapSpace(self.kv, engine.swap_bytes if self._owns_pool else 0)
         self.grammars = GrammarStore(
             loaded.folder,
             self.vocab_size,
@@ -170,12 +176,8 @@ class Executor:
             loaded = load_rank(model, engine, team.ranks, divisions[team.ranks.rank], progress)
             draft = load_draft(model, engine, loaded)
             ready = team.wait_ready()
-            pools = {team.ranks.rank: loaded.kv}
-            for rank in team.local_ranks[1:]:
-                report = ready[rank]
-                geometry = kv_geometry(divisions[rank].rank_spec(), model, engine)
-                pools[rank] = KVPool.attach(geometry, report.pool_address, block_count=loaded.kv.block_count)
-            parts = tuple(part_of(divisions[rank], pool) for rank, pool in sorted(pools.items()))
+            addresses = {rank: ready[rank].pool_address for rank in team.local_ranks[1:]}
+            parts = mapped_parts(model, engine, shape, loaded.kv, addresses)
             executor = cls(loaded, engine, draft=draft, ranks=team.ranks, team=team, parts=parts)
             floors = {rank: report.floor_s for rank, report in ready.items()}
             executor.floor_s = team.ranks.floor_s({**floors, team.ranks.rank: executor.floor_s})
@@ -227,9 +229,11 @@ class Executor:
         if self._team is not None:
             self._team.send(plan)
         self._move_blocks(plan)
+        others_before = other_token_count(self._model)
         with torch.inference_mode():
             batch, hidden = self._compute(self._model, plan.items) if plan.items else (None, None)
-        step = BegunStep(plan, batch, hidden, started_s)
+        others = other_token_count(self._model) - others_before
+        step = BegunStep(plan, batch, hidden, started_s, others)
         if self._unfinished is not None:
             self._unfinished.begun()
             return step
@@ -242,14 +246,15 @@ class Executor:
             with torch.inference_mode():
                 results = self._finish(self._model, step)
             if self._draft is not None:
-                results = _with_drafts(self._draft, step.plan, results)
+                results = with_drafts(self._draft, step.plan, results)
         finally:
             if self._unfinished is not None:
                 self._unfinished.finished()
         now_s = time.perf_counter()
         overlap_s = max(0.0, self._finished_s - step.started_s)
         self._finished_s = now_s
-        return StepResult(step.plan.step_number, results, now_s - step.started_s, overlap_s)
+        elapsed_s, others = now_s - step.started_s, step.context_rank_tokens
+        return StepResult(step.plan.step_number, results, elapsed_s, overlap_s, others)
 
     def _finish(self, model: LanguageModel, step: BegunStep) -> tuple[ItemResult, ...]:
         """Results of the step's items. A follower returns nothing: the leader has the results."""
@@ -278,6 +283,8 @@ class Executor:
         return results
 
     def _move_blocks(self, plan: StepPlan) -> None:
+        if not self._owns_pool:
+            return
         if plan.swap_out:
             self.swap.out(plan.swap_out)
         if plan.swap_in:
@@ -288,8 +295,9 @@ class Executor:
     def _compute(self, model: LanguageModel, items: tuple[StepItem, ...]) -> tuple[StepBatch, Tensor]:
         """The items as a batch, and the hidden states of its rows. They are of no use where another stage has
         them."""
-        for item in items:
-            self._clear_partial_block(item)
+        if self._owns_pool:
+            for item in items:
+                self._clear_partial_block(item)
         batch = StepBatch.of(items, [self._span(item) for item in items], self._sampled_before)
         device = self.kv.device
         tokens = torch.tensor(batch.tokens, dtype=torch.int64)
@@ -477,24 +485,3 @@ class Executor:
             self._team.close()
         if self.offloading is not None:
             self.offloading.close()
-
-
-def _with_drafts(
-    draft: DraftModel, plan: StepPlan, results: tuple[ItemResult, ...]
-) -> tuple[ItemResult, ...]:
-    draft.end(plan.ended)
-    requests: list[DraftRequest] = []
-    for item, result in zip(plan.items, results, strict=True):
-        if not result.tokens:
-            continue
-        if item.history is not None:
-            draft.begin(item.key, item.history)
-        draft.follow(item.key, result.tokens)
-        count = (item.sample_index or 0) + len(result.tokens)
-        if item.want_drafts and finish_after(item.sampling, result.tokens[-1], count) is None:
-            requests.append(DraftRequest(item.key, item.want_drafts))
-    drafts = draft.draft(requests)
-    return tuple(
-        msgspec.structs.replace(result, drafts=drafts[item.key]) if item.key in drafts else result
-        for item, result in zip(plan.items, results, strict=True)
-    )

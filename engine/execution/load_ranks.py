@@ -1,5 +1,6 @@
 """What one rank of a worker loads."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -8,15 +9,17 @@ from baton.config import EngineConfig, ModelConfig
 from baton.core.errors import SetupError
 from baton.core.shape import Shape
 from engine.devices import TORCH_DTYPES
+from engine.execution.context import ContextStage
 from engine.execution.draft import DraftModel
 from engine.execution.ranks import Ranks, StagedModel
 from engine.kv.parts import PoolPart
 from engine.kv.pool import KVPool
 from engine.loading.load import LoadedModel, load_model
 from engine.model_files.check import check_executed
-from engine.model_files.division import Division, rank_divisions
+from engine.model_files.division import Division, pair_cost, rank_divisions
 from engine.model_files.read_spec import load_spec
 from engine.model_files.resolve import resolve_model
+from engine.model_files.sizes import kv_geometry
 from engine.models.decoder import Decoder, Progress
 
 
@@ -46,21 +49,29 @@ def load_rank(
     loaded = load_model(
         model,
         engine,
-        group=ranks.tensor if ranks.shape.tensor > 1 else None,
+        group=ranks.tensor,
+        context=ranks.context,
         layers=division.layers if is_staged else None,
         shares_pool=not ranks.is_leader,
         progress=progress,
     )
-    if not is_staged:
+    if not is_staged and ranks.context is None:
         return loaded
     assert isinstance(loaded.model, Decoder)
-    staged = StagedModel(
-        loaded.model,
-        ranks,
-        hidden_size=loaded.spec.hidden_size,
-        vocab=loaded.spec.vocab_size,
-        dtype=TORCH_DTYPES[loaded.kv.geometry.dtype],
-    )
+    stage, geometry = loaded.model, loaded.kv.geometry
+    hidden_size, dtype = loaded.spec.hidden_size, TORCH_DTYPES[geometry.dtype]
+    if ranks.context is not None:
+        stage = ContextStage(
+            stage,
+            ranks.context,
+            hidden_size=hidden_size,
+            dtype=dtype,
+            block_tokens=geometry.block_tokens,
+            pair_cost=pair_cost(loaded.spec),
+        )
+    if not is_staged:
+        return replace(loaded, model=stage)
+    staged = StagedModel(stage, ranks, hidden_size=hidden_size, vocab=loaded.spec.vocab_size, dtype=dtype)
     return replace(loaded, model=staged)
 
 
@@ -69,6 +80,21 @@ def own_part(loaded: LoadedModel) -> PoolPart:
         return part_of(loaded.division, loaded.kv)
     geometry = loaded.whole_geometry
     return PoolPart(range(geometry.layer_count), range(geometry.kv_head_count), loaded.kv)
+
+
+def mapped_parts(
+    model: ModelConfig, engine: EngineConfig, shape: Shape, own: KVPool, addresses: Mapping[int, str]
+) -> tuple[PoolPart, ...]:
+    """The pools of the leader and of followers of this host, by rank. addresses: of the followers' pools."""
+    divisions = divisions_of(model, shape)
+    parts = [part_of(divisions[0], own)]
+    for rank, address in sorted(addresses.items()):
+        if shape.position(rank).context_rank:
+            continue  # the first context rank's pool is its own too
+        geometry = kv_geometry(divisions[rank].rank_spec(), model, engine)
+        pool = KVPool.attach(geometry, address, block_count=own.block_count)
+        parts.append(part_of(divisions[rank], pool))
+    return tuple(parts)
 
 
 def part_of(division: Division, pool: KVPool) -> PoolPart:

@@ -11,9 +11,11 @@ from torch import Tensor
 
 from baton.core.ids import SeqKey
 from baton.core.shape import Position, Shape
+from engine.execution.context import ContextStage
 from engine.kernels.interface import BatchLayout
 from engine.models.decoder import Decoder
 from engine.models.expert_counts import ExpertCounts
+from engine.models.model import LanguageModel
 from engine.parallel.group import Group, GroupBroken
 
 LEADER = 0
@@ -31,8 +33,10 @@ class Ranks:
     rank: int
     world: Group
     """All ranks of the worker."""
-    tensor: Group
-    """The tensor ranks of this rank's stage; the world where there is one stage."""
+    tensor: Group | None
+    """The ranks that hold the other parts of this rank's matrices; None where one holds all."""
+    context: Group | None
+    """The ranks that compute the other tokens of this rank's steps; None where it computes all."""
     results: Group
     """All ranks again, for what the leader gets and tells while it computes the next step; the world where
     there is one stage."""
@@ -55,12 +59,17 @@ class Ranks:
         return self.shape.position(self.rank)
 
     @property
+    def has_pool(self) -> bool:
+        """False where the KV pool is the first context rank's."""
+        return self.position.context_rank == 0
+
+    @property
     def is_last_stage(self) -> bool:
         return self.position.stage == self.shape.pipeline - 1
 
     @property
     def last_rank(self) -> int:
-        """The rank that has the logits: tensor rank 0 of the last stage."""
+        """The rank that has the logits: the first one of the last stage."""
         return self.shape.rank(Position(0, self.shape.pipeline - 1, 0))
 
     def neighbour(self, stages: int) -> int:
@@ -89,7 +98,8 @@ class Ranks:
         self.results.gather(torch.zeros(1), to=LEADER)
 
     def close(self) -> None:
-        for group in {id(group): group for group in (self.tensor, self.results, self.world)}.values():
+        groups = (self.tensor, self.context, self.results, self.world)
+        for group in {id(group): group for group in groups if group is not None}.values():
             group.close()
 
 
@@ -154,6 +164,13 @@ class UnfinishedSteps:
             self._changed.notify_all()
 
 
+def other_token_count(model: LanguageModel) -> int:
+    """Tokens that context ranks beside the first have computed."""
+    if isinstance(model, StagedModel):
+        model = model.stage
+    return model.other_token_count if isinstance(model, ContextStage) else 0
+
+
 class StagedModel:
     """A pipeline stage that acts as the whole model: `engine.models.model.LanguageModel` for one rank.
 
@@ -164,14 +181,14 @@ class StagedModel:
 
     def __init__(
         self,
-        stage: Decoder[Any, Any, Any],
+        stage: Decoder[Any, Any, Any] | ContextStage,
         ranks: Ranks,
         *,
         hidden_size: int,
         vocab: int,
         dtype: torch.dtype,
     ) -> None:
-        self._stage, self._ranks = stage, ranks
+        self.stage, self._ranks = stage, ranks
         self._hidden_size, self._vocab, self._dtype = hidden_size, vocab, dtype
         self.expert_counts: ExpertCounts | None = stage.expert_counts
         self._returns = ranks.rank == ranks.last_rank
@@ -180,12 +197,14 @@ class StagedModel:
     def forward(self, tokens: Tensor, layout: BatchLayout, rows: Tensor) -> Tensor:
         """Compute the stage. Rows are of use at the last stage only; the leader gets them by `rows`."""
         ranks, hidden = self._ranks, None
-        if ranks.position.stage:
-            shape = (len(tokens), self._hidden_size)
+        count = self.stage.own_token_count(layout)
+        if ranks.position.stage and count:
+            shape = (count, self._hidden_size)
             hidden = ranks.world.recv(shape, self._dtype, ranks.neighbour(-1))
-        out = self._stage.forward(tokens, layout, rows, hidden=hidden)
+        out = self.stage.forward(tokens, layout, rows, hidden=hidden)
         if not ranks.is_last_stage:
-            ranks.world.send(out, ranks.neighbour(1))
+            if count:
+                ranks.world.send(out, ranks.neighbour(1))
             return out.new_empty((len(rows), self._hidden_size))
         if self._returns:
             # Without rows it says that the KV of this step is written.
@@ -199,7 +218,7 @@ class StagedModel:
     def logits(self, hidden: Tensor) -> Tensor:
         ranks = self._ranks
         if ranks.is_last_stage:
-            logits = self._stage.logits(hidden)
+            logits = self.stage.logits(hidden)
             if self._returns:
                 ranks.results.send(logits, LEADER)
             return logits

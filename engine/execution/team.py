@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable
 
 import msgspec
-import torch
 
 from baton.config import EngineConfig, ModelConfig
 from baton.core.errors import SetupError
@@ -34,7 +33,7 @@ from engine.execution.spread import (
     cores_on_host,
     on_this_host,
 )
-from engine.parallel.group import Group, GroupBroken
+from engine.parallel.group import Group, GroupBroken, broadcast_address
 from engine.parallel.order_channel import OrderSender
 from engine.parallel.order_stream import OrderStreamSender
 from engine.parallel.orders import FollowerReady, FollowerReport, RankOrder, ReadAdapter
@@ -56,7 +55,6 @@ LOOK_S = 60.0
 wait begins anew to count that time. `close` ends the wait under way."""
 END_S = 3.0
 """The time for followers to end by themselves."""
-_ADDRESS_BYTES = 128
 
 
 def place_of(
@@ -64,42 +62,50 @@ def place_of(
 ) -> Ranks:
     """Make a rank's groups. All ranks call it at the same time. `reach` belongs to a leader with ranks on
     several hosts. Raises SetupError, GroupBroken."""
+    ranks = range(shape.rank_count)
+    far_s = stage_timeout_s(engine)
+    tensor = _own_group(world, {shape.tensor_group(one) for one in ranks}, rank, engine.rank_timeout_s)
+    context = _own_group(world, {shape.context_group(one) for one in ranks}, rank, far_s)
     if shape.pipeline == 1:
-        return Ranks(shape, rank, world, world, world)
-    deadlines_s = engine.rank_timeout_s, stage_timeout_s(engine)
-    sets = [(shape.tensor_group(stage * shape.tensor), deadlines_s[0]) for stage in range(shape.pipeline)]
-    tensor = [_joined(world, members, rank, deadline_s) for members, deadline_s in sets]
-    own = next(group for group in tensor if group is not None)
+        return Ranks(shape, rank, world, tensor, context, world)
     if isinstance(world, SocketGroup):
-        return Ranks(shape, rank, world, own, another_group(world, reach, deadline_s=deadlines_s[1]))
-    results = _joined(world, tuple(range(shape.rank_count)), rank, deadlines_s[1])
+        results: Group | None = another_group(world, reach, deadline_s=far_s)
+    else:
+        results = _joined(world, tuple(ranks), rank, far_s)
     assert results is not None
-    return Ranks(shape, rank, world, own, results)
+    return Ranks(shape, rank, world, tensor, context, results)
+
+
+def _own_group(world: Group, sets: set[tuple[int, ...]], rank: int, deadline_s: float) -> Group | None:
+    """Make the groups of ranks that these sets are, and return this rank's; None if it would be alone."""
+    if all(len(members) == 1 for members in sets):
+        return None
+    if len(sets) == 1:
+        return world
+    groups = [_joined(world, members, rank, deadline_s) for members in sorted(sets)]
+    return next(group for group in groups if group is not None)
 
 
 def stage_timeout_s(engine: EngineConfig) -> float:
-    """A stage waits for the whole step of another one."""
+    """A stage waits for the whole step of another one, and a context rank for the tokens of another one."""
     return engine.step_timeout_s + engine.rank_timeout_s
 
 
 def world_timeout_s(shape: Shape, engine: EngineConfig) -> float:
     """Tensor ranks are never far apart."""
-    return stage_timeout_s(engine) if shape.pipeline > 1 else engine.rank_timeout_s
+    return engine.rank_timeout_s if shape.pipeline == shape.context == 1 else stage_timeout_s(engine)
 
 
 def _joined(world: Group, members: tuple[int, ...], rank: int, deadline_s: float) -> Group | None:
     """A group of some ranks, which the first one makes; None for the others."""
-    address, made = torch.zeros(_ADDRESS_BYTES, dtype=torch.uint8), None
+    made = None
     if rank == members[0]:
         made = SharedMemoryGroup.create(len(members), deadline_s=deadline_s)
-        text = made.address.encode()
-        address[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
-    world.broadcast_(address, source=members[0])
+    address = broadcast_address(world, "" if made is None else made.address, source=members[0])
     if rank not in members:
         return None
     if made is None:
-        text = bytes(address.tolist()).rstrip(b"\0").decode()
-        made = SharedMemoryGroup.join(text, members.index(rank), deadline_s=deadline_s)
+        made = SharedMemoryGroup.join(address, members.index(rank), deadline_s=deadline_s)
     made.wait_for_all(timeout_s=deadline_s)  # it counts the cores of all, and with them how long a wait spins
     return made
 

@@ -39,7 +39,7 @@ from engine.models.model import LanguageModel
 from engine.models.tensor_ranks import TensorRanks
 from engine.offload.choice import MEMORY_ADVICE, Room
 from engine.offload.memory import memory_room
-from engine.parallel.group import Group
+from engine.parallel.group import Group, broadcast_address
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,19 +78,19 @@ def load_model(
     engine: EngineConfig,
     *,
     group: Group | None = None,
+    context: Group | None = None,
     layers: range | None = None,
     shares_pool: bool = False,
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Read a rank's part of the model and allocate its KV pool. group: the tensor ranks; None: there is one.
-    layers: of the pipeline stage; None: all. shares_pool: other processes may map the pool.
-    `progress(layers loaded, layers in all)`.
+    context: the context ranks, which have one pool together; None: there is one. layers: of the pipeline
+    stage; None: all. shares_pool: other processes may map the pool. `progress(layers loaded, layers in all)`.
 
     Raises SetupError: no such model, an unsupported or damaged one, one that cannot be divided so, no such
     device, too little memory.
     """
-    device = torch_device(model.device)
-    folder, spec = _checked_spec(model)
+    device, (folder, spec) = torch_device(model.device), _checked_spec(model)
     division = _division(spec, group, layers)
     rank_spec = division.rank_spec() if spec.is_native else spec
     tokens = context_tokens(spec, model)
@@ -99,7 +99,7 @@ def load_model(
     # Workers of all shapes hold the same blocks, so the geometry that counts is the whole model's.
     whole = kv_geometry(spec, model, engine)
     kv_bytes = pool_block_count(whole, engine.kv_bytes) * geometry.block_bytes
-    kv = KVPool(geometry, kv_bytes=kv_bytes, device=device, is_shared=shares_pool)
+    kv = _pool(geometry, kv_bytes, device, context, is_shared=shares_pool)
     notes: list[str] = []
     kernels = make_kernels(engine, kv, tell=notes.append)
     if isinstance(checkpoint, GgufCheckpoint) and model.quantization == "none":
@@ -168,6 +168,20 @@ def _decoder(
             raise SetupError(f"not enough memory for the model's weights: {MEMORY_ADVICE}") from error
         raise
     return network, tuple(loader.linears)
+
+
+def _pool(
+    geometry: KVGeometry, kv_bytes: int, device: torch.device, context: Group | None, *, is_shared: bool
+) -> KVPool:
+    """The rank's KV pool, which the first of several context ranks allocates and the others map."""
+    if context is None:
+        return KVPool(geometry, kv_bytes=kv_bytes, device=device, is_shared=is_shared)
+    if context.rank == 0:
+        kv = KVPool(geometry, kv_bytes=kv_bytes, device=device, is_shared=True)
+        broadcast_address(context, kv.address)
+        return kv
+    block_count = pool_block_count(geometry, kv_bytes)
+    return KVPool.attach(geometry, broadcast_address(context, ""), block_count=block_count)
 
 
 def _offloading(

@@ -46,8 +46,6 @@ def check_model(folder: Path, model: ModelConfig, engine: EngineConfig) -> None:
 
 def check_executed(shape: Shape, device: str) -> None:
     """Raises SetupError for several ranks that the engine does not execute."""
-    if shape.context > 1:
-        raise SetupError("context ranks are not executed yet: leave cp out")
     if not shape.is_single and device != "cpu":
         raise SetupError(f"several ranks are executed on the CPU only so far, and model.device={device}")
 
@@ -64,7 +62,7 @@ def check_shapes(config: Config) -> None:
         try:
             check_executed(shape, config.model.device)
             if spec is not None:
-                check_division(spec, tensor=shape.tensor, pipeline=shape.pipeline)
+                check_division(spec, tensor=shape.tensor, pipeline=shape.pipeline, context=shape.context)
         except SetupError as error:
             raise SetupError(f"{role} workers of shape {shape}: {error}") from None
 

@@ -182,7 +182,7 @@ class Division:
 
 def rank_divisions(spec: ModelSpec, shape: Shape) -> tuple[Division, ...]:
     """The parts of all ranks, by rank. Raises SetupError, see `check_division`."""
-    check_division(spec, tensor=shape.tensor, pipeline=shape.pipeline)
+    check_division(spec, tensor=shape.tensor, pipeline=shape.pipeline, context=shape.context)
     stages = divide_layers(_layer_costs(spec), shape.pipeline, last_cost=_head_cost(spec))
     places = (shape.position(rank) for rank in range(shape.rank_count))
     return tuple(Division(spec, shape.tensor, place.tensor_rank, stages[place.stage]) for place in places)
@@ -203,21 +203,26 @@ def _layer_costs(spec: ModelSpec) -> list[float]:
     ]
 
 
+def pair_cost(spec: ModelSpec) -> float:
+    """Products that a token costs for each position before it, beside those that it costs anyway."""
+    return 2 * spec.layer_count * spec.head_count * spec.head_dim / sum(_layer_costs(spec))
+
+
 def _head_cost(spec: ModelSpec) -> float:
     """Weights of the head. Prompts multiply it for one row only, so it counts by half."""
     return 0.5 * spec.vocab_size * spec.hidden_size
 
 
-def check_division(spec: ModelSpec, *, tensor: int = 1, pipeline: int = 1) -> None:
+def check_division(spec: ModelSpec, *, tensor: int = 1, pipeline: int = 1, context: int = 1) -> None:
     """Raises SetupError with the number that does not divide, and the sizes that would do."""
     if pipeline > spec.layer_count:
         raise SetupError(
             f"pipeline={pipeline} has more stages than the model has layers: at most {spec.layer_count}"
         )
-    if not spec.is_native and (tensor > 1 or pipeline > 1):
+    if not spec.is_native and max(tensor, pipeline, context) > 1:
         raise SetupError(
-            f"tensor={tensor}, pipeline={pipeline}: {spec.architecture} runs through transformers' modules, "
-            "which cannot be divided; only tensor=1, pipeline=1 is supported for it"
+            f"tensor={tensor}, pipeline={pipeline}, context={context}: {spec.architecture} runs through "
+            "transformers' modules, whose work cannot be divided; one rank is possible"
         )
     problem = next(_problems(spec, tensor), None)
     if problem is not None:

@@ -122,6 +122,7 @@ class Decoder(Generic[Plan, Packed, PackedExperts]):
         """
         source = loader.source
         self._spec, self._kernels, self._ranks, self._stage = spec, loader.kernels, loader.ranks, stage
+        self.layer_count, self.is_last = spec.layer_count, stage.is_last
         at = next((p for p in _PREFIXES if source.has(f"{p}embed_tokens")), _PREFIXES[0])
         vocab, hidden = spec.vocab_size, spec.hidden_size
         self._embedding: Tensor | None = None
@@ -154,21 +155,39 @@ class Decoder(Generic[Plan, Packed, PackedExperts]):
             frequencies(rope, context_tokens=context_tokens, device=source.device) for rope in spec.ropes
         ]
 
+    def own_token_count(self, layout: BatchLayout) -> int:
+        """Number of the step's tokens that this rank computes: all."""
+        return layout.token_count
+
     def forward(
-        self, tokens: Tensor, layout: BatchLayout, rows: Tensor, *, hidden: Tensor | None = None
+        self,
+        tokens: Tensor,
+        layout: BatchLayout,
+        rows: Tensor,
+        *,
+        hidden: Tensor | None = None,
+        on_written: Callable[[], None] | None = None,
     ) -> Tensor:
         """hidden: what the stage before returned, [T, hidden], which may be overwritten; None for the first.
+        on_written: called in every layer when the KV of all tokens is written, before any is read.
         A stage that is not the last returns all rows, before any norm."""
         positions = torch.from_numpy(layout.positions()).to(tokens.device)
         plan = self._kernels.plan(layout, self.ropes(positions), windows=self.windows)
-        return self.compute(tokens, _step_context(plan, layout, tokens.device), rows, hidden=hidden)
+        step = _step_context(plan, layout, tokens.device)
+        return self.compute(tokens, step, rows, hidden=hidden, on_written=on_written)
 
     def ropes(self, positions: Tensor) -> RopeTables:
         """positions int64 [T]."""
         return {rope: table.cos_sin(positions) for rope, table in enumerate(self._frequencies)}
 
     def compute(
-        self, tokens: Tensor, step: StepContext[Plan], rows: Tensor, *, hidden: Tensor | None = None
+        self,
+        tokens: Tensor,
+        step: StepContext[Plan],
+        rows: Tensor,
+        *,
+        hidden: Tensor | None = None,
+        on_written: Callable[[], None] | None = None,
     ) -> Tensor:
         """`forward` without what the host does for it."""
         hidden = self._embedded(tokens) if hidden is None else hidden
@@ -176,11 +195,15 @@ class Decoder(Generic[Plan, Packed, PackedExperts]):
         earlier = self._layers[:-1] if self._stage.is_last else self._layers
         for layer in earlier:
             q = layer.queries(hidden, step)
+            if on_written is not None:
+                on_written()
             hidden = layer.finish(hidden, layer.attention.attend(q, step), step)
         if self._norm is None:
             return hidden
         # After the last layer's KV is written, only the rows that are asked for matter.
         q = last.queries(hidden, step)
+        if on_written is not None:
+            on_written()
         if not len(rows):
             last.leave_out()
             if self._ranks is not None:

@@ -38,6 +38,16 @@ class ExpertCounts:
             each = is_token[:, None].expand(chosen.shape).reshape(-1)
         self._rows[row].scatter_add_(0, chosen.reshape(-1), each)
 
+    def take(self) -> Tensor:
+        """The counts so far, int64 [L, E], for somebody else to `put`. They begin anew."""
+        taken = self._counts.clone()
+        self._counts.zero_()
+        return taken
+
+    def put(self, counts: Tensor) -> None:
+        """Add what `take` returned."""
+        self._counts += counts
+
     def reset(self) -> None:
         """Forget what was counted so far, since it did not come from requests."""
         self._counts.zero_()

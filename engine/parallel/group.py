@@ -14,6 +14,7 @@ from torch import Tensor
 
 from baton.core.errors import PeerFailure
 
+ADDRESS_BYTES = 128
 REDUCIBLE = (torch.float32, torch.bfloat16, torch.float16)
 _DTYPES: tuple[torch.dtype, ...] = (
     *(torch.float32, torch.bfloat16, torch.float16, torch.float64),
@@ -76,6 +77,14 @@ class Group(Protocol):
     def close(self) -> None:
         """Leave the group and give its memory back. Calls in progress raise. Idempotent."""
         ...
+
+
+def broadcast_address(group: Group, address: str, *, source: int = 0) -> str:
+    """Rank `source`'s address of something that it has made; what the others pass does not matter."""
+    text = address.encode() if group.rank == source else b""
+    assert len(text) <= ADDRESS_BYTES
+    letters = torch.frombuffer(bytearray(text.ljust(ADDRESS_BYTES, b"\0")), dtype=torch.uint8)
+    return bytes(group.broadcast_(letters, source=source).tolist()).rstrip(b"\0").decode()
 
 
 # --- checks that every backend makes, before it touches a byte ---

@@ -8,6 +8,13 @@ STEP = Metric(
 STEP_TOKENS = Metric(
     "baton_step_tokens_total", "counter", "tokens", "Tokens computed, by kind of work.", ("worker", "kind")
 )
+CONTEXT_RANK_TOKENS = Metric(
+    "baton_context_rank_tokens_total",
+    "counter",
+    "tokens",
+    "Tokens computed by context ranks beside the leader.",
+    ("worker",),
+)
 RANKS = Metric(
     "baton_worker_ranks",
     "gauge",

@@ -55,6 +55,16 @@ def test_ranks_are_told_where_workers_have_several():
     assert "ok: 1 decode worker\n" in texts([worker(Role.DECODE, rank_count=1)])
 
 
+def test_context_ranks_are_seen_to_work():
+    ranks = {"rank_count": 2, "context_rank_count": 2, "step_tokens__prefill": 900}
+    assert "ok: context ranks are in use: 400 tokens" in texts(
+        [worker(Role.PREFILL, **ranks, context_rank_tokens=400)]
+    )
+    assert "note: no step was divided over context ranks" in texts([worker(Role.PREFILL, **ranks)])
+    one = worker(Role.PREFILL, context_rank_count=1, step_tokens__prefill=900)
+    assert "context ranks" not in texts([one])
+
+
 def test_missing_pools_and_silent_workers_are_bad():
     found = bad(
         {**HEALTH, "status": "unavailable", "directory": "away"}, [worker(Role.DECODE, answers=False)]

@@ -177,11 +177,10 @@ def test_a_shape_that_does_not_divide_the_model_is_refused_with_the_role_and_the
 
 
 def test_ranks_that_are_not_executed_are_refused(good):
-    for path in (good, "org/on-the-hub"):
-        said = refused(path, engine={"shape": "tp2cp2"}, cluster={"prefill_workers": 0})
-        assert said.startswith("decode workers of shape tp2cp2: context ranks are not executed yet")
-    said = refused("org/on-the-hub", model={"device": "cuda"}, cluster={"decode_workers": "tp2"})
-    assert said.startswith("decode workers of shape tp2: several ranks are executed on the CPU only so far")
+    for shape in ("tp2", "cp2"):
+        said = refused("org/on-the-hub", model={"device": "cuda"}, cluster={"decode_workers": shape})
+        assert said.startswith(f"decode workers of shape {shape}: several ranks are executed on the CPU only")
+    check_setup(config_of(good, engine={"shape": "tp2cp2"}), with_router=True)
 
 
 def test_stages_that_are_more_than_layers_are_refused(good):

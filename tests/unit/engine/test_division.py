@@ -124,7 +124,12 @@ GROUPS = QuantScheme("gptq", 4, group_size=32)
             "possible are tensor=1, tensor=2$",
         ),
         ("llama", {}, 0, "tensor=0 is not possible: it must be at least 1"),
-        ("olmo2", {"is_native": False}, 2, "runs through transformers' modules, which cannot be divided"),
+        (
+            "olmo2",
+            {"is_native": False},
+            2,
+            "runs through transformers' modules, whose work cannot be divided",
+        ),
     ],
 )
 def test_what_does_not_divide_is_named(kind: Any, changes: dict[str, Any], tensor: int, message: str) -> None:

@@ -24,7 +24,7 @@ from baton.core.steps import PENDING_TOKEN, StepItem, StepPlan, StepResult
 from engine.execution.executor import BegunStep, Executor
 from engine.execution.team import RankTeam
 from engine.parallel.group import GroupBroken
-from tests.models import make_model
+from tests.models import Kind, make_model
 from tests.unit.engine.driver import Driver
 from tests.unit.engine.test_divided_models import GENERATED, MODELS, expected_tokens
 from tests.unit.engine.test_families import prompt
@@ -57,6 +57,10 @@ def started() -> Iterator[list[Executor]]:
         *((name, "tp2") for name in ("gemma2", "mixtral", "deepseek-v3", "gpt-oss")),
         *((name, "pp2") for name in ("gemma3", "mixtral", "deepseek-v2", "llama-uneven-vocabulary")),
         ("deepseek-v3", "tp2pp2"),
+        *((name, "cp2") for name in ("llama", "gemma3", "mixtral", "deepseek-v3")),
+        ("llama", "cp4"),
+        ("qwen2-moe", "tp2cp2"),
+        ("gemma2", "pp2cp2"),
     ],
 )
 def test_every_shape_gives_the_tokens_of_transformers(
@@ -134,6 +138,10 @@ def features(executor: Executor) -> list[StepResult]:
         ("tp2", {}),
         ("pp2", {}),
         ("tp2pp2", {}),
+        ("cp2", {}),
+        ("cp2", {"quantization": "int4", "kv_dtype": "int8"}),
+        ("tp2cp2", {}),
+        ("pp2cp2", {}),
         ("tp2", {"kv_dtype": "int8"}),
         ("tp2", {"quantization": "int8"}),
         ("tp2", {"quantization": "int4"}),
@@ -160,13 +168,14 @@ def test_ranks_give_what_one_gives(
                 assert ours.logprob == pytest.approx(theirs.logprob, rel=1e-3, abs=1e-3)
 
 
+@pytest.mark.parametrize("shape", ["tp2pp2", "pp2cp2"])
 def test_a_stage_begins_a_step_before_the_one_before_is_finished(
-    tmp_path: Path, started: list[Executor]
+    tmp_path: Path, started: list[Executor], shape: str
 ) -> None:
     """Chunks of one prompt follow one another through the stages, and a step waits for the token that it
     names."""
     folder = make_model(tmp_path, "llama", with_tokenizer=False)
-    started += [start(folder, shape) for shape in ("1", "tp2pp2")]
+    started += [start(folder, shape) for shape in ("1", shape)]
     tokens = prompt(40)
     plans = [
         StepPlan((item("a", tokens[:16], 0, (0, 1, 2), sample_index=None),), 0),
@@ -188,9 +197,13 @@ def test_a_stage_begins_a_step_before_the_one_before_is_finished(
     assert [step.results for step in waits] == [step.results for step in expected]
 
 
-def test_the_leader_sees_the_blocks_of_all_ranks(tmp_path: Path, started: list[Executor]) -> None:
+@pytest.mark.parametrize(("shape", "parts"), [("tp2pp2", 4), ("tp2cp2", 2)])
+def test_the_leader_sees_the_blocks_of_all_ranks(
+    tmp_path: Path, started: list[Executor], shape: str, parts: int
+) -> None:
     folder = make_model(tmp_path, "llama", with_tokenizer=False)
-    started += [start(folder, shape) for shape in ("1", "tp2pp2")]
+    started += [start(folder, shape) for shape in ("1", shape)]
+    assert len(started[1].parts) == parts, "context ranks have one pool"
     blocks: list[torch.Tensor] = []
     for executor in started:
         Driver(executor).generate(prompt(40), GENERATED)
@@ -214,7 +227,7 @@ def compute_for_ever(executor: Executor) -> None:
         executor.execute(StepPlan((item(f"s{number}", tokens, 0, (0, 1, 2)),), number))
 
 
-@pytest.mark.parametrize("shape", ["tp2", "pp2"])
+@pytest.mark.parametrize("shape", ["tp2", "pp2", "cp2"])
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_follower_that_dies_or_stops_ends_the_step(
     tmp_path: Path, started: list[Executor], shape: str, sign: signal.Signals
@@ -271,17 +284,17 @@ def test_followers_end_with_their_leader(tmp_path: Path, sign: signal.Signals) -
 
 
 @pytest.mark.parametrize(
-    ("shape", "said"),
+    ("kind", "shape", "said"),
     [
-        ("tp3", "attention heads do not divide by 3; possible are tensor=1, tensor=2, tensor=4"),
-        ("pp9", "pipeline=9 has more stages than the model has layers: at most"),
-        ("cp2", "context ranks are not executed yet"),
+        ("llama", "tp3", "attention heads do not divide by 3; possible are tensor=1, tensor=2, tensor=4"),
+        ("llama", "pp9", "pipeline=9 has more stages than the model has layers: at most"),
+        ("olmo2", "cp2", "context=2: Olmo2ForCausalLM runs through transformers' modules"),
     ],
 )
 def test_a_shape_that_does_not_fit_is_said_before_anything_starts(
-    tmp_path: Path, shape: str, said: str
+    tmp_path: Path, kind: Kind, shape: str, said: str
 ) -> None:
-    folder = make_model(tmp_path, "llama", with_tokenizer=False)
+    folder = make_model(tmp_path, kind, with_tokenizer=False)
     before = psutil.Process().children()
     with pytest.raises(SetupError, match=said):
         start(folder, shape)
