@@ -44,6 +44,8 @@ def followers_of(worker: Worker) -> list[psutil.Process]:
         ("mixtral", "1", "pp2"),
         ("deepseek_v2", "pp2", "tp2"),
         ("qwen2", "tp2", "tp2pp2"),
+        ("gemma3", "cp2", "tp2"),
+        ("llama", "tp2", "cp2"),
     ],
 )
 def test_a_worker_of_any_shape_reads_from_any_other(
