@@ -114,9 +114,11 @@ class AutoscalerRunner:
         """`settings` are by model; if they are empty, reports are accepted and nothing is decided.
         `ranks_max` limits several models together; 0 means no limit. `ranks_of` tells the ranks of one worker
         of each role in the version that a pool wants; without it they are those of the settings."""
-        self._ranks_of = ranks_of or (
-            lambda pool: settings[pool.model].ranks if pool.model in settings else {}
-        )
+
+        def configured(pool: Pool) -> Mapping[Role, int]:
+            return settings[pool.model].ranks if pool.model in settings else {}
+
+        self._ranks_of = ranks_of or configured
         self._plane, self._clock = plane, clock
         self._wake = asyncio.Event()
         self._remembered_s = clock()

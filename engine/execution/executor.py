@@ -177,7 +177,7 @@ class Executor:
             draft = load_draft(model, engine, loaded)
             ready = team.wait_ready()
             addresses = {rank: ready[rank].pool_address for rank in team.local_ranks[1:]}
-            parts = mapped_parts(model, engine, shape, loaded.kv, addresses)
+            parts = mapped_parts(model, engine, divisions, loaded.kv, addresses)
             executor = cls(loaded, engine, draft=draft, ranks=team.ranks, team=team, parts=parts)
             floors = {rank: report.floor_s for rank, report in ready.items()}
             executor.floor_s = team.ranks.floor_s({**floors, team.ranks.rank: executor.floor_s})

@@ -1,6 +1,6 @@
 """What one rank of a worker loads."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -83,10 +83,14 @@ def own_part(loaded: LoadedModel) -> PoolPart:
 
 
 def mapped_parts(
-    model: ModelConfig, engine: EngineConfig, shape: Shape, own: KVPool, addresses: Mapping[int, str]
+    model: ModelConfig,
+    engine: EngineConfig,
+    divisions: Sequence[Division],
+    own: KVPool,
+    addresses: Mapping[int, str],
 ) -> tuple[PoolPart, ...]:
     """The pools of the leader and of followers of this host, by rank. addresses: of the followers' pools."""
-    divisions = divisions_of(model, shape)
+    shape = Shape.parse(engine.shape)
     parts = [part_of(divisions[0], own)]
     for rank, address in sorted(addresses.items()):
         if shape.position(rank).context_rank:

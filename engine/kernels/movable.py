@@ -59,7 +59,8 @@ class MovableTensors:
     def place(self, image: Tensor) -> None:
         for tensor, offset in zip(self._tensors, self._offsets, strict=True):
             numbers = image[offset : offset + tensor.nbytes].view(tensor.dtype)
-            tensor.set_(numbers.as_strided(tensor.shape, tensor.stride(), numbers.storage_offset()))
+            storage = numbers.untyped_storage()
+            tensor.set_(storage, numbers.storage_offset(), tensor.shape, tensor.stride())
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

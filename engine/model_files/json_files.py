@@ -4,6 +4,7 @@ Reading is bounded in memory, and whatever is wrong is a SetupError that names t
 """
 
 import json
+import os
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,7 +26,8 @@ def read_json_object(
         if path.exists() and not path.is_file():  # opening a pipe would wait for its writer
             raise SetupError(f"{path} is no regular file; put the model's own file there")
         with path.open("rb") as file:
-            content = file.read(bytes_max + 1)
+            size = os.fstat(file.fileno()).st_size
+            content = file.read(min(size, bytes_max) + 1)  # a read takes memory for all that it may get
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -207,7 +207,7 @@ def test_k_blocks_of_gguf_stay_whole(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert generate(file, 2, dtype="float32") == generate(file, 1, dtype="float32")
     message = r"512 inputs of blk\.0\.attn_output\.weight cannot be divided: 0 to 128.* Q4_K blocks of 256"
     with pytest.raises(SetupError, match=message):
-        load(file, dtype="float32", group=ThreadGroup(0, 4, None, []))  # type: ignore[arg-type]
+        load(file, dtype="float32", group=ThreadGroup(0, 4, None, [], {}))  # type: ignore[arg-type]
 
 
 def _random_blocks(values: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
@@ -275,7 +275,7 @@ def test_an_adapter_of_another_model_is_refused_on_every_rank(tmp_path: Path) ->
     base = make_model(tmp_path / "base", "llama", with_tokenizer=False)
     wider = make_model(tmp_path / "wider", "llama", with_tokenizer=False, intermediate_size=256)
     folder = make_adapter(wider, tmp_path / "a", seed=1, targets=("down_proj",))
-    executor = load(base, group=ThreadGroup(1, 2, None, []))  # type: ignore[arg-type]
+    executor = load(base, group=ThreadGroup(1, 2, None, [], {}))  # type: ignore[arg-type]
     with pytest.raises(SetupError, match=r"down_proj is \[64, 256\] there, \[64, 128\] here"):
         executor.adapters.read(AdapterRef("a", str(folder), digest_adapter(folder)))
 
@@ -303,7 +303,7 @@ def test_a_rank_reads_and_holds_its_shard_only(
     monkeypatch.setattr(checkpoint_module, "take", counting)
     for rank in range(2):
         read = 0
-        executor = load(folder, group=ThreadGroup(rank, 2, None, []), kernels="native")  # type: ignore[arg-type]
+        executor = load(folder, group=ThreadGroup(rank, 2, None, [], {}), kernels="native")  # type: ignore[arg-type]
         assert read <= (0.5 + replicated) * whole
         held = _packed_bytes(executor._model)
         assert held <= (0.5 + replicated) * _packed_bytes(load(folder, kernels="native")._model)

@@ -29,7 +29,7 @@ class Pair:
     def __init__(self) -> None:
         world = SharedMemoryGroup.create(2, deadline_s=DEADLINE_S)
         orders = OrderSender.create(2, deadline_s=DEADLINE_S)
-        self.team = RankTeam(Shape.parse("tp2"), world, orders)
+        self.team = RankTeam(Shape.parse("tp2"), world, orders, None)
         self.follower = OrderReceiver.join(orders.address, 1, deadline_s=DEADLINE_S)
         self.team._listener.start()
 
@@ -113,7 +113,7 @@ class PlayedLeader:
 def test_a_follower_forgets_an_adapter_that_is_never_installed() -> None:
     """The leader leaves it at reading where all slots are in use."""
     leader = PlayedLeader(ReadAdapter(SLOW), ReadAdapter(FAST), InstallAdapter(FAST.key))
-    follower = Follower(cast(Any, leader), cast(Any, leader))
+    follower = Follower(cast(Any, leader), cast(Any, leader), cast(Any, None))
     with pytest.raises(GroupBroken):
         follower.run()
     assert leader.read_ones[SLOW.key]() is None
