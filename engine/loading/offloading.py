@@ -13,7 +13,8 @@ import torch
 from baton.config import EngineConfig, ModelConfig
 from baton.core.errors import SetupError
 from engine.kernels.movable import MovableWeights
-from engine.offload.choice import BUFFERS, Room, WeightSizes, check_offload, estimate, streamed_layers
+from engine.model_files.offload_setting import BUFFERS, check_offload
+from engine.offload.choice import Room, WeightSizes, estimate, streamed_layers
 from engine.offload.file_images import FileImages
 from engine.offload.images import LayerImages, PinnedImages
 from engine.offload.memory import page_cache_bytes

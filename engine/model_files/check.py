@@ -20,6 +20,7 @@ from engine.model_files.division import check_division
 from engine.model_files.fallback_spec import check_fallback
 from engine.model_files.gguf.folder import weight_files_of
 from engine.model_files.gguf.reader import read_gguf
+from engine.model_files.offload_setting import check_offload
 from engine.model_files.quant_scheme import check_quantization
 from engine.model_files.read_spec import load_spec
 from engine.model_files.resolve import local_folder
@@ -51,13 +52,16 @@ def check_executed(shape: Shape, device: str) -> None:
 
 
 def check_shapes(config: Config) -> None:
-    """Check the shapes of every role's workers, with the model's sizes where its files are here. Raises
-    SetupError, which names the role, and the number that does not divide."""
+    """Check the shapes of every role's workers, and how many layers are streamed, with the model's sizes
+    where its files are here. Raises SetupError, which names the role, and the number that does not divide."""
     shapes = {role: config.shape_of(role) for role, _ in worker_shapes(config)}
     shapes |= {role: config.shape_of(role) for role in ROLES}
     several = {role: shape for role, shape in shapes.items() if not shape.is_single}
-    folder = local_folder(config.model.path) if several else None
+    streams = config.model.offload.isdigit() and config.model.offload != "0"
+    folder = local_folder(config.model.path) if several or streams else None
     spec = None if folder is None else load_spec(folder)
+    if streams and spec is not None:
+        check_offload(config.model.offload, spec.layer_count)
     for role, shape in several.items():
         try:
             check_executed(shape, config.model.device)

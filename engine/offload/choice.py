@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from baton.core.errors import SetupError
+from engine.model_files.offload_setting import BUFFERS
 
-BUFFERS = 2
 RESERVE_SHARE = 0.1
 """Part of the memory for weights that `auto` leaves free, for activations and what libraries take."""
 MEMORY_ADVICE = (
@@ -56,23 +56,6 @@ def spread(count: int, layer_count: int) -> frozenset[int]:
     return frozenset(
         i for i in range(layer_count) if (i + 1) * count // layer_count > i * count // layer_count
     )
-
-
-def check_offload(offload: str, layer_count: int) -> None:
-    """Raises SetupError: a number that no model of so many layers can have."""
-    if not offload.isdigit() or offload == "0":
-        return
-    count = int(offload)
-    if count > layer_count:
-        raise SetupError(
-            f"model.offload={count}: the model has {layer_count} layers; give a number up to "
-            f"{layer_count}, all or auto"
-        )
-    if count <= BUFFERS:
-        raise SetupError(
-            f"model.offload={count} saves no memory, since {BUFFERS} layers are in memory at any time: give "
-            f"0, or at least {BUFFERS + 1}"
-        )
 
 
 def streamed_layers(

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from baton.core.errors import SetupError
 from engine.kernels.movable import MovableWeights
-from engine.offload.choice import BUFFERS
+from engine.model_files.offload_setting import BUFFERS
 from engine.offload.images import OffloadFailed
 from engine.offload.order import Read
 

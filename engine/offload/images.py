@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.movable import MovableWeights
-from engine.offload.choice import BUFFERS
+from engine.model_files.offload_setting import BUFFERS
 from engine.offload.order import Read
 
 

@@ -7,7 +7,7 @@ is read while the one before it computes, also the first one of the next step wh
 
 from typing import NamedTuple
 
-from engine.offload.choice import BUFFERS
+from engine.model_files.offload_setting import BUFFERS
 
 
 class Read(NamedTuple):

@@ -209,6 +209,12 @@ def test_gpus_are_counted_for_all_ranks(good, monkeypatch):
 NO_PAIR = {"prefill_workers": 0, "decode_workers": 0}
 
 
+def test_more_streamed_layers_than_the_model_has_are_refused(good):
+    assert "give a number up to 2, all or auto" in refused(good, model={"offload": "999"})
+    assert "saves no memory" in refused(good, model={"offload": "1"})
+    check_setup(config_of(good, model={"offload": "all"}), with_router=True)
+
+
 def test_the_ready_text_names_shapes_of_several_ranks_alone():
     config = Config(
         cluster={"prefill_workers": "2xtp2", "decode_workers": 1, "shapes": {"aggregated": "tp4"}}

@@ -5,7 +5,8 @@ import itertools
 import pytest
 
 from baton.core.errors import SetupError
-from engine.offload.choice import Room, WeightSizes, check_offload, estimate, spread, streamed_layers
+from engine.model_files.offload_setting import check_offload
+from engine.offload.choice import Room, WeightSizes, estimate, spread, streamed_layers
 
 MIB = 2**20
 WIDE = Room(2**50, "this machine", is_hard=False)
