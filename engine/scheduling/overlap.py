@@ -51,12 +51,14 @@ class StepOverlap:
             return True
         return not any(s.is_drafting for s in running) and not speculator.is_worth_waiting(running, times)
 
-    def decodes(self, running: Ordered[Sequence], newest_step: int) -> list[Sequence]:
+    def decodes(
+        self, running: Ordered[Sequence], newest_step: int, speculator: Speculator, times: StepTimeModel
+    ) -> list[Sequence]:
         """Return the sequences whose next token the next step may compute.
 
         Between stages these are the ones that have waited longest, at most a stage's share of all that
-        decode, and none whose token is still being sampled, except one that decodes alone: its next step may
-        wait for the token at the first stage.
+        decode, and none whose token is still being sampled, except one that decodes alone and is not worth
+        speculating on: its next step may wait for the token at the first stage.
         """
         able = [seq for seq in running if seq.is_decoding]
         if self.stages == 1:
@@ -64,7 +66,7 @@ class StepOverlap:
         idle = [seq for seq in able if not seq.steps_open]
         if not idle:
             is_next = len(able) == 1 and able[0].last_step == newest_step and able[0].steps_open == 1
-            return able if is_next else []
+            return able if is_next and not speculator.is_worth_waiting(running, times) else []
         idle.sort(key=lambda seq: (seq.last_step, seq.order))
         return idle[: -(-(len(idle) + len(_under_way(running))) // self.stages)]
 

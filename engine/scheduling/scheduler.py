@@ -297,7 +297,7 @@ class Scheduler:
     def _pick_decodes(self) -> list[Sequence]:
         """Sequences that decode, longest wait first, so that a budget smaller than the batch goes round. One
         token of the budget is left to prompts, so that decodes cannot starve them."""
-        decodes = self._overlap.decodes(self._running, self._step_number)
+        decodes = self._overlap.decodes(self._running, self._step_number, self._speculator, self.times)
         has_chunks = any(seq.is_runnable and seq.pending_count > 1 for seq in self._running)
         wants_admission = bool(self._waiting) and self._engine.step_tokens_max > 1
         budget = self._engine.step_tokens_max - (1 if has_chunks or wants_admission else 0)

@@ -75,6 +75,13 @@ def test_a_group_speculates_while_another_is_under_way():
     bench.assert_empty()
 
 
+def test_one_that_repeats_itself_alone_speculates_between_stages():
+    bench = bench_of(2, overlap=True, speculation="ngram", next_token=looping_token, step_tokens=64)
+    bench.add(sequence("alone", range(12), max_tokens=150))
+    bench.run()
+    assert bench.scheduler.accepted_count > 50
+
+
 def test_the_time_of_a_group_is_that_of_a_round():
     """A sequence that decodes waits for all groups, so the cost of a token is that of all together."""
     bench = bench_of(2)
