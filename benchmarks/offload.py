@@ -14,6 +14,7 @@ from statistics import median
 import msgspec
 
 from baton.config import EngineConfig, ModelConfig
+from baton.core.messages import INFO_NOTE
 from engine.execution.executor import Executor
 from engine.scheduling.step_time import StepWork
 
@@ -37,7 +38,7 @@ def measure(model: ModelConfig, threads: int, budget_s: float) -> OffloadTimes:
     executor.close()
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     medians = {kind: median(times) for kind, times in steps.items()}
-    notes = tuple(note for note in executor.notes if note.startswith("offload"))
+    notes = tuple(note for note in executor.notes if note.startswith(INFO_NOTE + "offload"))
     return OffloadTimes(model.offload, executor.floor_s * 1e3, peak_mib, medians, notes)
 
 
@@ -67,7 +68,7 @@ def main() -> None:
     sys.stdout.write(
         f"offload={found.offload}: floor {found.floor_ms:.0f} ms, peak {found.peak_mib:.0f} MiB\n"
     )
-    for note in found.notes:
+    for note in (line.removeprefix(INFO_NOTE) for line in found.notes):
         sys.stdout.write(f"  {note}\n")
     for kind, step_ms in found.steps_ms.items():
         sys.stdout.write(f"  {kind}: {step_ms:.1f} ms\n")

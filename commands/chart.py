@@ -108,6 +108,7 @@ SPREAD = listed(
         required=("topologyKey", "maxSkew", "whenUnsatisfiable"),
     )
 )
+NEAR = listed(closed({"topologyKey": text(), "weight": whole(1, 100)}, required=("topologyKey", "weight")))
 PLACED = {"nodeSelector": LABELS, "tolerations": TOLERATIONS}
 SIZED = {"cpu": CPU, "memory": QUANTITY}
 RDMA = closed({"resource": text(pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$"), "count": whole(0, 16)})
@@ -176,7 +177,10 @@ def _pool() -> Schema:
             "replicas": whole(0, 1024),
             "gpu": text(),
             "tensorParallelSize": whole(1, RANKS_MAX),
+            "contextParallelSize": whole(1, RANKS_MAX),
             "pipelineParallelSize": whole(1, RANKS_MAX),
+            "podsPerWorker": whole(1, RANKS_MAX),
+            "stageAffinity": NEAR,
             "cpu": whole(1),
             "memory": QUANTITY,
             "rdma": RDMA,

@@ -29,6 +29,7 @@ from baton.core.operate import (
     SwitchRole,
     Version,
 )
+from baton.core.shape import CountedShape
 from baton.wire.link import LinkBroken, LinkRefused
 from baton.wire.operate import OperateClient
 from baton.wire.transport import secure
@@ -80,7 +81,9 @@ def status(
 
 def scale(
     role: Annotated[str, typer.Argument(help="prefill, decode or aggregated.")],
-    count: Annotated[int, typer.Argument(min=0, help="Wanted number of workers.")],
+    count: Annotated[
+        str, typer.Argument(help="Wanted number of workers; `baton rollout` changes their shape.")
+    ],
     model: ModelName = "",
     control: Control = "",
     reason: Reason = "",
@@ -94,7 +97,7 @@ def scale(
 
     Example: baton scale decode 3 --reason "evening peak"
     """
-    action = Scale(_role(role), count, model)
+    action = Scale(_role(role), _worker_count(count), model)
     _order(control, lambda state: action, _OrderOptions(reason, advise, wait, yes))
 
 
@@ -241,6 +244,22 @@ def _role(name: str) -> Role:
         return Role(name)
     except ValueError:
         raise SetupError(f"{name} is not a role: choose prefill, decode or aggregated") from None
+
+
+def _worker_count(text: str) -> int:
+    """Raises SetupError."""
+    if text.isascii() and text.isdecimal():
+        return int(text)
+    try:
+        shape = CountedShape.parse(text).shape
+    except SetupError:
+        shape = None
+    if shape is None:
+        raise SetupError(f"{text} is not a number of workers, such as 3")
+    raise SetupError(
+        f"{text} names a shape, and `baton scale` takes a number of workers, which keep theirs. A new shape "
+        f"is a new version: baton rollout NAME --set engine.shape={shape}"
+    )
 
 
 @dataclass(frozen=True)

@@ -123,6 +123,8 @@ def _explain_one(name: str, detail: Any) -> str:
     if detail["type"] == "value_error" and isinstance(detail["input"], dict):
         # the message is about several settings at once
         return f"{name}: {detail['msg'].removeprefix('Value error, ')}"
+    if f'"{detail["input"]}"' in detail["msg"]:  # the message quotes the value
+        return f"{name}: {detail['msg']}"
     return f"{name}: {detail['msg']}, not {detail['input']!r}"
 
 

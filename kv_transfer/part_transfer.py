@@ -1,15 +1,16 @@
 """Reads between workers of any two shapes, for a worker whose KV blocks are in one part or in several.
 
-Each part has a transfer manager of its own. A read of whole blocks becomes one read for each pair of parts,
-ours and the owner's, that have bytes in common. Two workers of one part each read directly.
+Each part has a transfer manager of its own, in this process or, for a part on another host, in one there. A
+read of whole blocks becomes one read for each pair of parts, ours and the owner's, that have bytes in common.
+Two workers of one part each read directly.
 """
 
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -20,25 +21,52 @@ from baton.core.messages import KVPart
 from kv_transfer.backend import KVMemory
 from kv_transfer.checksums import WholeChecksums
 from kv_transfer.layout import Places, part_geometry
-from kv_transfer.manager import TransferCounters, TransferManager
+from kv_transfer.manager import TransferCounters
 from kv_transfer.part_plan import PartLink, merged, part_links, part_name, part_of_read, places_of
 from kv_transfer.read import BlockRead, ReadDone
 
 
-class LocalPart(NamedTuple):
+class PartReader(Protocol):
+    """Reads into a part: its `TransferManager`, or a stand-in for that (`kv_transfer.remote_part`). It knows
+    peers by the names of their parts."""
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    def offers(self) -> dict[str, bytes]: ...
+
+    async def add_peer(
+        self, peer: WorkerId, offer: Mapping[str, bytes], *, block_bytes: int | None = None
+    ) -> str: ...
+
+    async def remove_peer(self, peer: WorkerId) -> None: ...
+
+    async def read_checked(self, read: BlockRead) -> ReadDone: ...
+
+    async def settled(self, local_blocks: Sequence[int]) -> None: ...
+
+    @property
+    def counters(self) -> Mapping[str, TransferCounters]: ...
+
+    @property
+    def left_out(self) -> Mapping[str, str]: ...
+
+
+class OwnPart(NamedTuple):
     """A part of this worker's blocks."""
 
     places: Places
-    memory: KVMemory
-    manager: TransferManager
-    """Reads into `memory`. It knows peers by the names of their parts."""
+    memory: KVMemory | None
+    """None: it is on another host."""
+    manager: PartReader
 
 
 class _OpenLink(NamedTuple):
     """A link whose peer's part a manager knows."""
 
     plan: PartLink
-    manager: TransferManager
+    manager: PartReader
     name: WorkerId
     """The peer's part."""
     backend: str
@@ -47,16 +75,17 @@ class _OpenLink(NamedTuple):
 class PartTransfer:
     """See `kv_transfer.peers.Transfer`. It belongs to the worker's event loop."""
 
-    def __init__(self, whole: KVGeometry, parts: Sequence[LocalPart]) -> None:
-        """`whole` is the geometry of the whole model; `parts` are by rank, and hold all of it together."""
-        for part in parts:
-            expected = part_geometry(whole, part.places).block_bytes
-            assert part.memory.block_bytes == expected, f"{part.places} in {part.memory.block_bytes} B"
+    def __init__(self, whole: KVGeometry, parts: Sequence[OwnPart]) -> None:
+        """`whole` is the geometry of the whole model; `parts` hold all of it together."""
+        memories = [(part.places, part.memory) for part in parts if part.memory is not None]
+        for places, memory in memories:
+            expected = part_geometry(whole, places).block_bytes
+            assert memory.block_bytes == expected, f"{places} in {memory.block_bytes} B"
         self._whole, self._parts = whole, tuple(parts)
         self._checksums: WholeChecksums | None = None
-        if all(part.memory.is_host for part in parts):
-            self._checksums = WholeChecksums(whole, [(part.places, part.memory) for part in parts])
-        self._added: dict[WorkerId, set[tuple[TransferManager, WorkerId]]] = {}
+        if len(memories) == len(parts) and all(memory.is_host for _, memory in memories):
+            self._checksums = WholeChecksums(whole, memories)
+        self._added: dict[WorkerId, set[tuple[PartReader, WorkerId]]] = {}
         """Names of a peer's parts that managers know, or may know."""
         self._links: dict[WorkerId, list[_OpenLink]] = {}
         self._corrupt: Counter[str] = Counter()
@@ -125,7 +154,7 @@ class PartTransfer:
         self._links.pop(peer, None)
         await self._forget(self._added.pop(peer, set()))
 
-    async def _forget(self, names: set[tuple[TransferManager, WorkerId]]) -> None:
+    async def _forget(self, names: set[tuple[PartReader, WorkerId]]) -> None:
         await asyncio.gather(*(manager.remove_peer(name) for manager, name in names))
 
     # --- reads ------------------------------------------------------------------------------------

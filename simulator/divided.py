@@ -3,7 +3,8 @@
 Matrix products, attention and the reading of weights are divided. Planning, launching and sampling are not:
 every rank does them for itself, or waits for the leader. Tensor ranks add two sums of the activations per
 layer, and one of the embedding (Shoeybi et al., "Megatron-LM", 2019). Stages compute a part of the layers
-each, and have steps of their own (`engine.scheduling.overlap`).
+each, and have steps of their own (`engine.scheduling.overlap`). Ranks on the cores of one host share its
+memory, so that each of several reads weights more slowly than one that is alone.
 """
 
 import msgspec
@@ -17,6 +18,8 @@ class MeasuredRank(msgspec.Struct, frozen=True):
     """A whole model on one rank, and what ranks would add, as `baton bench parallel` measures them."""
 
     costs: StepCosts
+    beside: StepCosts
+    """The same while another rank computes the same beside it, on the same host."""
     fixed_s: float
     """Seconds of a step that are not divided."""
     sum_s: float
@@ -31,7 +34,8 @@ class MeasuredRank(msgspec.Struct, frozen=True):
 
 def divided_costs(rank: MeasuredRank, shape: Shape, role: Role) -> StepCosts:
     """Return the costs of the same model divided over the ranks of `shape`, context ranks left out."""
-    tensor, stages, whole = shape.tensor, shape.pipeline, rank.costs
+    tensor, stages = shape.tensor, shape.pipeline
+    whole = rank.costs if tensor * stages == 1 else rank.beside
     has_sums = tensor > 1
     sums_s = (2 * rank.layers + 1) * rank.sum_s * has_sums
     token_sums_s = 2 * rank.layers * rank.hidden * rank.element_bytes * rank.sum_byte_s * has_sums

@@ -11,7 +11,7 @@ from kv_transfer.backend import KVMemory
 from kv_transfer.layout import Places, part_geometry
 from kv_transfer.manager import TransferManager
 from kv_transfer.part_plan import part_name
-from kv_transfer.part_transfer import LocalPart, PartTransfer
+from kv_transfer.part_transfer import OwnPart, PartTransfer
 from kv_transfer.read import BlockRead
 from tests.contract.transfer_peer import content, cut, make_backend
 from tests.loopback_backend import LoopbackFabric
@@ -84,7 +84,7 @@ class PartedWorker:
             backend = make(kind, part_name(self.name, number, len(places)), memory, fabric)
             self.backends.append(backend)
             manager = TransferManager([backend], memory=memory)
-            self.parts.append(LocalPart(places[number], memory, manager))
+            self.parts.append(OwnPart(places[number], memory, manager))
             assert pool.shape[1] == part_geometry(geometry, places[number]).block_bytes
         self.transfer = PartTransfer(geometry, self.parts)
 

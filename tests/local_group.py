@@ -113,6 +113,9 @@ class LocalGroup:
                 raise GroupBroken(self._hub.reason)
             return x
 
+    def be_strict(self) -> None:
+        pass
+
     def abort(self, reason: str) -> None:
         with self._hub.changed:
             self._hub.give_up(reason)

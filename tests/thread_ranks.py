@@ -83,6 +83,9 @@ class ThreadGroup:
                     break
         raise GroupBroken("a rank failed or sent nothing")
 
+    def be_strict(self) -> None:
+        pass
+
     def abort(self, reason: str) -> None:
         self._barrier.abort()
 

@@ -57,7 +57,7 @@ class WorkerActor:
 
         spec = self._spec
         secure(self._config.tls, self._config.access)
-        spread = await placed_stages(self._config, spec.control_address)
+        stages = await placed_stages(spec.worker_id, self._config, spec.control_address)
         self._process = process = WorkerProcess(
             spec.worker_id,
             spec.role,
@@ -65,7 +65,7 @@ class WorkerActor:
             control_address=spec.control_address,
             node=_node_id(),
             version=spec.version,
-            spread=spread,
+            stages=stages,
         )
         await process.run(stop=self._stop, stop_now=self._stop_now, on_ready=lambda member: None)
         return "drained"

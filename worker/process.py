@@ -7,17 +7,16 @@ import os
 import socket
 import textwrap
 import time
-from collections.abc import Callable, Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from typing import Any, cast
+from typing import Any
 
 import grpc.aio
 import msgspec
 
 from baton.config import Config
 from baton.core import garbage
-from baton.core.errors import SetupError
 from baton.core.ids import WorkerId, replica_name
 from baton.core.messages import (
     INFO_NOTE,
@@ -39,8 +38,7 @@ from baton.wire.server import start_server
 from baton.wire.services import WorkerStatusReply
 from decode_worker.reader import KVReader
 from engine.execution.executor import Executor
-from engine.execution.spread import Spread
-from kv_transfer.part_transfer import PartTransfer
+from kv_transfer.part_transfer import OwnPart, PartTransfer
 from kv_transfer.read import BlockRead
 from prefill_worker.service import ReaderSessions
 from worker import events as e
@@ -55,6 +53,7 @@ from worker.registration import Registration
 from worker.role_switch import RoleSwitcher
 from worker.service import RouterSessions
 from worker.spans import PhaseSpans
+from worker.stage_hosts import PlacedStages
 from worker.step_runner import StepRunner
 from worker.store import WorkerStore
 from worker.store_pool import copies_of
@@ -80,15 +79,6 @@ def member_notes(engine: Sequence[str], left_out: Mapping[str, str]) -> tuple[st
     return tuple(textwrap.shorten(line, NOTE_CHARS_MAX, placeholder=" …") for line in lines)
 
 
-def check_handed_over(executor: Executor, role: Role) -> None:
-    """Raise SetupError for a role that hands KV over, if some of it is on other hosts."""
-    if executor.is_spread and role is not Role.AGGREGATED:
-        raise SetupError(
-            f"the stages of this {role} worker are on several hosts, which works with --aggregated only: its "
-            "KV is not handed over yet. Give one host room for all stages, or use fewer"
-        )
-
-
 class WorkerCrashed(Exception):
     """A bug or a broken device: the process must end. The cause is chained."""
 
@@ -110,13 +100,13 @@ class WorkerProcess:
         port: int = 0,
         node: str = "",
         version: str = "",
-        spread: Spread | None = None,
+        stages: PlacedStages | None = None,
     ) -> None:
         """An empty `control_address` means that there is no directory. `port` 0 stands for
-        `cluster.worker_port`. `node` and `version` go into `Member` as they are. `spread`: the hosts of the
-        stages, if they may be on several."""
+        `cluster.worker_port`. `node` and `version` go into `Member` as they are. `stages`: where they are,
+        if on several hosts."""
         self._worker_id, self._role, self._config = worker_id, role, config.settled()
-        self._node, self._version, self._spread = node, version, spread
+        self._node, self._version, self._stages = node, version, stages
         self._control_address, self._port = control_address, port or config.cluster.worker_port
         self._crash = Crash()
         self._idle = asyncio.Event()
@@ -145,19 +135,18 @@ class WorkerProcess:
             stack.callback(self._threads.shutdown, wait=False, cancel_futures=True)
             stack.callback(self._compiling.shutdown, wait=False, cancel_futures=True)
             model, engine = self._config.model, self._config.engine
-            executor = await self._engine.run(Executor.load, model, engine, spread=self._spread)
+            spread, far = self._stages or (None, None)
+            if far is not None:
+                stack.push_async_callback(far.close)
+            executor = await self._engine.run(Executor.load, model, engine, spread=spread)
             stack.push_async_callback(asyncio.to_thread, executor.close)
             executor.watch_ranks(self._on_ranks_lost)
-            check_handed_over(executor, self._role)
             await self._engine.run(executor.pin)
             stack.callback(executor.grammars.close)
             await self._engine.run(executor.warm_up)
             self._measured = await self._engine.run(executor.time_itself, engine.self_timing_s)
             self._host = reachable_host(self._config.cluster.worker_host, towards=self._control_address)
-            parts, whole = executor.parts, executor.whole_geometry
-            transfer = part_transfer(self._worker_id, parts, whole, self._config, host=self._host)
-            stack.push_async_callback(transfer.close)
-            await transfer.start()
+            transfer = await self._start_transfer(stack, executor)
             self._spans = spans_for(
                 self._worker_id, self._config.telemetry, facts={"baton.worker.shape": engine.shape}
             )
@@ -171,6 +160,20 @@ class WorkerProcess:
             member = await self._open_doors(stack, executor)
             on_ready(member)
             await self._serve(stop, stop_now)
+
+    async def _start_transfer(self, stack: AsyncExitStack, executor: Executor) -> PartTransfer:
+        whole, others = executor.whole_geometry, list[OwnPart]()
+        if self._stages is not None:
+            far = self._stages.parts
+            await far.join(executor.generations, self._on_ranks_lost)
+            stack.push_async_callback(far.close)  # before the followers are told to end
+            others = far.parts(whole, block_count=executor.kv.block_count)
+        transfer = part_transfer(
+            self._worker_id, executor.parts, whole, self._config, host=self._host, others=others
+        )
+        stack.push_async_callback(transfer.close)
+        await transfer.start()
+        return transfer
 
     def _assemble(self, executor: Executor, transfer: PartTransfer) -> None:
         self._executor, self._transfer = executor, transfer
@@ -190,8 +193,6 @@ class WorkerProcess:
         sink = CoreSink(self._driver.post, on_read=self._metrics.read)
         preparation = self._make_preparation(executor, sink)
         self._role_switcher = RoleSwitcher(self._driver.post, self._idle, spawn=self._background.spawn)
-        if executor.is_spread:
-            self._role_switcher.close()
         self._steps = StepRunner(
             self._step,
             post=self._driver.post,
@@ -277,7 +278,7 @@ class WorkerProcess:
             store=self._config.store,
             router_grace_s=cluster.router_grace_s,
             heartbeat_s=cluster.heartbeat_s,
-            generations=cast(MutableSequence[int], executor.kv.generations),
+            generations=executor.generations,
             now_s=time.monotonic(),
             host=socket.gethostname(),
             measured=self._measured,
@@ -367,7 +368,7 @@ class WorkerProcess:
     def _notes(self) -> tuple[str, ...]:
         engine = (*self._executor.notes, *self._store.notes())
         if self._executor.is_spread:
-            engine += (f"{INFO_NOTE}stages are on several hosts: no KV is handed over or stored",)
+            engine += (f"{INFO_NOTE}stages are on several hosts: no KV is stored",)
         return member_notes(engine, self._transfer.left_out)
 
     def _accounts(self) -> dict[str, float]:
@@ -417,7 +418,12 @@ class WorkerProcess:
     def _on_ranks_lost(self, reason: str) -> None:
         """Ranks die together, and the control plane starts them anew as one worker. Any thread may call."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: the worker ends anyway
-            self._loop.call_soon_threadsafe(self._crash.report, RanksLost(reason))
+            self._loop.call_soon_threadsafe(self._ranks_lost, reason)
+
+    def _ranks_lost(self, reason: str) -> None:
+        if self._stages is not None:
+            self._stages.parts.lost(reason)  # reads into them end now
+        self._crash.report(RanksLost(reason))
 
     async def _close_engine(self) -> None:
         for thread in (self._finishing, self._engine):

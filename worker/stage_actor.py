@@ -9,13 +9,14 @@ import asyncio
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 from baton.core.shape import cores_of_rank
+from engine.execution.follower_process import how_ended, start_follower
 
 LOOK_S = 0.2
+FOLLOWER = "worker.stage_follower"
 
 
 class StageActor:
@@ -31,30 +32,20 @@ class StageActor:
         return ray.get_runtime_context().get_node_id()
 
     async def start(self, setups: Sequence[bytes]) -> None:
-        """Start a follower for each `FollowerSetup`, which are JSON. They share the cores of this process."""
+        """Start a follower for each `StageSetup`, which are JSON. They share the cores of this process."""
         cores = sorted(os.sched_getaffinity(0))
         for number, encoded in enumerate(setups):
             setup: dict[str, Any] = json.loads(encoded)
-            setup["cores"] = cores_of_rank(cores, number, len(setups))
-            self._spawn(json.dumps(setup).encode())
-
-    def _spawn(self, setup: bytes) -> None:
-        """It runs in the thread of all methods, which lives as long as the process: the kernel ends the
-        followers with it."""
-        command = [sys.executable, "-m", "engine.execution.follower", str(os.getpid())]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE)
-        self._processes.append(process)
-        assert process.stdin is not None
-        with process.stdin as pipe:
-            pipe.write(setup)
+            setup["follower"]["cores"] = cores_of_rank(cores, number, len(setups))
+            # The thread of all methods lives as long as the process: the kernel ends the followers with it.
+            self._processes.append(start_follower(json.dumps(setup).encode(), module=FOLLOWER))
 
     async def ended(self) -> str:
         """Wait until a follower ends, and say how."""
         while True:
             for process in self._processes:
-                if (code := process.poll()) is not None:
-                    how = f"with exit code {code}" if code >= 0 else f"by signal {-code}"
-                    return f"process {process.pid} ended {how}"
+                if how := how_ended(process):
+                    return f"process {process.pid} {how}"
             await asyncio.sleep(LOOK_S)
 
     async def close(self, timeout_s: float) -> None:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from baton.config import Config
 from baton.core.errors import SetupError
+from baton.core.ids import WorkerId
 from baton.core.shape import Shape
 from baton.wire.address import reachable_host
 from worker.stage_actor import StageActor
 
 if TYPE_CHECKING:
     from engine.execution.spread import FollowerSetup, Spread
+    from worker.part_thread import StageSetup
+    from worker.remote_parts import RemoteParts
 
 log = logging.getLogger(__name__)
 
@@ -31,15 +35,16 @@ ASK_S = 2.0
 class RayStageHost:
     """See `engine.execution.spread.StageHost`. Made in the actor's loop, called from other threads."""
 
-    def __init__(self, stage: int, actor: Any) -> None:
-        self._stage, self._actor = stage, actor
+    def __init__(self, stage: int, actor: Any, setup: Callable[[FollowerSetup], StageSetup]) -> None:
+        """`setup` says what the process of a follower is told."""
+        self._stage, self._actor, self._setup = stage, actor, setup
         self._loop = asyncio.get_running_loop()
         self._end: Future[str] | None = None
         self._is_closed = False
 
     def start(self, setups: Sequence[FollowerSetup]) -> None:
         """Raises SetupError."""
-        encoded = [msgspec.json.encode(setup) for setup in setups]
+        encoded = [msgspec.json.encode(self._setup(setup)) for setup in setups]
         try:
             self._call(self._actor.start.remote(encoded)).result(START_S)
         except Exception as error:
@@ -79,42 +84,68 @@ def end_actor(actor: Any) -> None:
         log.warning("Ray does not end the actor of a stage: %s", error)
 
 
-async def placed_stages(config: Config, control_address: str) -> Spread | None:
-    """Find where the stages of this worker are, from within its actor; None: all ranks belong to this one.
+class PlacedStages(NamedTuple):
+    """Where the stages of a worker are, some of them on other hosts."""
+
+    spread: Spread
+    parts: RemoteParts
+    """The KV there."""
+
+
+async def placed_stages(worker_id: WorkerId, config: Config, control_address: str) -> PlacedStages | None:
+    """Find where the stages of this worker are, from within its actor; None: all ranks are on this host.
     Raises SetupError."""
     import ray
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     from engine.execution.spread import Reach, Spread
+    from worker.remote_parts import RemoteParts
 
     group: Any = ray.util.get_current_placement_group()
     shape = Shape.parse(config.engine.shape)
     if group is None or shape.pipeline == 1:
         return None
     here = ray.get_runtime_context().get_node_id()
-    actors: list[Any] = []
-    for stage in range(1, shape.pipeline):
-        bundle: dict[str, float] = dict(group.bundle_specs[stage])
-        options: dict[str, Any] = {
-            "num_cpus": bundle.pop("CPU", 0),
-            "num_gpus": bundle.pop("GPU", 0),
-            "resources": bundle,
-            "max_restarts": 0,
-            "max_concurrency": 16,
-            "scheduling_strategy": PlacementGroupSchedulingStrategy(
-                group, placement_group_bundle_index=stage
-            ),
-        }
-        actors.append(ray.remote(StageActor).options(**options).remote())
-    try:
-        async with asyncio.timeout(PLACED_S):
-            nodes: list[str] = await asyncio.gather(*(actor.node.remote() for actor in actors))
-    except Exception as error:
-        raise SetupError(f"the stages of this worker do not start on their hosts: {error}") from error
-    hosts: list[RayStageHost | None] = [None]
-    for stage, (actor, node) in enumerate(zip(actors, nodes, strict=True), start=1):
-        if node == here:
-            end_actor(actor)  # this process runs these ranks itself, in the place that stays reserved
-        hosts.append(None if node == here else RayStageHost(stage, actor))
     listen = config.cluster.worker_host
-    return Spread(Reach(listen, reachable_host(listen, towards=control_address)), tuple(hosts))
+    reach = Reach(listen, reachable_host(listen, towards=control_address))
+    with contextlib.ExitStack() as made:
+        actors: list[Any] = []
+        for stage in range(1, shape.pipeline):
+            actors.append(_stage_actor(group, stage))
+            made.callback(end_actor, actors[-1])
+        try:
+            async with asyncio.timeout(PLACED_S):
+                nodes: list[str] = await asyncio.gather(*(actor.node.remote() for actor in actors))
+        except Exception as error:
+            raise SetupError(f"the stages of this worker do not start on their hosts: {error}") from error
+        far = {stage: actors[stage - 1] for stage, node in enumerate(nodes, start=1) if node != here}
+        parts = None
+        if far:
+            parts = RemoteParts.create(worker_id, shape.pool_ranks(far), reach, config.transfer)
+        made.pop_all()
+    for stage, actor in enumerate(actors, start=1):
+        if stage not in far:
+            end_actor(actor)  # this process runs these ranks itself, in the place that stays reserved
+    if parts is None:
+        return None
+    hosts = [
+        RayStageHost(stage, far[stage], parts.setup) if stage in far else None
+        for stage in range(shape.pipeline)
+    ]
+    return PlacedStages(Spread(reach, tuple(hosts)), parts)
+
+
+def _stage_actor(group: Any, stage: int) -> Any:
+    """Ask for the actor of a stage, in its place of the group."""
+    import ray
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    bundle: dict[str, float] = dict(group.bundle_specs[stage])
+    options: dict[str, Any] = {
+        "num_cpus": bundle.pop("CPU", 0),
+        "num_gpus": bundle.pop("GPU", 0),
+        "resources": bundle,
+        "max_restarts": 0,
+        "max_concurrency": 16,
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=stage),
+    }
+    return ray.remote(StageActor).options(**options).remote()

@@ -9,6 +9,7 @@ Environment: `BATON_` + section + `__` + field, for example BATON_TRANSFER__LEAS
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from baton.config.base import EvictionPolicyName, OffloadText, Seconds, SecretText, Section, ShapeText
@@ -297,6 +298,18 @@ class ClusterConfig(Section):
         if shapes:
             given["shapes"] = {**(given.get("shapes") or {}), **shapes}
         return given
+
+    @field_validator("shapes", mode="before")
+    @classmethod
+    def _shapes_have_roles(cls, shapes: Any) -> Any:
+        if isinstance(shapes, str):
+            raise PydanticCustomError(
+                "shapes",
+                "should name roles, as in cluster.shapes.prefill=tp2 or {example} (engine.shape is for "
+                "all roles)",
+                {"example": '{"prefill": "tp2"}'},
+            )
+        return shapes
 
     @field_validator("shapes")
     @classmethod

@@ -79,6 +79,8 @@ class ReplicaStatus(msgspec.Struct, frozen=True):
     node: str = ""
     """The node where it runs; empty: not known yet."""
     deaths_in_a_row: int = 0
+    """Ends of its process that nobody ordered, since it last served for `cluster.restart_stable_s`. Each one
+    doubles the wait before the next start."""
     last_exit: str = ""
     reason: str = ""
     """The cause of the last change of state."""

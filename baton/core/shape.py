@@ -5,13 +5,14 @@ ranks of one tensor group, which talk most, are neighbours.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from baton.core.errors import SetupError
 
 RANKS_MAX = 64
 _PARTS = re.compile(r"(tp|pp|cp)([0-9]{1,3})")
+_NEGATIVE = re.compile(r"-\s*[0-9]")
 _COUNTED = re.compile(r"([0-9]{1,9})(?:\s*[x×]\s*(\w+))?", re.ASCII)
 
 
@@ -87,6 +88,11 @@ class Shape:
         here = self.position(rank)
         return tuple(self.rank(Position(here.tensor_rank, here.stage, i)) for i in range(self.context))
 
+    def pool_ranks(self, stages: Collection[int]) -> tuple[int, ...]:
+        """The ranks of some stages that have a KV pool: context ranks share the first one's."""
+        positions = [(rank, self.position(rank)) for rank in range(self.rank_count)]
+        return tuple(rank for rank, here in positions if here.stage in stages and not here.context_rank)
+
     def _check(self, rank: int) -> None:
         if not 0 <= rank < self.rank_count:
             raise ValueError(f"rank {rank} of a worker of {self.rank_count}")
@@ -103,6 +109,8 @@ class CountedShape:
     @classmethod
     def parse(cls, text: str) -> "CountedShape":
         """Read "2", "2xtp2", "2 x tp2", or "tp2" for one worker. Raises SetupError."""
+        if _NEGATIVE.match(text.strip()):
+            raise SetupError(f"{text.strip()} is below 0: a number of workers is at least 0")
         found = _COUNTED.fullmatch(text.strip())
         try:
             if found is None:

@@ -13,6 +13,12 @@ def host_port(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def split_address(address: str) -> tuple[str, int]:
+    """The host and the port of HOST:PORT, where an IPv6 address is in brackets. Raises ValueError."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
 def is_loopback(host: str) -> bool:
     """Only this machine can reach what listens there. A name other than localhost counts as reachable."""
     try:
@@ -35,8 +41,7 @@ def reachable_host(host: str, *, towards: str = "") -> str:
     if not address.is_unspecified:
         return host
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
-    far_host, _, far_port = towards.rpartition(":")
-    far = (far_host.strip("[]") or _SOMEWHERE_ELSE[family], int(far_port or 9))
+    far = split_address(towards) if towards else (_SOMEWHERE_ELSE[family], 9)
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect(far)  # a datagram socket only chooses the route and sends nothing

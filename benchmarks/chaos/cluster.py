@@ -22,7 +22,7 @@ from baton.files.token_places import new_token
 from benchmarks.chaos.clock import Clocks
 from benchmarks.chaos.links import HostLinks
 from benchmarks.chaos.namespaces import Host, command
-from benchmarks.chaos.processes import Supervised, first_line
+from benchmarks.chaos.processes import Supervised, end_all, first_line
 from benchmarks.chaos.schedule import CONTROL, DASHBOARD, FIRST, HOSTS, REDIS, ROUTERS, STORES
 from control_plane.ray_cluster import JOINED_ENVIRONMENT, OBJECT_STORE_BYTES, RAY_ENVIRONMENT
 
@@ -247,12 +247,7 @@ class ChaosCluster:
 
     async def kill(self) -> None:
         """End all hosts at once. Idempotent."""
-        for process in self.supervised.values():
-            process.hold()
-        for host in self.hosts.values():
-            await host.kill()
-        for process in self.supervised.values():
-            await process.stop(signal.SIGKILL)
+        await end_all(self.hosts.values(), self.supervised.values())
 
     # --- processes that faults are applied to ------------------------------------------------------
 

@@ -5,7 +5,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 import psutil
@@ -91,6 +91,16 @@ class Supervised:
             await asyncio.wait_for(process.wait(), timeout_s)
             return False
         return True
+
+
+async def end_all(hosts: Iterable[Host], supervised: Collection[Supervised]) -> None:
+    """End all hosts at once with what runs on them. Idempotent."""
+    for process in supervised:
+        process.hold()
+    for host in hosts:
+        await host.kill()
+    for process in supervised:
+        await process.stop(signal.SIGKILL)
 
 
 def freeze(process: psutil.Process) -> None:

@@ -1,6 +1,7 @@
 """`baton bench parallel`."""
 
 import os
+import statistics
 import tempfile
 from pathlib import Path
 from typing import Annotated
@@ -41,7 +42,9 @@ class ParallelReport(msgspec.Struct, frozen=True):
 def parallel(
     model: Annotated[str, typer.Option(help="Hugging Face folder; empty: a random 82 M Llama in bf16.")] = "",
     wide: Annotated[bool, typer.Option(help="A random 316 M Llama of wider layers instead.")] = False,
-    parts: Annotated[str, typer.Option(help=f"What to measure, of {','.join(PARTS)}.")] = ",".join(PARTS),
+    parts: Annotated[
+        str, typer.Option(metavar="PART,…", help="What to measure; default: all.", show_default=False)
+    ] = ",".join(PARTS),
     prefill_tokens: Annotated[str, typer.Option(help="Prompts of one chunk at tensor 2.")] = "512,2048",
     batches: Annotated[str, typer.Option(help="Sequences in a decode step.")] = "1,8,32",
     context_tokens: Annotated[int, typer.Option(min=1, help="Context of those sequences.")] = 512,
@@ -56,7 +59,7 @@ def parallel(
 
     Sums over ranks stand beside memcpy of the same bytes; tensor 2 beside one rank of two threads; pipeline 2
     and context 2 beside one rank on one core; memory of a rank beside that of the whole model on one;
-    predicted times beside measured ones.
+    predicted times beside measured ones. Parts are links, tensor, pipeline, context, memory and predict.
 
     Example: baton bench parallel --wide --parts tensor,pipeline --rounds 5
     """
@@ -215,13 +218,17 @@ def _memory_table(results: list[MemoryResult]) -> Table:
 
 
 def _predictions_table(found: list[PredictedTime]) -> Table:
-    title = "Predicted times beside the best round: the worker's step-time model, and baton simulate"
+    title = (
+        "Predicted times beside measured ones, medians of the rounds:\n"
+        "the worker's step-time model, and baton simulate"
+    )
     table = _table(title, "work", "case", "shape", "measured ms", "step time", "error", "simulate", "error")
     for one in found:
         cells = [
             text
             for seconds in (one.step_time_s, one.simulated_s)
-            for text in (f"{seconds * 1e3:.2f}", f"{one.error(seconds):+.0%}")
+            for text in (f"{statistics.median(seconds) * 1e3:.2f}", f"{one.error(seconds):+.0%}")
         ]
-        table.add_row(one.work, one.case, one.shape, f"{min(one.measured_s) * 1e3:.2f}", *cells)
+        measured_ms = statistics.median(one.measured_s) * 1e3
+        table.add_row(one.work, one.case, one.shape, f"{measured_ms:.2f}", *cells)
     return table

@@ -1,16 +1,18 @@
 """Predicted times of workers of two ranks beside measured ones.
 
 There are two predictions: the step-time model that a worker of that shape learns when it times itself, and
-what `baton simulate` makes of the costs of one rank on one core (`simulator.divided`).
+what `baton simulate` makes of the costs of one rank on one core, beside another one (`simulator.divided`).
 """
 
+import statistics
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
 
-from baton.core.costs import StepCosts
+from baton.core.costs import StepCosts, median_costs
 from baton.core.messages import Role
 from baton.core.shape import Shape
 from benchmarks.parallel.links import LinkResult, SumLatency
@@ -30,15 +32,16 @@ class PredictedTime(msgspec.Struct, frozen=True):
     case: str
     measured_s: list[float]
     """Seconds of each round."""
-    step_time_s: float
-    """The step-time model of the worker itself predicts so many seconds."""
-    simulated_s: float
-    """`baton simulate` predicts so many seconds from the costs of one rank."""
+    step_time_s: list[float]
+    """In each round, what the step-time model of the worker itself predicts."""
+    simulated_s: list[float]
+    """In each round, what `baton simulate` predicts from the costs of one rank."""
 
-    def error(self, predicted_s: float) -> float:
-        """Return (predicted - measured) / measured, for the round with the shortest time: other work on the
-        machine makes times longer, and disturbs the timing of the prediction in other minutes."""
-        return predicted_s / min(self.measured_s) - 1.0
+    def error(self, predicted_s: list[float]) -> float:
+        """Return (predicted - measured) / measured: the median over the rounds, since a machine's speed
+        changes from minute to minute, and both times of a round are of the same minute."""
+        pairs = zip(predicted_s, self.measured_s, strict=True)
+        return statistics.median(predicted / measured for predicted, measured in pairs) - 1.0
 
 
 class PredictionResult(msgspec.Struct, frozen=True):
@@ -66,20 +69,38 @@ def measure(
             )
             for shape in SHAPES
         }
-        learnt = {shape: worker.self_timed(sizes.chunk_tokens) for shape, worker in workers.items()}
-        rank = _measured_rank(folder, learnt["1"], workers["1"], sizes, links)
-        measured = _rounds(workers, sizes)
-    predictions = [
-        PredictedTime(
-            shape,
-            *_name(role, size, sizes),
-            times,
-            _predicted_s(learnt[shape], role, size, sizes),
-            _predicted_s(divided_costs(rank, Shape.parse(shape), role), role, size, sizes),
-        )
-        for (shape, role, size), times in measured.items()
-    ]
-    return PredictionResult(rank, predictions)
+        beside = stack.enter_context(loaded(Launch(str(folder), "1", 1, sizes.kv_tokens), cores[1:2]))
+        at_once = stack.enter_context(ThreadPoolExecutor(max_workers=1))
+        found: dict[tuple[str, Role, int], PredictedTime] = {}
+        ranks: list[MeasuredRank] = []
+        for number in range(1 + sizes.rounds):
+            progress(f"round {number} of {sizes.rounds}")
+            learnt = {shape: worker.self_timed(sizes.chunk_tokens) for shape, worker in workers.items()}
+            other = at_once.submit(beside.self_timed, sizes.chunk_tokens)
+            shared = workers["1"].self_timed(sizes.chunk_tokens)
+            other.result()
+            rank = _measured_rank(folder, learnt["1"], shared, workers["1"], sizes, links)
+            measured = _measure_round(workers, sizes)
+            if number == 0:
+                continue  # the first round does not count
+            ranks.append(rank)
+            for (shape, role, size), seconds in measured.items():
+                one = found.setdefault(
+                    (shape, role, size), PredictedTime(shape, *_name(role, size, sizes), [], [], [])
+                )
+                one.measured_s.append(seconds)
+                one.step_time_s.append(_predicted_s(learnt[shape], role, size, sizes))
+                divided = divided_costs(rank, Shape.parse(shape), role)
+                one.simulated_s.append(_predicted_s(divided, role, size, sizes))
+    return PredictionResult(_median_rank(ranks), list(found.values()))
+
+
+def _median_rank(ranks: Sequence[MeasuredRank]) -> MeasuredRank:
+    costs, beside = median_costs(rank.costs for rank in ranks), median_costs(rank.beside for rank in ranks)
+    assert costs is not None, "there is one round at least"
+    assert beside is not None, "there is one round at least"
+    fixed_s = statistics.median(rank.fixed_s for rank in ranks)
+    return msgspec.structs.replace(ranks[0], costs=costs, beside=beside, fixed_s=fixed_s)
 
 
 def _cases(sizes: ModelSizes) -> list[tuple[Role, int]]:
@@ -94,17 +115,15 @@ def _name(role: Role, size: int, sizes: ModelSizes) -> tuple[str, str]:
     return "decode", f"{size} at {sizes.context_tokens}"
 
 
-def _rounds(workers: dict[str, ModelProcess], sizes: ModelSizes) -> dict[tuple[str, Role, int], list[float]]:
-    measured: dict[tuple[str, Role, int], list[float]] = {}
-    for number in range(1 + sizes.rounds):
-        for shape, worker in workers.items():
-            for role, size in _cases(sizes):
-                if role is Role.PREFILL:
-                    seconds = worker.scheduled_prefill(size, sizes.chunk_tokens)
-                else:
-                    seconds = worker.decode(size, sizes.context_tokens, sizes.steps)
-                if number:  # the first round does not count
-                    measured.setdefault((shape, role, size), []).append(seconds)
+def _measure_round(workers: dict[str, ModelProcess], sizes: ModelSizes) -> dict[tuple[str, Role, int], float]:
+    measured: dict[tuple[str, Role, int], float] = {}
+    for shape, worker in workers.items():
+        for role, size in _cases(sizes):
+            if role is Role.PREFILL:
+                seconds = worker.scheduled_prefill(size, sizes.chunk_tokens)
+            else:
+                seconds = worker.decode(size, sizes.context_tokens, sizes.steps)
+            measured[shape, role, size] = seconds
     return measured
 
 
@@ -115,7 +134,12 @@ def _predicted_s(costs: StepCosts, role: Role, size: int, sizes: ModelSizes) -> 
 
 
 def _measured_rank(
-    folder: Path, costs: StepCosts, worker: ModelProcess, sizes: ModelSizes, links: LinkResult
+    folder: Path,
+    costs: StepCosts,
+    beside: StepCosts,
+    worker: ModelProcess,
+    sizes: ModelSizes,
+    links: LinkResult,
 ) -> MeasuredRank:
     spec = load_spec(folder)
     spent = worker.profile(1, sizes.context_tokens)
@@ -124,6 +148,7 @@ def _measured_rank(
     byte_s = _byte_s(small, large)
     return MeasuredRank(
         costs=costs,
+        beside=beside,
         fixed_s=sum(seconds for part, seconds in spent.items() if part != MODEL),
         sum_s=max(0.0, small.all_reduce_s - small.size_bytes * byte_s),
         sum_byte_s=byte_s,

@@ -1,9 +1,9 @@
 """Computes steps: the torch side of a worker, driven by plain values."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableSequence, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import msgspec
 import torch
@@ -44,6 +44,7 @@ from engine.execution.team import RankTeam
 from engine.grammar import GrammarStore
 from engine.kernels.interface import BatchLayout, Span
 from engine.kv.parts import PoolPart
+from engine.kv.pool import KVPool
 from engine.kv.swap import SwapSpace
 from engine.loading.adapters import AdapterSlots, AdapterWeights
 from engine.loading.load import LoadedModel, load_model
@@ -105,6 +106,8 @@ class Executor:
         self.notes = (*loaded.notes, *(draft.notes if draft is not None else ()))
         """Lines for `Member.notes`."""
         self.kernels, self.kv = loaded.kernels, loaded.kv
+        self.generations = _written(loaded.kv, team)
+        """The table of whoever gives blocks out."""
         self.geometry: KVGeometry = loaded.kv.geometry
         self.max_model_tokens = loaded.context_tokens
         self.vocab_size: int = loaded.spec.vocab_size
@@ -485,3 +488,8 @@ class Executor:
             self._team.close()
         if self.offloading is not None:
             self.offloading.close()
+
+
+def _written(pool: KVPool, team: RankTeam | None) -> MutableSequence[int]:
+    """The leader's table of generations, through which ranks on other hosts learn what changes in it."""
+    return team.noted(pool.generations) if team is not None else cast(MutableSequence[int], pool.generations)

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -22,7 +23,7 @@ from baton.wire.parent import end_with_parent
 from baton.wire.transport import secure
 from engine.execution.executor import Executor
 from engine.execution.ranks import Ranks
-from engine.execution.spread import FollowerSetup, be_strict, join_mesh
+from engine.execution.spread import FollowerSetup, join_mesh
 from engine.execution.team import JOIN_S, place_of, world_timeout_s
 from engine.loading.adapters import AdapterWeights
 from engine.parallel.group import GroupBroken
@@ -35,6 +36,7 @@ from engine.parallel.orders import (
     FollowerFailed,
     FollowerReady,
     InstallAdapter,
+    RaiseGenerations,
     ReadAdapter,
 )
 from engine.parallel.shared_memory import SharedMemoryGroup
@@ -51,7 +53,7 @@ class Follower:
 
     def __init__(self, executor: Executor, orders: OrderReceiver | OrderStreamReceiver, ranks: Ranks) -> None:
         self._executor, self._orders, self._ranks = executor, orders, ranks
-        self._is_strict = False
+        self._is_serving = False
         self._reading = ThreadPoolExecutor(1, thread_name_prefix="adapter")
         self._read: dict[str, AdapterWeights] = {}
         """The adapter that was read last, until it is installed. The leader reads one at a time, and may
@@ -61,19 +63,16 @@ class Follower:
         """Follow until the leader leaves. Raises GroupBroken then, and what a step raises."""
         while True:
             order = self._orders.receive(timeout_s=LOOK_S)
-            if order is not None:
-                self._be_strict()
+            if order is not None and not self._is_serving:  # the first one means that all ranks serve
+                self._is_serving = True
+                self._orders.be_strict()
+                self._ranks.be_strict()
             if isinstance(order, StepPlan):
                 self._executor.execute(order)
+            elif isinstance(order, RaiseGenerations):
+                self._executor.kv.raise_generations(order.blocks, order.generations)
             elif order is not None:
                 self._change_adapters(order)
-
-    def _be_strict(self) -> None:
-        """The first order means that all ranks serve."""
-        if isinstance(self._orders, OrderStreamReceiver) and not self._is_strict:
-            self._is_strict = True
-            self._orders.be_strict()
-            be_strict(self._ranks.world, self._ranks.results)
 
     def _change_adapters(self, order: AdapterOrder) -> None:
         slots = self._executor.adapters
@@ -98,11 +97,25 @@ class Follower:
         self._orders.report(AdapterRead(order.ref.key, error))
 
 
+Beside = Callable[[Executor], contextlib.AbstractContextManager[object]]
+"""What a follower's process does beside its orders, from the time when it has its part of the model. It may
+raise SetupError."""
+
+
 def main(parent_pid: int) -> int:
+    bind_to(parent_pid)
+    return follow(msgspec.json.decode(sys.stdin.buffer.read(), type=FollowerSetup))
+
+
+def bind_to(parent_pid: int) -> None:
+    """Let this process end with its parent, and not before."""
     end_with_parent(parent_pid, signal.SIGKILL)
     # Ctrl-C at a terminal reaches every process of the group. The leader decides when this one ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    setup = msgspec.json.decode(sys.stdin.buffer.read(), type=FollowerSetup)
+
+
+def follow(setup: FollowerSetup, beside: Beside = contextlib.nullcontext) -> int:
+    """Be a follower until the leader leaves, and return the exit status."""
     for thread in os.listdir("/proc/self/task") if setup.cores else ():  # libraries may have started some
         with contextlib.suppress(ProcessLookupError):
             os.sched_setaffinity(int(thread), setup.cores)
@@ -113,10 +126,7 @@ def main(parent_pid: int) -> int:
     try:
         orders, world = _joined(setup, shape, engine)
         world.wait_for_all(timeout_s=JOIN_S)
-        if isinstance(
-            orders, OrderStreamReceiver
-        ):  # ranks of one host are told by the group that all are there
-            orders.wait_for_all(timeout_s=JOIN_S)
+        orders.wait_for_all(timeout_s=JOIN_S)
         ranks = place_of(world, shape, rank, engine)
     except (SetupError, GroupBroken) as error:
         log.error("%s", error)
@@ -124,8 +134,9 @@ def main(parent_pid: int) -> int:
     try:
         began_s = time.monotonic()
         executor = Executor.load_part(model, engine, ranks)
-        orders.report(FollowerReady(executor.kv.address, time.monotonic() - began_s, executor.floor_s))
-        Follower(executor, orders, ranks).run()
+        with beside(executor):
+            orders.report(FollowerReady(executor.kv.address, time.monotonic() - began_s, executor.floor_s))
+            Follower(executor, orders, ranks).run()
     except GroupBroken as error:
         log.info("%s", error)
         return 0

@@ -2,7 +2,7 @@
 
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,10 +97,19 @@ class Ranks:
         """Return at the leader when every rank has got here."""
         self.results.gather(torch.zeros(1), to=LEADER)
 
+    def be_strict(self) -> None:
+        """All ranks serve from now on, so that their silence means something."""
+        for group in self._groups:
+            group.be_strict()
+
     def close(self) -> None:
-        groups = (self.tensor, self.context, self.results, self.world)
-        for group in {id(group): group for group in groups if group is not None}.values():
+        for group in self._groups:
             group.close()
+
+    @property
+    def _groups(self) -> Collection[Group]:
+        groups = (self.tensor, self.context, self.results, self.world)
+        return {id(group): group for group in groups if group is not None}.values()
 
 
 class SharedTokens:

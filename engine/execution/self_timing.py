@@ -21,6 +21,8 @@ BUDGET_S = 1.5
 PROMPTS = (32, 128, 512, 2048)
 BATCHES = (1, 8, 32, 128)
 CONTEXTS = (64, 1024)
+FAR_POSITIONS, FAR_TOKENS = 8192, 64
+"""A short chunk that ends so far into its prompt tells what attention costs there, for little time."""
 ROUNDS = 3
 """The first of each shape pays for what is made on first use, and does not count."""
 
@@ -111,6 +113,10 @@ def _shapes(
         yield maker.prompt(max(0, min(3 * length, positions_max - length)), length)
     for batch in batches[3:]:
         yield maker.decodes(batch, min(CONTEXTS[0], positions_max - 1))
+    far = min(positions_max, FAR_POSITIONS)
+    tokens = min(FAR_TOKENS, step_tokens_max)
+    if far > 4 * lengths[-1]:  # else a chunk of that prompt was as far in
+        yield maker.prompt(far - tokens, tokens)
 
 
 class _Maker:

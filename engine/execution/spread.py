@@ -11,7 +11,6 @@ import msgspec
 import torch
 
 from baton.core.shape import Shape, cores_of_rank
-from engine.parallel.group import Group
 from engine.parallel.mesh import Mesh
 from engine.parallel.sockets import SocketGroup
 
@@ -122,10 +121,3 @@ def another_group(world: SocketGroup, reach: Reach | None, *, deadline_s: float)
     group = SocketGroup(mesh, deadline_s=deadline_s)
     group.wait_for_all(timeout_s=deadline_s)
     return group
-
-
-def be_strict(*groups: Group) -> None:
-    """All ranks serve from now on, so that their silence means something."""
-    for group in groups:
-        if isinstance(group, SocketGroup):
-            group.be_strict()

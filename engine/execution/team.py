@@ -9,18 +9,21 @@ import contextlib
 import logging
 import os
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, MutableSequence
+from typing import cast
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from baton.config import EngineConfig, ModelConfig
 from baton.core.errors import SetupError
 from baton.core.messages import AdapterRef
 from baton.core.shape import Shape
 from baton.wire.transport import chosen
+from engine.execution.follower_process import how_ended, start_follower
 from engine.execution.ranks import LEADER, Ranks
 from engine.execution.spread import (
     FollowerSetup,
@@ -28,15 +31,21 @@ from engine.execution.spread import (
     Spread,
     StageHost,
     another_group,
-    be_strict,
     begin_mesh,
     cores_on_host,
     on_this_host,
 )
+from engine.kv.generations import NotedGenerations
 from engine.parallel.group import Group, GroupBroken, broadcast_address
 from engine.parallel.order_channel import OrderSender
 from engine.parallel.order_stream import OrderStreamSender
-from engine.parallel.orders import FollowerReady, FollowerReport, RankOrder, ReadAdapter
+from engine.parallel.orders import (
+    FollowerReady,
+    FollowerReport,
+    RaiseGenerations,
+    RankOrder,
+    ReadAdapter,
+)
 from engine.parallel.shared_memory import SharedMemoryGroup
 from engine.parallel.sockets import SocketGroup
 from engine.parallel.team_state import AdapterFailed, TeamState
@@ -110,6 +119,32 @@ def _joined(world: Group, members: tuple[int, ...], rank: int, deadline_s: float
     return made
 
 
+def _begun(
+    shape: Shape, engine: EngineConfig, spread: Spread | None
+) -> tuple[SharedMemoryGroup | SocketGroup, OrderSender | OrderStreamSender]:
+    """Make what the ranks share, as the leader. Nothing is left of it after a failure, nor on other hosts.
+    Raises SetupError."""
+    count, deadline_s = shape.rank_count, world_timeout_s(shape, engine)
+    with contextlib.ExitStack() as begun:
+        for host in _other_hosts(spread):
+            begun.callback(host.close, 0.0)
+        if spread is None:
+            world = SharedMemoryGroup.create(count, deadline_s=deadline_s)
+            begun.callback(world.close)
+            orders = OrderSender.create(count, deadline_s=engine.rank_timeout_s)
+        else:
+            world = SocketGroup(begin_mesh(count, spread.reach), deadline_s=deadline_s)
+            begun.callback(world.close)
+            star = begin_mesh(count, spread.reach, is_star=True)
+            orders = OrderStreamSender(star, deadline_s=engine.rank_timeout_s)
+        begun.pop_all()
+    return world, orders
+
+
+def _other_hosts(spread: Spread | None) -> list[StageHost]:
+    return [host for host in spread.hosts if host is not None] if spread is not None else []
+
+
 class RankTeam:
     """The followers of one worker, and the way to them. `start` and `close` belong to one thread that lives
     as long as the worker: the kernel kills the followers when it ends."""
@@ -128,6 +163,7 @@ class RankTeam:
         self._changed = threading.Condition()
         self._state = TeamState(shape.rank_count)
         self._on_lost: Callable[[str], None] | None = None
+        self._generations: NotedGenerations | None = None
         self._listener = threading.Thread(target=self._listen, name="ranks", daemon=True)
         self.ranks: Ranks
 
@@ -138,15 +174,7 @@ class RankTeam:
         """Start the followers' processes and wait until all have joined. Stages are on this host, or where
         `spread` says. Raises SetupError, and GroupBroken if one of them does not get so far."""
         spread = spread if spread is not None and spread.has_others else None
-        deadline_s = world_timeout_s(shape, engine)
-        if spread is None:
-            world = SharedMemoryGroup.create(shape.rank_count, deadline_s=deadline_s)
-            orders = OrderSender.create(shape.rank_count, deadline_s=engine.rank_timeout_s)
-        else:
-            mesh = begin_mesh(shape.rank_count, spread.reach)
-            star = begin_mesh(shape.rank_count, spread.reach, is_star=True)
-            world = SocketGroup(mesh, deadline_s=deadline_s)
-            orders = OrderStreamSender(star, deadline_s=engine.rank_timeout_s)
+        world, orders = _begun(shape, engine, spread)
         team, joined = cls(shape, world, orders, spread), threading.Event()
         watcher = threading.Thread(target=team._watch_start, args=(joined,), name="ranks-start", daemon=True)
         try:
@@ -188,9 +216,8 @@ class RankTeam:
             if state.late:
                 raise SetupError(f"rank {state.late[0]} has not read its part of the model in {READY_S:g} s")
             ready = dict(state.ready)
-        if isinstance(self._orders, OrderStreamSender):
-            self._orders.be_strict()
-            be_strict(self._world, self.ranks.results)
+        self._orders.be_strict()
+        self.ranks.be_strict()
         return ready
 
     def watch(self, on_lost: Callable[[str], None]) -> None:
@@ -201,9 +228,20 @@ class RankTeam:
         if reason:
             on_lost(reason)
 
+    def noted(self, generations: npt.NDArray[np.uint64]) -> MutableSequence[int]:
+        """The leader's table, for whoever gives blocks out. Where ranks are on other hosts, orders bring them
+        the entries that rise."""
+        table = cast(MutableSequence[int], generations)
+        if self._spread is not None:
+            table = self._generations = NotedGenerations(generations)
+        return table
+
     def send(self, order: RankOrder) -> None:
         """Raises GroupBroken."""
+        risen = self._generations.take() if self._generations is not None else {}
         try:
+            if risen:
+                self._orders.send(RaiseGenerations(tuple(risen), tuple(risen.values())))
             self._orders.send(order)
         except GroupBroken as error:
             raise GroupBroken(self._state.end_reason or str(error)) from error
@@ -244,14 +282,10 @@ class RankTeam:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        for host in self._other_hosts():
+        for host in _other_hosts(self._spread):
             host.close(max(0.0, end_s - time.monotonic()))
         if self._listener.is_alive():
             self._listener.join()
-
-    def _other_hosts(self) -> list[StageHost]:
-        hosts = self._spread.hosts if self._spread is not None else ()
-        return [host for host in hosts if host is not None]
 
     def _spawn_all(self, model: ModelConfig, engine: EngineConfig) -> None:
         """Raises SetupError, GroupBroken."""
@@ -271,36 +305,25 @@ class RankTeam:
                 tls=identity.config.model_dump_json() if identity is not None else "",
             )
             if host is None:
-                self._spawn(setup)
+                self._processes.append(start_follower(msgspec.json.encode(setup)))
             else:
                 elsewhere.setdefault(host, []).append(setup)
         for host, setups in elsewhere.items():
             host.start(setups)
 
-    def _spawn(self, setup: FollowerSetup) -> None:
-        command = [sys.executable, "-m", "engine.execution.follower", str(os.getpid())]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE)
-        self._processes.append(process)
-        assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError), process.stdin as pipe:  # its end is noticed anyway
-            pipe.write(msgspec.json.encode(setup))
-
     def _watch_start(self, joined: threading.Event) -> None:
         """Notice followers that end before they join: shared memory knows nothing about those."""
         while not joined.wait(START_LOOK_S):
-            if lost := next(filter(None, (host.ended() for host in self._other_hosts())), ""):
+            if lost := next(filter(None, (host.ended() for host in _other_hosts(self._spread))), ""):
                 self._world.abort(lost)
                 self._orders.abort(lost)
                 return
             for rank, process in zip(self._local[1:], self._processes, strict=False):
-                code = process.poll()
-                if code is None:
-                    continue
-                how = f"with exit code {code}" if code >= 0 else f"by signal {-code}"
-                reason = f"rank {rank} (process {process.pid}) ended {how} while it started"
-                self._world.abort(reason)
-                self._orders.abort(reason)
-                return
+                if how := how_ended(process):
+                    reason = f"rank {rank} (process {process.pid}) {how} while it started"
+                    self._world.abort(reason)
+                    self._orders.abort(reason)
+                    return
 
     def _listen(self) -> None:
         try:

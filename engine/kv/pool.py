@@ -9,6 +9,8 @@ allocates large host tensors through torch itself sets THP_MEM_ALLOC_ENABLE=1 be
 import contextlib
 import mmap
 import os
+import threading
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -97,6 +99,7 @@ class KVPool:
         if geometry.is_quantized:
             self.scales = scales.view(torch.float32).unflatten(1, per_block)
         self.generations: npt.NDArray[np.uint64] = np.zeros(self.block_count, dtype=np.uint64)
+        self._raising = threading.Lock()
 
     @property
     def memory(self) -> Tensor:
@@ -106,6 +109,16 @@ class KVPool:
     @property
     def base_address(self) -> int:
         return self.blocks.data_ptr()
+
+    def raise_generations(self, blocks: Sequence[int], generations: Sequence[int]) -> None:
+        """Raise entries to what the leader's are, before anything is written into these blocks. None ever
+        falls. Any thread may call."""
+        places = np.asarray(blocks, np.intp)
+        with self._raising:
+            # An assignment, and no sum: peers read the table at any moment.
+            self.generations[places] = np.maximum(
+                self.generations[places], np.asarray(generations, np.uint64)
+            )
 
     def clear(self, block_id: int) -> None:
         """Zero a block before it is written in part.

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from baton.core.errors import SetupError
+from engine.loading.mapped_file import map_file, refuse_if_shorter, sample_ranges, sampled
 from engine.loading.parts import Cuts, take
 from engine.model_files.safetensors_files import TensorEntry, read_header, weight_files
 
@@ -34,8 +35,6 @@ _PACKED_DTYPES: dict[str, torch.dtype] = {
 }
 """Dtypes that only quantised checkpoints have."""
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
-_SAMPLE_BYTES = 4096
-_SAMPLES_PER_TENSOR = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ class Checkpoint:
         self._entries: dict[str, TensorEntry] = {}
         for file in weight_files(folder):
             header, entries = read_header(file)
-            self._files[file] = _map(file, header)
+            self._files[file] = _mapped(file, header)
             refuse_if_shorter(file, max((one.end for one in entries.values()), default=0))
             self._entries.update(entries)
 
@@ -141,38 +140,12 @@ class Checkpoint:
             mapped = self._files[file]
             digest.update(len(mapped.content).to_bytes(8, "little"))
             digest.update(mapped.header)
-        for name in sorted(self._entries):
-            entry = self._entries[name]
-            refuse_if_shorter(entry.file, len(self._files[entry.file].mapping))
-            raw = self._files[entry.file].content
-            for start, end in sample_ranges(entry.start, entry.end):
-                digest.update(raw[start:end].numpy().tobytes())
+        tensors = (self._entries[name] for name in sorted(self._entries))
+        for content in sampled(
+            (one.file, *ends) for one in tensors for ends in sample_ranges(one.start, one.end)
+        ):
+            digest.update(content)
         return digest.hexdigest()
-
-
-def sample_ranges(start: int, end: int) -> list[tuple[int, int]]:
-    """Byte ranges of a tensor that count for its digest: all of a small one, pages spread over a large
-    one."""
-    size = end - start
-    if size <= _SAMPLE_BYTES * _SAMPLES_PER_TENSOR:
-        return [(start, end)]
-    step = (size - _SAMPLE_BYTES) / (_SAMPLES_PER_TENSOR - 1)
-    begins = [start + round(i * step) for i in range(_SAMPLES_PER_TENSOR)]
-    return [(begin, begin + _SAMPLE_BYTES) for begin in begins]
-
-
-def refuse_if_shorter(file: Path, size: int) -> None:
-    """Raises SetupError if a mapped file is not as long any more as it was. The system would end a process
-    that reads the missing part, without a word; this finds it unless it happens at that very moment."""
-    try:
-        now = file.stat().st_size
-    except OSError as error:
-        raise SetupError(f"cannot read {file}: {error}") from error
-    if now < size:
-        raise SetupError(
-            f"{file} became shorter while it was read, from {size} to {now} bytes; "
-            "put the whole file back under a new name and start again"
-        )
 
 
 def bytes_by_layer(sizes: Iterable[tuple[str, int]], layer: re.Pattern[str]) -> dict[int, int]:
@@ -185,13 +158,8 @@ def bytes_by_layer(sizes: Iterable[tuple[str, int]], layer: re.Pattern[str]) -> 
     return found
 
 
-def _map(file: Path, header: bytes) -> _Mapped:
-    try:
-        with file.open("rb") as stream:
-            # Memory that could be written to would count as this process's own, where that is limited.
-            mapping = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError) as error:
-        raise SetupError(f"cannot read {file}: {error}") from error
+def _mapped(file: Path, header: bytes) -> _Mapped:
+    mapping = map_file(file)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # nothing here writes
         return _Mapped(mapping, torch.frombuffer(mapping, dtype=torch.uint8), header)

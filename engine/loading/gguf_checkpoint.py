@@ -1,6 +1,7 @@
 """The weights of a GGUF file under Hugging Face's names, as integer matrices where they are integers."""
 
 import hashlib
+import mmap
 import re
 from pathlib import Path
 
@@ -11,8 +12,9 @@ from torch import Tensor
 
 from baton.core.errors import SetupError
 from engine.kernels.weights import DenseMatrix, IntMatrix, Matrix
-from engine.loading.checkpoint import bytes_by_layer, refuse_if_shorter, sample_ranges
+from engine.loading.checkpoint import bytes_by_layer
 from engine.loading.gguf_blocks import Bytes, blocks_to_matrix, dequantize, is_exact
+from engine.loading.mapped_file import map_file, refuse_if_shorter, sample_ranges, sampled
 from engine.loading.parts import Cuts
 from engine.model_files.division import Places
 from engine.model_files.fields import Fields
@@ -32,7 +34,8 @@ class GgufCheckpoint:
         files = weight_files_of(folder)
         assert files, folder
         self._header = read_gguf(files[0])
-        self._content = {file: _mapped(file) for file in self._header.files}
+        self._mappings = {file: map_file(file) for file in self._header.files}
+        self._content = {file: np.frombuffer(one, np.uint8) for file, one in self._mappings.items()}
         config = Fields(read_json_object(folder / "config.json") or {}, str(folder / "config.json"))
         self._heads = (config.integer("num_attention_heads"), config.integer("num_key_value_heads"))
         self._architecture = str(self._header.metadata["general.architecture"])
@@ -106,10 +109,14 @@ class GgufCheckpoint:
         for name in sorted(self._header.tensors):
             tensor = self._header.tensors[name]
             digest.update(f"{name} {tensor.type} {tensor.shape}".encode())
-            content = self._bytes(tensor)
-            for start, end in sample_ranges(0, len(content)):
-                digest.update(content[start:end].tobytes())
+            for content in sampled((tensor.file, *ends) for ends in sample_ranges(tensor.start, tensor.end)):
+                digest.update(content)
         return digest.hexdigest()
+
+    def release(self) -> None:
+        """See `checkpoint.Checkpoint.release`."""
+        for mapping in self._mappings.values():
+            mapping.madvise(mmap.MADV_DONTNEED)
 
     def _found(self, name: str) -> tuple[GgufPlace, GgufTensor]:
         found = self.find(name)
@@ -215,13 +222,6 @@ def _block_bytes(place: GgufPlace, tensor: GgufTensor, columns: range) -> slice:
             f"blocks of {per_block}; choose a smaller tensor size, or a file of a type with smaller blocks"
         )
     return slice(columns.start // per_block * block_bytes, columns.stop // per_block * block_bytes)
-
-
-def _mapped(file: Path) -> Bytes:
-    try:
-        return np.memmap(file, dtype=np.uint8, mode="r")
-    except (OSError, ValueError) as error:
-        raise SetupError(f"cannot read {file}: {error}") from error
 
 
 def _float_rows(rows: Bytes, tensor: GgufTensor) -> Tensor:

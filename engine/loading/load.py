@@ -95,7 +95,7 @@ def load_model(
     rank_spec = division.rank_spec() if spec.is_native else spec
     tokens = context_tokens(spec, model)
     geometry = kv_geometry(rank_spec, model, engine)
-    checkpoint, weights_digest = _opened(folder)
+    checkpoint = open_checkpoint(folder)
     # Workers of all shapes hold the same blocks, so the geometry that counts is the whole model's.
     whole = kv_geometry(spec, model, engine)
     kv_bytes = pool_block_count(whole, engine.kv_bytes) * geometry.block_bytes
@@ -117,7 +117,7 @@ def load_model(
         if progress is not None:
             progress(spec.layer_count, spec.layer_count)
     name = model.name or default_name(model.path) or folder.resolve().name
-    digest = _model_digest(spec, weights_digest, tokens, model.quantization)
+    digest = _model_digest(spec, checkpoint.digest(), tokens, model.quantization)
     return LoadedModel(
         spec=spec,
         division=division,
@@ -160,7 +160,7 @@ def _decoder(
             stage=division.stage,
             progress=_releasing(checkpoint, progress),
         )
-        _release(checkpoint)
+        checkpoint.release()
         offloading.start()
     except (MemoryError, RuntimeError, SetupError) as error:
         offloading.close()
@@ -244,25 +244,11 @@ def _made_dense(types: list[str]) -> Iterator[str]:
         )
 
 
-def _opened(folder: Path) -> tuple[Checkpoint | GgufCheckpoint, str]:
-    """The checkpoint and its digest. A digest touches pages of every tensor, which are let go of before
-    weights take their place."""
-    checkpoint = open_checkpoint(folder)
-    digest = checkpoint.digest()
-    _release(checkpoint)
-    return checkpoint, digest
-
-
-def _release(checkpoint: Checkpoint | GgufCheckpoint) -> None:
-    if isinstance(checkpoint, Checkpoint):
-        checkpoint.release()
-
-
 def _releasing(checkpoint: Checkpoint | GgufCheckpoint, progress: Progress | None) -> Progress:
     """So that beyond one layer the checkpoint is not in this process's memory beside the packed matrices."""
 
     def layer_done(done: int, total: int) -> None:
-        _release(checkpoint)
+        checkpoint.release()
         if progress is not None:
             progress(done, total)
 

@@ -12,6 +12,8 @@ import torch
 
 from baton.config import EngineConfig, ModelConfig
 from baton.core.errors import SetupError
+from baton.core.messages import INFO_NOTE
+from baton.core.shape import Shape
 from engine.kernels.movable import MovableWeights
 from engine.model_files.offload_setting import BUFFERS, check_offload
 from engine.offload.choice import Room, WeightSizes, estimate, streamed_layers
@@ -84,9 +86,10 @@ class Offloading:
         if self.cost is None or self.streamed is None:
             return
         yield (
-            f"offload: {self.cost.layer_count} of {len(self._layers)} layers "
-            f"({self.cost.byte_count / 2**20:,.0f} MiB) are streamed from {self.streamed.place}, at "
-            f"{self.cost.bytes_per_s / 1e6:,.0f} MB/s: at least {self.cost.floor_s * 1e3:,.0f} ms a step"
+            f"{INFO_NOTE}offload: {self.cost.layer_count} of {len(self._layers)} layers"
+            f"{_whose(Shape.parse(self._engine.shape))} ({self.cost.byte_count / 2**20:,.0f} MiB) are "
+            f"streamed from {self.streamed.place}, at {self.cost.bytes_per_s / 1e6:,.0f} MB/s: at least "
+            f"{_milliseconds(self.cost.floor_s)} a step"
         )
 
     def accounts(self) -> dict[str, float]:
@@ -123,6 +126,18 @@ class Offloading:
             deadline_s=_deadline_s(self._engine),
             is_cached=streamed + resident < page_cache_bytes() // 2,
         )
+
+
+def _whose(shape: Shape) -> str:
+    """Say which ranks have the leader's layers. Other stages have others."""
+    if shape.is_single:
+        return ""
+    return " of each rank" if shape.pipeline == 1 else " of each rank of the first stage"
+
+
+def _milliseconds(seconds: float) -> str:
+    ms = seconds * 1e3
+    return f"{ms:,.0f} ms" if ms >= 10 else f"{ms:.2g} ms"
 
 
 def offload_folder(model: ModelConfig) -> Path:

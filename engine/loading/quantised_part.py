@@ -78,6 +78,6 @@ class QuantisedPart:
         if bool((found[1:] < found[:-1]).any()):
             raise SetupError(
                 f"{self._name}: its inputs are ordered by activation (act-order, desc_act), so groups do not "
-                "stay whole when inputs are divided: take a checkpoint without it, or tensor=1"
+                "stay whole when inputs are divided: take a checkpoint without it, or tp1"
             )
         return None

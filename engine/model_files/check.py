@@ -131,9 +131,11 @@ def cores_note(models: Iterable[Config], core_count: int) -> str | None:
     ranks = sum(shape.rank_count for _, shape in workers)
     if ranks <= core_count or all(shape.is_single for _, shape in workers):
         return None
+    is_divided_by_layers = all(shape.rank_count == shape.pipeline for _, shape in workers)
+    who, when = ("stages", "step") if is_divided_by_layers else ("ranks", "layer")
     return (
-        f"the workers have {ranks} ranks in all, and this machine has {core_count} cores: ranks of a worker "
-        "wait for each other in every layer, so it is slower than a worker of one process"
+        f"the workers have {ranks} ranks in all, and this machine has {core_count} cores: {who} of a worker "
+        f"wait for each other in every {when}, so it is slower than a worker of one process"
     )
 
 

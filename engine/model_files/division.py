@@ -217,16 +217,17 @@ def check_division(spec: ModelSpec, *, tensor: int = 1, pipeline: int = 1, conte
     """Raises SetupError with the number that does not divide, and the sizes that would do."""
     if pipeline > spec.layer_count:
         raise SetupError(
-            f"pipeline={pipeline} has more stages than the model has layers: at most {spec.layer_count}"
+            f"pp{pipeline} has more stages than the model has layers: at most pp{spec.layer_count} is "
+            "possible"
         )
     if not spec.is_native and max(tensor, pipeline, context) > 1:
         raise SetupError(
-            f"tensor={tensor}, pipeline={pipeline}, context={context}: {spec.architecture} runs through "
-            "transformers' modules, whose work cannot be divided; one rank is possible"
+            f"{Shape(tensor, pipeline, context)}: {spec.architecture} runs through transformers' modules, "
+            "whose work cannot be divided; one rank is possible"
         )
     problem = next(_problems(spec, tensor), None)
     if problem is not None:
-        raise SetupError(f"tensor={tensor} is not possible: {problem}; possible are {_possible(spec)}")
+        raise SetupError(f"tp{tensor} is not possible: {problem}; possible are {_possible(spec)}")
 
 
 def divide_layers(
@@ -240,7 +241,7 @@ def divide_layers(
     """
     count = len(costs)
     if not 1 <= stages <= count:
-        raise SetupError(f"pipeline={stages} is not possible: the model has {count} layers")
+        raise SetupError(f"pp{stages} is not possible: the model has {count} layers")
     sums = [0.0]
     for cost in costs:
         sums.append(sums[-1] + cost)
@@ -318,7 +319,7 @@ def _split_groups(spec: ModelSpec, tensor: int) -> Iterator[str]:
 
 def _possible(spec: ModelSpec) -> str:
     sizes = [n for n in range(1, spec.head_count + 1) if next(_problems(spec, n), None) is None]
-    return ", ".join(f"tensor={n}" for n in sizes) or "none"
+    return ", ".join(f"tp{n}" for n in sizes) or "none"
 
 
 def _even(total: int, parts: int, index: int) -> range:

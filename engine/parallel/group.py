@@ -69,6 +69,10 @@ class Group(Protocol):
         """The next tensor that rank `source` sends to this one."""
         ...
 
+    def be_strict(self) -> None:
+        """All ranks serve from now on, so that their silence means something. Any thread may call."""
+        ...
+
     def abort(self, reason: str) -> None:
         """Give the group up: calls in progress and all later ones raise GroupBroken on every rank. The first
         reason counts. Idempotent."""

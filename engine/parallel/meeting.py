@@ -6,12 +6,13 @@ import logging
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 
 import msgspec
 
 from baton.core.errors import PeerFailure, SetupError
-from baton.wire.address import host_port
+from baton.wire.address import host_port, split_address
 from baton.wire.peer_sockets import accepted, connect
 
 log = logging.getLogger(__name__)
@@ -55,12 +56,6 @@ class MeetingPlace(msgspec.Struct, frozen=True):
             raise SetupError("this is no address of a group of ranks") from None
 
 
-def split_address(address: str) -> tuple[str, int]:
-    """Raises ValueError."""
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)
-
-
 Arrived = Callable[[Greeting, socket.socket], bool]
 """It is told of every connection with the right secret, and returns whether the group takes it."""
 
@@ -99,10 +94,10 @@ class Door:
             threading.Thread(target=self._greet, args=(made,), name="ranks-greet", daemon=True).start()
 
     def _greet(self, made: socket.socket) -> None:
-        secured = made
+        secured, end_s = made, time.monotonic() + GREET_S
         try:
             secured = accepted(made, timeout_s=GREET_S)
-            greeting = _read_greeting(secured)
+            greeting = read_greeting(secured, end_s)
             is_ours = hmac.compare_digest(greeting.token, self._token)
             if not (is_ours and self._arrived(greeting, secured)):
                 secured.close()
@@ -125,17 +120,21 @@ def greet(address: str, greeting: Greeting) -> socket.socket:
     return made
 
 
-def _read_greeting(made: socket.socket) -> Greeting:
+def read_greeting(made: socket.socket, end_s: float) -> Greeting:
     """Raises OSError, PeerFailure and MsgspecError."""
-    (size,) = _SIZE.unpack(_read(made, _SIZE.size))
+    (size,) = _SIZE.unpack(_read(made, _SIZE.size, end_s))
     if size > GREETING_BYTES_MAX:
         raise PeerFailure(f"a greeting of {size} bytes")
-    return msgspec.msgpack.decode(_read(made, size), type=Greeting)
+    return msgspec.msgpack.decode(_read(made, size, end_s), type=Greeting)
 
 
-def _read(made: socket.socket, size: int) -> bytes:
+def _read(made: socket.socket, size: int, end_s: float) -> bytes:
     data = b""
     while len(data) < size:
+        left_s = end_s - time.monotonic()
+        if left_s <= 0:
+            raise PeerFailure(f"its greeting took longer than {GREET_S:g} s")
+        made.settimeout(left_s)
         piece = made.recv(size - len(data))
         if not piece:
             raise PeerFailure("it hung up before its greeting")

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterable
 from enum import StrEnum, auto
+from typing import NamedTuple, NoReturn
 
 import msgspec
 
@@ -33,6 +34,14 @@ JOIN_GRACE_S = 0.5
 """Rank 0 knows which rank is missing. The others give it this much time to say so."""
 _SIZE = struct.Struct("<I")
 _ADDRESSES_BYTES_MAX = 300 * RANKS_MAX
+
+
+class FrameLimit(NamedTuple):
+    """The size of a kind of message. Whoever would send more breaks the group, and so does whoever is told
+    of more."""
+
+    name: str
+    byte_count: int
 
 
 class Purpose(StrEnum):
@@ -67,9 +76,9 @@ class Mesh:
         self._over = self._farewell = ""
         self._is_closed = False
         self._sending, self._receiving = threading.Lock(), threading.Lock()
+        self._door = Door(door_host, place.token, self._arrived)
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
         """Readable once the group is over."""
-        self._door = Door(door_host, place.token, self._arrived)
         self.place = place if rank else msgspec.structs.replace(place, port=self._door.port)
         # The leader of a star goes on with those who are still there.
         is_final = bool(rank) or not is_star
@@ -118,8 +127,7 @@ class Mesh:
                 try:
                     self._dial(rank, self._addresses[rank])
                 except PeerFailure as error:
-                    self.abort(f"rank {self.rank} does not reach rank {rank}: {error}")
-                    raise GroupBroken(self._over) from error
+                    self._give_up(f"rank {self.rank} does not reach rank {rank}: {error}")
         else:
             self._await_ranks(range(1, self.size), end_s)
             for rank in range(1, self.size):
@@ -132,13 +140,18 @@ class Mesh:
         head = bytearray(_SIZE.size)
         self.receive(0, Purpose.MESSAGES, memoryview(head), "joining", end_s)
         size: int = _SIZE.unpack(head)[0]
-        if size > _ADDRESSES_BYTES_MAX:
-            raise GroupBroken(f"rank 0 sends {size} bytes of addresses")
+        self._check_size(0, size, _ADDRESSES_BYTES_MAX, "addresses")
         data = bytearray(size)
         self.receive(0, Purpose.MESSAGES, memoryview(data), "joining", end_s)
-        addresses = msgspec.msgpack.decode(data, type=list[str])
+        try:
+            addresses = msgspec.msgpack.decode(data, type=list[str])
+        except msgspec.MsgspecError as error:
+            self._give_up(f"rank 0 sends what are no addresses: {error}")
+        count = len(addresses) + 1
+        if not self.rank < count <= RANKS_MAX:
+            self._give_up(f"rank 0 tells rank {self.rank} of {count} ranks: there are up to {RANKS_MAX}")
         self._addresses = dict(enumerate(addresses, start=1))
-        self.size = len(addresses) + 1
+        self.size = count
 
     def _await_ranks(self, ranks: Iterable[int], end_s: float) -> None:
         def missing() -> list[int]:
@@ -154,8 +167,7 @@ class Mesh:
             late = missing()
         self.check()
         if late:
-            self.abort(f"rank {late[0]} did not join in time")
-            raise GroupBroken(self._over)
+            self._give_up(f"rank {late[0]} did not join in time")
 
     def _dial(self, rank: int, address: str) -> None:
         """Raises PeerFailure."""
@@ -221,7 +233,9 @@ class Mesh:
                 if not count:
                     self._wait(line, select.POLLIN, peer, call, end_s)
 
-    def receive_frame(self, timeout_s: float, frame_s: float) -> tuple[int, bytearray] | None:
+    def receive_frame(
+        self, timeout_s: float, frame_s: float, limit: FrameLimit
+    ) -> tuple[int, bytearray] | None:
         """The next message that begins with its length, and the rank that sent it: from any of them. None:
         there was none within `timeout_s`. One that has begun arrives within `frame_s`. What was sent before
         the group ended can be read. Raises GroupBroken."""
@@ -237,13 +251,13 @@ class Mesh:
                 events = [*((descriptor, select.POLLIN) for descriptor in lines), *wake]
                 ready = wait_for(events, until_s - time.monotonic())
                 for rank, line in (lines[descriptor] for descriptor in sorted(ready & lines.keys())):
-                    if (data := self._frame_of(rank, line, frame_s)) is not None:
+                    if (data := self._frame_of(rank, line, frame_s, limit)) is not None:
                         return rank, data
                 self.check()
                 if not ready or time.monotonic() > until_s:
                     return None
 
-    def _frame_of(self, rank: int, line: RankLine, frame_s: float) -> bytearray | None:
+    def _frame_of(self, rank: int, line: RankLine, frame_s: float, limit: FrameLimit) -> bytearray | None:
         """The message of a rank that has sent something; None: it was no message. Raises GroupBroken."""
         head, end_s = bytearray(_SIZE.size), time.monotonic() + frame_s
         try:
@@ -256,16 +270,24 @@ class Mesh:
             return None
         if not count:
             return None
-        self._fill(rank, line, memoryview(head)[count:], "an order", end_s)
-        data = bytearray(_SIZE.unpack(head)[0])
-        self._fill(rank, line, memoryview(data), "an order", end_s)
+        self._fill(rank, line, memoryview(head)[count:], limit.name, end_s)
+        size: int = _SIZE.unpack(head)[0]
+        self._check_size(rank, size, limit.byte_count, limit.name)
+        data = bytearray(size)
+        self._fill(rank, line, memoryview(data), limit.name, end_s)
         return data
 
-    def send_frame(self, peer: int, data: bytes, end_s: float) -> None:
+    def send_frame(self, peer: int, data: bytes, end_s: float, limit: FrameLimit) -> None:
         """Send a message for `receive_frame`. Raises GroupBroken."""
         self.check_all_there()
+        self._check_size(self.rank, len(data), limit.byte_count, limit.name)
         # One piece: TLS must not put two messages into one record, of which the second would not be noticed.
-        self.send(peer, Purpose.MESSAGES, [_SIZE.pack(len(data)) + data], "an order", end_s)
+        self.send(peer, Purpose.MESSAGES, [_SIZE.pack(len(data)) + data], limit.name, end_s)
+
+    def _check_size(self, sender: int, size: int, bytes_max: int, name: str) -> None:
+        """Raises GroupBroken for more bytes than may be sent."""
+        if size > bytes_max:
+            self._give_up(f"rank {sender} sends {size} bytes as {name}, which may have at most {bytes_max}")
 
     def _line(self, peer: int, purpose: Purpose) -> RankLine:
         self.check()
@@ -276,8 +298,7 @@ class Mesh:
         ready = wait_for([(line.fileno(), event), (self._wake, select.POLLIN)], end_s - time.monotonic())
         self.check()
         if not ready:
-            self.abort(f"rank {peer} was not there in time: rank {self.rank} waited in {call}")
-            raise GroupBroken(self._over)
+            self._give_up(f"rank {peer} was not there in time: rank {self.rank} waited in {call}")
 
     # --- ends ---------------------------------------------------------------------------------------
 
@@ -302,6 +323,11 @@ class Mesh:
     def abort(self, reason: str) -> None:
         if self._end(reason):
             self._pulse.abort(reason)
+
+    def _give_up(self, reason: str) -> NoReturn:
+        """Raises GroupBroken, with the reason that came first."""
+        self.abort(reason)
+        raise GroupBroken(self._over)
 
     def close(self) -> None:
         self._end(LEFT)
@@ -338,5 +364,34 @@ class Mesh:
             reason = self._farewell
         if reason:
             raise GroupBroken(self._over or reason)
-        self.abort(f"rank {peer} has died")
-        raise GroupBroken(self._over)
+        self._give_up(f"rank {peer} has died")
+
+
+class OverMesh:
+    """What a rank carries over a mesh, which it takes over. Its ranks need not all be there yet."""
+
+    def __init__(self, mesh: Mesh, *, deadline_s: float) -> None:
+        self._mesh, self._deadline_s = mesh, deadline_s
+        self.rank = mesh.rank
+
+    @property
+    def address(self) -> str:
+        return self._mesh.address
+
+    def wait_for_all(self, *, timeout_s: float) -> None:
+        """Wait until every rank has joined. Raises GroupBroken."""
+        self._mesh.wait_for_all(timeout_s)
+
+    def end_reason(self) -> str:
+        """Why the group is over; empty: it is not. Any thread may ask."""
+        return self._mesh.end_reason()
+
+    def be_strict(self) -> None:
+        """See `Mesh.be_strict`."""
+        self._mesh.be_strict()
+
+    def abort(self, reason: str) -> None:
+        self._mesh.abort(reason)
+
+    def close(self) -> None:
+        self._mesh.close()

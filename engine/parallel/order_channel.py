@@ -11,7 +11,7 @@ import msgspec
 
 from engine.parallel.order_codec import OrderDecoder, OrderEncoder
 from engine.parallel.orders import FollowerReport, RankOrder
-from engine.parallel.segment import Segment, SegmentSizes, functions, nanoseconds
+from engine.parallel.segment import OverSegment, Segment, SegmentSizes, functions, nanoseconds
 
 PLAN_BYTES = 4 * 2**20
 """A ring of so many bytes holds hundreds of plans. A larger plan passes through it in pieces."""
@@ -52,13 +52,12 @@ class _Buffer:
         return ctypes.addressof(ctypes.c_char.from_buffer(self._bytes))
 
 
-class OrderSender:
+class OrderSender(OverSegment):
     """The leader's end. One thread may wait in `receive` while another sends."""
 
     def __init__(self, segment: Segment, *, deadline_s: float) -> None:
+        super().__init__(segment, deadline_s=deadline_s)
         native = _functions()
-        self._segment = segment
-        self._timeout_ns = nanoseconds(deadline_s)
         self._send, self._next, self._read = (
             *(native.baton_plan_send, native.baton_report_next),
             native.baton_report_read,
@@ -72,14 +71,6 @@ class OrderSender:
         """Make the channel of a leader and `ranks - 1` followers. Raises SetupError."""
         sizes = SegmentSizes(ranks, ring_bytes=REPORT_BYTES, plan_bytes=plan_bytes)
         return cls(Segment.create(sizes), deadline_s=deadline_s)
-
-    @property
-    def address(self) -> str:
-        return self._segment.address
-
-    def wait_for_all(self, *, timeout_s: float) -> None:
-        """Wait until every rank has joined. Raises GroupBroken."""
-        self._segment.wait_for_all(timeout_s)
 
     def send(self, order: RankOrder) -> None:
         """Send to every follower, in order. It waits while the ring is full, at most until the deadline.
@@ -97,25 +88,14 @@ class OrderSender:
         self._segment.call_aside(self._read, rank, self._buffer.pointer, size, self._timeout_ns)
         return rank, self._decode(data)
 
-    def end_reason(self) -> str:
-        """Why the channel is over, by a look at every follower; empty: it is not. Any thread may ask."""
-        return self._segment.end_reason()
 
-    def abort(self, reason: str) -> None:
-        self._segment.abort(reason)
-
-    def close(self) -> None:
-        self._segment.close()
-
-
-class OrderReceiver:
+class OrderReceiver(OverSegment):
     """A follower's end. One thread may report while another waits in `receive`."""
 
     def __init__(self, segment: Segment, *, deadline_s: float) -> None:
+        super().__init__(segment, deadline_s=deadline_s)
         native = _functions()
-        self.rank = segment.rank
-        self._segment, self._decode = segment, OrderDecoder().decode
-        self._timeout_ns = nanoseconds(deadline_s)
+        self._decode = OrderDecoder().decode
         self._next, self._read, self._send = (
             *(native.baton_plan_next, native.baton_plan_read),
             native.baton_report_send,
@@ -127,10 +107,6 @@ class OrderReceiver:
     def join(cls, address: str, rank: int, *, deadline_s: float) -> "OrderReceiver":
         """Join the channel that rank 0 of this host has made. Raises SetupError."""
         return cls(Segment.join(address, rank), deadline_s=deadline_s)
-
-    def wait_for_all(self, *, timeout_s: float) -> None:
-        """Wait until every rank has joined. Raises GroupBroken."""
-        self._segment.wait_for_all(timeout_s)
 
     def receive(self, *, timeout_s: float) -> RankOrder | None:
         """The next order; None: there was none in time. Raises GroupBroken, at once if the leader dies."""
@@ -145,9 +121,3 @@ class OrderReceiver:
         """Tell the leader. Raises GroupBroken."""
         data = self._encode(report)
         self._segment.call_aside(self._send, data, len(data), self._timeout_ns)
-
-    def abort(self, reason: str) -> None:
-        self._segment.abort(reason)
-
-    def close(self) -> None:
-        self._segment.close()

@@ -13,7 +13,7 @@ import msgspec
 from baton.core.ids import SeqKey, SequenceId
 from baton.core.sampling import SamplingParams
 from baton.core.steps import StepItem, StepPlan
-from engine.parallel.orders import AdapterOrder, RankOrder
+from engine.parallel.orders import RankOrder, RareOrder
 
 REMEMBERED_MAX = 8192
 """The sequences that both ends remember; the longest unused one is forgotten first, on both alike."""
@@ -187,7 +187,7 @@ class OrderDecoder:
         self._memory: _Memory[StepItem] = _Memory(remembered_max)
         self._before: tuple[StepItem, ...] = ()
         self._read = msgspec.msgpack.Decoder(_Plan).decode
-        self._read_other = msgspec.msgpack.Decoder(AdapterOrder).decode
+        self._read_other = msgspec.msgpack.Decoder(RareOrder).decode
 
     def decode(self, data: bytes | memoryview) -> RankOrder:
         """Raises msgspec.DecodeError or ValueError: these bytes are not what the encoder wrote next."""

@@ -8,86 +8,54 @@ import time
 
 import msgspec
 
-from engine.parallel.mesh import Mesh
+from baton.wire.options import MESSAGE_BYTES_MAX
+from engine.parallel.mesh import FrameLimit, Mesh, OverMesh
 from engine.parallel.order_codec import OrderDecoder, OrderEncoder
-from engine.parallel.orders import FollowerReport, RankOrder
+from engine.parallel.orders import FollowerReport, RankOrder, shortened
 
 LEADER = 0
+ORDER = FrameLimit("an order", 4 * MESSAGE_BYTES_MAX)
+"""All that a plan says of a sequence came to the worker in one message, a prompt that it repeats included. A
+plan repeats those only that sample their first token in it, of which a full batch stays far below this."""
+REPORT = FrameLimit("a report", 64 * 1024)
+"""Texts of reports are shortened to much less."""
 
 
-class OrderStreamSender:
-    """The leader's end. One thread may wait in `receive` while another sends."""
+class OrderStreamSender(OverMesh):
+    """The leader's end, over a star. One thread may wait in `receive` while another sends."""
 
     def __init__(self, mesh: Mesh, *, deadline_s: float) -> None:
-        """Take the mesh over, a star whose ranks need not all be there yet."""
-        self._mesh, self._deadline_s = mesh, deadline_s
+        super().__init__(mesh, deadline_s=deadline_s)
         self._encode = OrderEncoder().encode
         self._decode = msgspec.msgpack.Decoder(FollowerReport).decode
-
-    @property
-    def address(self) -> str:
-        return self._mesh.address
-
-    def wait_for_all(self, *, timeout_s: float) -> None:
-        """Wait until every rank has joined. Raises GroupBroken."""
-        self._mesh.wait_for_all(timeout_s)
 
     def send(self, order: RankOrder) -> None:
         """Send to every follower, in order. It waits while a connection is full, at most until the deadline.
         Raises GroupBroken."""
         data, end_s = self._encode(order), time.monotonic() + self._deadline_s
         for rank in range(1, self._mesh.size):
-            self._mesh.send_frame(rank, data, end_s)
+            self._mesh.send_frame(rank, data, end_s, ORDER)
 
     def receive(self, *, timeout_s: float) -> tuple[int, FollowerReport] | None:
         """(rank, report) of the next report of any follower; None: there was none in time. Raises
         GroupBroken, at once if a follower dies."""
-        found = self._mesh.receive_frame(timeout_s, self._deadline_s)
+        found = self._mesh.receive_frame(timeout_s, self._deadline_s, REPORT)
         return None if found is None else (found[0], self._decode(found[1]))
 
-    def end_reason(self) -> str:
-        """Why the stream is over; empty: it is not. Any thread may ask."""
-        return self._mesh.end_reason()
 
-    def abort(self, reason: str) -> None:
-        self._mesh.abort(reason)
-
-    def be_strict(self) -> None:
-        """See `Mesh.be_strict`."""
-        self._mesh.be_strict()
-
-    def close(self) -> None:
-        self._mesh.close()
-
-
-class OrderStreamReceiver:
-    """A follower's end. One thread may report while another waits in `receive`."""
+class OrderStreamReceiver(OverMesh):
+    """A follower's end, over a star. One thread may report while another waits in `receive`."""
 
     def __init__(self, mesh: Mesh, *, deadline_s: float) -> None:
-        """Take the mesh over, a star whose ranks need not all be there yet."""
-        self.rank = mesh.rank
-        self._mesh, self._deadline_s = mesh, deadline_s
+        super().__init__(mesh, deadline_s=deadline_s)
         self._decode, self._encode = OrderDecoder().decode, msgspec.msgpack.Encoder().encode
-
-    def wait_for_all(self, *, timeout_s: float) -> None:
-        """Wait until every rank has joined. Raises GroupBroken."""
-        self._mesh.wait_for_all(timeout_s)
 
     def receive(self, *, timeout_s: float) -> RankOrder | None:
         """The next order; None: there was none in time. Raises GroupBroken, at once if the leader dies."""
-        found = self._mesh.receive_frame(timeout_s, self._deadline_s)
+        found = self._mesh.receive_frame(timeout_s, self._deadline_s, ORDER)
         return None if found is None else self._decode(bytes(found[1]))
 
     def report(self, report: FollowerReport) -> None:
         """Tell the leader. Raises GroupBroken."""
-        self._mesh.send_frame(LEADER, self._encode(report), time.monotonic() + self._deadline_s)
-
-    def be_strict(self) -> None:
-        """See `Mesh.be_strict`."""
-        self._mesh.be_strict()
-
-    def abort(self, reason: str) -> None:
-        self._mesh.abort(reason)
-
-    def close(self) -> None:
-        self._mesh.close()
+        data, end_s = self._encode(shortened(report)), time.monotonic() + self._deadline_s
+        self._mesh.send_frame(LEADER, data, end_s, REPORT)

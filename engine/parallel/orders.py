@@ -7,6 +7,9 @@ import msgspec
 from baton.core.messages import AdapterRef
 from baton.core.steps import StepPlan
 
+TEXT_CHARS_MAX = 4096
+"""The longest text of a report over TCP."""
+
 
 class ReadAdapter(msgspec.Struct, frozen=True, tag=True):
     """Read the rank's part of a LoRA adapter beside the steps, and report `AdapterRead`."""
@@ -26,8 +29,16 @@ class DropAdapter(msgspec.Struct, frozen=True, tag=True):
     key: str
 
 
+class RaiseGenerations(msgspec.Struct, frozen=True, tag=True):
+    """Blocks were given out for new content, which later orders write: see `engine.kv.generations`."""
+
+    blocks: tuple[int, ...]
+    generations: tuple[int, ...]
+
+
 AdapterOrder = ReadAdapter | InstallAdapter | DropAdapter
-RankOrder = StepPlan | AdapterOrder
+RareOrder = AdapterOrder | RaiseGenerations
+RankOrder = StepPlan | RareOrder
 """Orders are carried out in the order in which they were sent, the same on every rank."""
 
 
@@ -58,3 +69,14 @@ class AdapterRead(msgspec.Struct, frozen=True, tag=True):
 
 
 FollowerReport = FollowerReady | FollowerFailed | AdapterRead
+
+
+def shortened(report: FollowerReport) -> FollowerReport:
+    """The report with texts that fit into a message of bounded size."""
+    match report:
+        case FollowerReady():
+            return report
+        case FollowerFailed():
+            return msgspec.structs.replace(report, reason=report.reason[:TEXT_CHARS_MAX])
+        case AdapterRead():
+            return msgspec.structs.replace(report, error=report.error[:TEXT_CHARS_MAX])

@@ -246,5 +246,34 @@ class Segment:
         self._memory, self._fd = None, -1
 
 
+class OverSegment:
+    """What a rank carries over a segment, which it takes over. Its ranks need not all be there yet."""
+
+    def __init__(self, segment: Segment, *, deadline_s: float) -> None:
+        self._segment, self._timeout_ns = segment, nanoseconds(deadline_s)
+        self.rank = segment.rank
+
+    @property
+    def address(self) -> str:
+        return self._segment.address
+
+    def wait_for_all(self, *, timeout_s: float) -> None:
+        """Wait until every rank has joined. Raises GroupBroken."""
+        self._segment.wait_for_all(timeout_s)
+
+    def end_reason(self) -> str:
+        """Why the group is over, by a look at every rank; empty: it is not. Any thread may ask."""
+        return self._segment.end_reason()
+
+    def be_strict(self) -> None:
+        """Ranks of one host are watched alike from the start."""
+
+    def abort(self, reason: str) -> None:
+        self._segment.abort(reason)
+
+    def close(self) -> None:
+        self._segment.close()
+
+
 def nanoseconds(span_s: float) -> int:
     return int(span_s * 1e9)

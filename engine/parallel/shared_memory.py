@@ -18,7 +18,7 @@ from engine.parallel.group import (
     parts_of_rows,
     tensor_kind,
 )
-from engine.parallel.segment import Segment, SegmentSizes, functions, nanoseconds
+from engine.parallel.segment import OverSegment, Segment, SegmentSizes, functions
 
 CHUNK_BYTES = 256 * 1024
 """Large enough that the waits for the others are small beside the copies, small enough that the slots in use
@@ -45,15 +45,13 @@ def _functions() -> ctypes.CDLL:
     return native
 
 
-class SharedMemoryGroup:
+class SharedMemoryGroup(OverSegment):
     """See `engine.parallel.group.Group`. Tensors are in host memory."""
 
     def __init__(self, segment: Segment, *, deadline_s: float) -> None:
-        """Take the segment over, whose ranks need not all be there yet."""
+        super().__init__(segment, deadline_s=deadline_s)
         native = _functions()
-        self.rank, self.size = segment.rank, segment.sizes.ranks
-        self._segment, self._call = segment, segment.call
-        self._timeout_ns = nanoseconds(deadline_s)
+        self.size, self._call = segment.sizes.ranks, segment.call
         self._rings: set[int] = set()
         self._reduce, self._scatter = native.baton_all_reduce, native.baton_reduce_scatter
         self._gather_parts, self._broadcast = native.baton_gather, native.baton_broadcast
@@ -71,14 +69,6 @@ class SharedMemoryGroup:
     def join(cls, address: str, rank: int, *, deadline_s: float) -> "SharedMemoryGroup":
         """Join the group that rank 0 of this host has made. Raises SetupError."""
         return cls(Segment.join(address, rank), deadline_s=deadline_s)
-
-    @property
-    def address(self) -> str:
-        return self._segment.address
-
-    def wait_for_all(self, *, timeout_s: float) -> None:
-        """Wait until every rank has joined. Raises GroupBroken."""
-        self._segment.wait_for_all(timeout_s)
 
     def all_reduce_(self, x: Tensor) -> Tensor:
         code = _CODES.get(x.dtype)
@@ -143,13 +133,3 @@ class SharedMemoryGroup:
         kind = tensor_kind(out.shape, dtype)
         self._call(self._receive, out.data_ptr(), out.nbytes, kind, source, self._timeout_ns)
         return out
-
-    def end_reason(self) -> str:
-        """Why the group is over, by a look at every rank; empty: it is not. Any thread may ask."""
-        return self._segment.end_reason()
-
-    def abort(self, reason: str) -> None:
-        self._segment.abort(reason)
-
-    def close(self) -> None:
-        self._segment.close()

@@ -22,7 +22,7 @@ from engine.parallel.group import (
     parts_of_rows,
     tensor_kind,
 )
-from engine.parallel.mesh import Mesh, Purpose
+from engine.parallel.mesh import Mesh, OverMesh, Purpose
 
 _HEAD = struct.Struct("<QQQ")
 """Number of the call, what is called, and the bytes that follow."""
@@ -35,22 +35,16 @@ Combine = Callable[[list[Tensor]], list[Tensor]]
 """Rank 0 makes of what every rank has brought, as bytes, what every rank gets."""
 
 
-class SocketGroup:
+class SocketGroup(OverMesh):
     """See `engine.parallel.group.Group`. Tensors are in host memory."""
 
     def __init__(self, mesh: Mesh, *, deadline_s: float) -> None:
-        """Take the mesh over, whose ranks need not all be there yet."""
-        self.rank, self.size = mesh.rank, mesh.size
-        self._mesh, self._deadline_s = mesh, deadline_s
+        super().__init__(mesh, deadline_s=deadline_s)
+        self.size = mesh.size
         self._number = 0
 
-    @property
-    def address(self) -> str:
-        return self._mesh.address
-
     def wait_for_all(self, *, timeout_s: float) -> None:
-        """Wait until every rank has joined. Raises GroupBroken."""
-        self._mesh.wait_for_all(timeout_s)
+        super().wait_for_all(timeout_s=timeout_s)
         self.size = self._mesh.size
 
     # --- collectives --------------------------------------------------------------------------------
@@ -190,22 +184,6 @@ class SocketGroup:
 
     def _number_of(self, purpose: Purpose) -> int:
         return self._number if purpose is Purpose.COLLECTIVES else 0
-
-    # --- ends ---------------------------------------------------------------------------------------
-
-    def end_reason(self) -> str:
-        """Why the group is over; empty: it is not. Any thread may ask."""
-        return self._mesh.end_reason()
-
-    def be_strict(self) -> None:
-        """See `Mesh.be_strict`."""
-        self._mesh.be_strict()
-
-    def abort(self, reason: str) -> None:
-        self._mesh.abort(reason)
-
-    def close(self) -> None:
-        self._mesh.close()
 
 
 def _as_bytes(x: Tensor) -> Tensor:

@@ -237,8 +237,10 @@ class TcpBackend:
     def _end(self, call: _TcpRead, running: "asyncio.Future[_T]") -> None:
         self._calls.discard(call)
         call.ended.set()
-        if not running.cancelled():
-            running.exception()  # looked at: a cancelled reader does not
+        if running.cancelled() or running.exception() is not None:  # looked at: a cancelled reader does not
+            return
+        if call.is_abandoned and isinstance(made := running.result(), Line):
+            made.close()  # nobody takes the connection up
 
     # --- on the read threads ----------------------------------------------------------------------
 

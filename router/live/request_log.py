@@ -23,6 +23,9 @@ thousands."""
 ERROR_CHARACTERS_MAX = 300
 """Most characters of an error text, which may quote what the client wrote."""
 
+ENDED_ATTEMPT = ("retried", "refused", "migrated")
+"""Notes of the end of an attempt that another one follows."""
+
 _WARNED = ("failed", "refused")
 
 
@@ -62,7 +65,16 @@ def fields_of(record: RecentRequest) -> dict[str, Any]:
     fields: dict[str, Any] = msgspec.to_builtins(record)
     for name in ("moments", "arrived_s"):
         del fields[name]
+    fields["lost_attempt"] = lost_attempt(record)
     return {name: value for name, value in fields.items() if value not in (None, "", {})}
+
+
+def lost_attempt(record: RecentRequest) -> str:
+    """Return why the first attempt of several ended; empty if there was one only."""
+    if record.attempts < 2:
+        return ""
+    lost = next((moment for moment in record.moments if moment.what in ENDED_ATTEMPT), None)
+    return lost.reason[:ERROR_CHARACTERS_MAX] if lost is not None else ""
 
 
 def _printable(text: str) -> str:
@@ -88,7 +100,8 @@ def in_words(s: RecentRequest) -> str:
         both = s.prefill_worker == s.decode_worker
         parts.append(s.prefill_worker if both else f"{s.prefill_worker} -> {s.decode_worker}")
     if s.attempts > 1:
-        parts.append(f"{s.attempts} attempts")
+        reason = lost_attempt(s)
+        parts.append(f"{s.attempts} attempts" + (f" (the first one ended: {reason})" if reason else ""))
     if s.tenant:
         parts.append(f"tenant {s.tenant}")
     if s.slo_class:

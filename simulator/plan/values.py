@@ -4,7 +4,9 @@ import json
 from collections.abc import Iterator, Mapping
 
 from baton.core.messages import Role
+from simulator.hardware import Node
 from simulator.plan.clusters import ClusterPlan, PlannedPool
+from simulator.plan.shapes import GPUS_PER_NODE
 
 Value = Mapping[str, "Value"] | str | int | float | bool
 
@@ -31,7 +33,18 @@ def _pool(role: Role, pool: PlannedPool | None) -> Value:
         "gpu": node.gpu.name,
         "tensorParallelSize": node.tensor,
         "pipelineParallelSize": node.pipeline,
+        "podsPerWorker": _pods(node),
     }
+
+
+def _pods(node: Node) -> int:
+    """Return the fewest pods for the stages of one worker, each on one node and with as many stages."""
+    fitting = (
+        pods
+        for pods in range(1, node.pipeline)
+        if node.pipeline % pods == 0 and node.gpu_count <= pods * GPUS_PER_NODE
+    )
+    return next(fitting, node.pipeline)
 
 
 def _lines(values: Mapping[str, Value], depth: int) -> Iterator[str]:

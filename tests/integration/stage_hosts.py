@@ -1,8 +1,8 @@
 """A worker whose stages are on hosts of their own: Ray nodes in network namespaces, mutual TLS everywhere.
 
 `python -m tests.integration.stage_hosts FOLDER MODEL FAULT [OPTION…]` enters namespaces of its own and prints
-what it saw as a line of JSON. Host `a` has the control plane, the router and no worker; each other has room
-for one stage.
+what it saw as a line of JSON. The fault "none" hands prompts over, between workers of two roles. Host `a` has
+the control plane, the router and no worker; each other has room for one stage.
 """
 
 import asyncio
@@ -13,23 +13,27 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 
+from baton.wire.client import worker_status
+from baton.wire.transport import secure
 from benchmarks.chaos.links import HostLinks
 from benchmarks.chaos.namespaces import Host, check_namespaces, enter, is_inside
-from benchmarks.chaos.processes import Supervised, first_line
+from benchmarks.chaos.processes import Supervised, end_all, first_line
 from control_plane.ray_cluster import JOINED_ENVIRONMENT, OBJECT_STORE_BYTES, RAY_ENVIRONMENT
 from tests.certificates import make_folder, tls_environment, tls_of
+from worker.stage_actor import FOLLOWER
 
 FIRST, PLACES = "a", ("b", "c", "d")
 RAY_PORT, CONTROL_PORT, ROUTER_PORT = 6380, 7000, 8000
 START_S, WAIT_S = 180.0, 120.0
 CLIENT_ADDRESS = "10.77.0.9"
+PROMPTS = [[3 + (7 * n + k) % 90 for k in range(20 + 60 * n)] for n in range(3)]
 STREAMED = 900
 """Tokens of a stream that a fault meets."""
 SETTINGS = {
@@ -38,6 +42,7 @@ SETTINGS = {
     "engine.threads": 1,
     "engine.kv_bytes": 32 * 2**20,
     "engine.self_timing_s": 0.1,
+    "router.any_role": "false",
     "router.migrate_after_s": 1,
     "router.queue_wait_s": 120,
     "router.request_timeout_s": 240,
@@ -45,7 +50,8 @@ SETTINGS = {
     "cluster.worker_host": "0.0.0.0",
     "dashboard.enabled": "false",
 }
-FOLLOWER, WORKER = "engine.execution.follower", "ray::WorkerActor"
+WORKER = "ray::WorkerActor"
+ONE_WORKER = ["follower", "leader"]
 
 
 class StageHosts:
@@ -55,7 +61,9 @@ class StageHosts:
         self.hosts = {name: Host(name, f"10.77.0.{number}") for number, name in enumerate(names, 1)}
         self.links = HostLinks(self.hosts, CLIENT_ADDRESS)
         self._ray_token = secrets.token_hex(32)
-        self._tls = tls_environment(tls_of(make_folder(folder / "certificates")))
+        tls = tls_of(make_folder(folder / "certificates"))
+        self._tls = tls_environment(tls)
+        secure(tls)
         self.url = f"http://{self.hosts[FIRST].address}:{ROUTER_PORT}"
         self.supervised = self._processes()
 
@@ -139,15 +147,15 @@ class StageHosts:
                         found.setdefault(name, []).append("leader" if WORKER in words else "follower")
         return found
 
-    async def await_placed(self, *, without: str = "") -> dict[str, list[str]]:
-        """Wait until one worker has a leader and a follower, and nothing is on the host `without`."""
+    async def await_placed(
+        self, *, without: str = "", kinds: Sequence[str] = ONE_WORKER
+    ) -> dict[str, list[str]]:
+        """Wait until there are these leaders and followers, and nothing is on the host `without`."""
         end_s = time.monotonic() + WAIT_S
         while True:
             found = self.ranks()
-            if (
-                sorted(kind for kinds in found.values() for kind in kinds) == ["follower", "leader"]
-                and without not in found
-            ):
+            there = sorted(kind for those in found.values() for kind in those)
+            if there == list(kinds) and without not in found:
                 return found
             if time.monotonic() > end_s:
                 raise TimeoutError(f"ranks: {found}")
@@ -164,12 +172,17 @@ class StageHosts:
         return left
 
     async def kill(self) -> None:
-        for process in self.supervised.values():
-            process.hold()
-        for host in self.hosts.values():
-            await host.kill()
-        for process in self.supervised.values():
-            await process.stop(signal.SIGKILL)
+        await end_all(self.hosts.values(), self.supervised.values())
+
+
+async def accounts(client: httpx.AsyncClient, url: str) -> dict[str, dict[str, float]]:
+    """The accounts of the worker of each role."""
+    listed = (await client.get(f"{url}/health")).json()["workers"]
+    return {
+        role: dict((await worker_status(worker["address"])).accounts)
+        for role, workers in listed.items()
+        for worker in workers
+    }
 
 
 async def complete(
@@ -205,30 +218,42 @@ async def complete(
     return tokens
 
 
+async def hand_over(hosts: StageHosts, report: dict[str, Any]) -> None:
+    await hosts.start()
+    report["placed"] = await hosts.await_placed(kinds=[*ONE_WORKER, "leader"])
+    async with httpx.AsyncClient(timeout=240) as client:
+        report["tokens"] = [await complete(client, hosts.url, prompt, 24) for prompt in PROMPTS]
+        report["accounts"] = await accounts(client, hosts.url)
+    report["left"] = await hosts.stop()
+
+
+async def lose(hosts: StageHosts, report: dict[str, Any], fault: str) -> None:
+    prompts = PROMPTS
+    await hosts.start()
+    report["placed"] = before = await hosts.await_placed()
+    async with httpx.AsyncClient(timeout=240) as client:
+        report["tokens"] = [await complete(client, hosts.url, prompt, 24) for prompt in prompts]
+        begun = [asyncio.Event() for _ in prompts]
+        streams = [
+            asyncio.create_task(complete(client, hosts.url, prompt, STREAMED, event))
+            for prompt, event in zip(prompts, begun, strict=True)
+        ]
+        await asyncio.gather(*(event.wait() for event in begun))
+        victim = next(name for name, kinds in before.items() if fault.split()[1] in kinds)
+        report["streams_under_way"] = sum(not stream.done() for stream in streams)
+        await (hosts.lose if fault.startswith("lose") else hosts.cut)(victim)
+        report["streamed"] = await asyncio.gather(*streams)
+        without = victim if fault.startswith("lose") else ""
+        if not without:
+            await hosts.links.mend_all()
+        report["placed_again"] = await hosts.await_placed(without=without)
+    report["left"] = await hosts.stop()
+
+
 async def drill(folder: Path, model: str, fault: str, arguments: list[str]) -> dict[str, Any]:
-    hosts, report = StageHosts(folder, model, arguments), dict[str, Any]()
-    prompts = [[3 + (7 * n + k) % 90 for k in range(20 + 60 * n)] for n in range(3)]
+    hosts, report = StageHosts(folder, model, arguments), dict[str, Any](prompts=PROMPTS)
     try:
-        await hosts.start()
-        report["placed"] = before = await hosts.await_placed()
-        async with httpx.AsyncClient(timeout=240) as client:
-            report["prompts"] = prompts
-            report["tokens"] = [await complete(client, hosts.url, prompt, 24) for prompt in prompts]
-            begun = [asyncio.Event() for _ in prompts]
-            streams = [
-                asyncio.create_task(complete(client, hosts.url, prompt, STREAMED, event))
-                for prompt, event in zip(prompts, begun, strict=True)
-            ]
-            await asyncio.gather(*(event.wait() for event in begun))
-            victim = next(name for name, kinds in before.items() if fault.split()[1] in kinds)
-            report["streams_under_way"] = sum(not stream.done() for stream in streams)
-            await (hosts.lose if fault.startswith("lose") else hosts.cut)(victim)
-            report["streamed"] = await asyncio.gather(*streams)
-            without = victim if fault.startswith("lose") else ""
-            if not without:
-                await hosts.links.mend_all()
-            report["placed_again"] = await hosts.await_placed(without=without)
-        report["left"] = await hosts.stop()
+        await (hand_over(hosts, report) if fault == "none" else lose(hosts, report, fault))
         return report
     except BaseException:
         for process in hosts.supervised.values():

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from baton.core.errors import SetupError
+from benchmarks.parallel.cli import PARTS
 from benchmarks.parallel.links import CONTEXT_TOKENS, decode_plan
 from benchmarks.parallel.measure import Comparison, MemoryResult
 from benchmarks.parallel.model_requests import RankMemory
@@ -23,6 +24,11 @@ SMALL = ["--prefill-tokens", "40", "--batches", "1,2", "--context-tokens", "40",
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("model"), "llama", with_tokenizer=False)
+
+
+def test_help_names_every_part() -> None:
+    said = CliRunner().invoke(app, ["parallel", "--help"]).output
+    assert [part for part in PARTS if part not in said] == []
 
 
 @needs_two_cores
@@ -56,7 +62,8 @@ def test_every_part_is_measured_beside_its_baseline(folder: Path) -> None:
     assert {one["shape"] for one in predictions} == {"1", "tp2", "pp2"}
     assert len(predictions) == 3 * 4
     for one in predictions:
-        assert min(*one["measured_s"], one["step_time_s"], one["simulated_s"]) > 0
+        assert len(one["measured_s"]) == len(one["simulated_s"]) == len(one["step_time_s"])
+        assert min(*one["measured_s"], *one["step_time_s"], *one["simulated_s"]) > 0
     assert report["one_rank"]["fixed_s"] > 0 < report["one_rank"]["sum_s"]
     assert os.sched_getaffinity(0) == affinity
 

@@ -204,6 +204,22 @@ def test_a_role_that_is_none_and_a_control_plane_that_is_not_there_are_one_line(
     assert "127.0.0.1:1" in str(error)
 
 
+@pytest.mark.parametrize(
+    ("count", "says"),
+    [
+        ("1xpp2", "baton rollout NAME --set engine.shape=pp2"),
+        ("tp2", "baton rollout NAME --set engine.shape=tp2"),
+        ("many", "many is not a number of workers, such as 3"),
+        ("2x", "2x is not a number of workers, such as 3"),
+    ],
+)
+def test_what_is_no_number_of_workers_is_refused_and_shapes_are_sent_to_rollout(control, count, says):
+    error = run("scale", "decode", count).exception
+    assert isinstance(error, SetupError)
+    assert says in str(error)
+    assert control.orders == []
+
+
 @pytest.mark.parametrize("command", ["status", "scale", "switch-role", "drain", "rollout"])
 def test_help_has_an_example(command):
     text = re.sub(r"\s+", " ", run(command, "--help").output)

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 from typer.testing import CliRunner
 
@@ -72,6 +74,8 @@ def test_the_environment_and_the_file_of_models_take_the_same(monkeypatch, tmp_p
         (["cluster.shapes.prefill=tp0"], "it must be at least 1"),
         (["cluster.decode_workers=2xtpx"], 'decode_workers: shape "tpx" is not understood'),
         (["cluster.decode_workers=-1"], "cluster.decode_workers: Input should be greater than or equal to 0"),
+        (["cluster.decode_workers=-1xtp2"], "-1xtp2 is below 0: a number of workers is at least 0"),
+        (["cluster.shapes=tp2"], 'as in cluster.shapes.prefill=tp2 or {"prefill": "tp2"} (engine.shape'),
         (["cluster.decode_workers=2000xtp2"], "less than or equal to 1024"),
         (["models.m.model.path=a/b", "models.m.cluster.shapes.all=tp2"], "models.m.cluster.shapes: all: no"),
     ],
@@ -80,6 +84,21 @@ def test_what_is_no_number_of_workers_is_refused_by_name(sets, says):
     with pytest.raises(SetupError) as caught:
         each_model(load_config(sets))
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("setting", ["engine.shape=tpp2", "cluster.shapes.decode=tpp2"])
+def test_a_wrong_shape_is_said_once(setting):
+    with pytest.raises(SetupError, match="is not understood: write") as caught:
+        load_config([setting])
+    assert str(caught.value).count("tpp2") == 1
+    assert str(caught.value).startswith(setting.partition("=")[0])
+
+
+def test_fewer_workers_than_none_are_refused_without_a_word_of_shapes():
+    said = CliRunner().invoke(app, ["serve", "--model", "a/b", "--prefill", "-1"])
+    assert said.exit_code == 2
+    assert "a number of workers is at least 0" in re.sub(r"[\s│]+", " ", said.output)
+    assert "tp2" not in said.output
 
 
 def test_the_command_line_names_the_option_that_is_wrong():

@@ -171,8 +171,8 @@ def test_of_several_models_the_one_with_the_trouble_is_named(good):
 
 def test_a_shape_that_does_not_divide_the_model_is_refused_with_the_role_and_the_widths(good):
     said = refused(good, cluster={"decode_workers": "1xtp3"})
-    assert said.startswith("decode workers of shape tp3: tensor=3 is not possible: 4 attention heads do not")
-    assert "possible are tensor=1, tensor=2" in said
+    assert said.startswith("decode workers of shape tp3: tp3 is not possible: 4 attention heads do not")
+    assert "possible are tp1, tp2" in said
     check_setup(config_of(good, cluster={"decode_workers": "1xtp2"}), with_router=True)
 
 
@@ -186,9 +186,7 @@ def test_ranks_that_are_not_executed_are_refused(good):
 def test_stages_that_are_more_than_layers_are_refused(good):
     check_setup(config_of(good, cluster={"decode_workers": "pp2"}), with_router=True)
     said = refused(good, cluster={"decode_workers": "pp9"})
-    assert said.startswith(
-        "decode workers of shape pp9: pipeline=9 has more stages than the model has layers"
-    )
+    assert said.startswith("decode workers of shape pp9: pp9 has more stages than the model has layers")
 
 
 def test_gpus_are_counted_for_all_ranks(good, monkeypatch):
@@ -229,3 +227,7 @@ def test_ranks_that_share_cores_are_told(good, monkeypatch, caplog):
     assert not caplog.records
     check_setup(config_of(good, cluster={"decode_workers": "2xtp2"}), with_router=True)
     assert "have 5 ranks in all, and this machine has 2 cores" in caplog.text
+    assert "ranks of a worker wait for each other in every layer" in caplog.text
+    caplog.clear()
+    check_setup(config_of(good, cluster={"decode_workers": "2xpp2"}), with_router=True)
+    assert "stages of a worker wait for each other in every step" in caplog.text

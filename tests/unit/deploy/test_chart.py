@@ -89,6 +89,9 @@ def test_config_is_what_processes_read(example, monkeypatch):
         monkeypatch.setenv(name, value)
     config = Config()
     sections = config.model_dump(mode="json")
+    if not asked["store"]["enabled"]:
+        assert config.store.host_bytes == 0
+        del asked["config"]["store"]
     for section, fields in asked["config"].items():
         for field, value in fields.items():
             found = sections[section][field]
@@ -98,7 +101,7 @@ def test_config_is_what_processes_read(example, monkeypatch):
     assert config.model.path == asked["model"]["path"]
     assert config.model.device == asked["accelerator"]
     assert config.cluster.worker_port
-    assert config.store.port
+    assert config.store.port or not asked["store"]["enabled"]
     [control] = [spec for name, _, spec in pods(documents(example)) if name.endswith("-control")]
     assert config.cluster.control_host == control["hostname"] == "baton-control"
 
@@ -129,6 +132,10 @@ NEGATIVE = {
     'pools.prefill.memory="much"': "memory",
     "pools.decode.pipelineParallelSize=65": "Must be less",
     "pools.decode.tensorParallelSize=0": "Must be greater",
+    'pools.decode={"tensorParallelSize":16,"pipelineParallelSize":8}': "tp16pp8 has 128 ranks",
+    'pools.decode={"pipelineParallelSize":3,"podsPerWorker":2}': "podsPerWorker=2: it must divide",
+    "pools.decode.podsPerWorker=2": "it must divide pipelineParallelSize=1",
+    'pools.decode.stageAffinity=[{"topologyKey":"rack"}]': "weight is required",
     'config.engine.shape="tp2"': "shape is not allowed",
     'config.cluster.shapes={"decode":"tp2"}': "shapes is not allowed",
     'pools.decode.gpu="abacus"': "gpuTypes.abacus",
@@ -186,7 +193,7 @@ def test_several_models_are_what_processes_read(monkeypatch):
         word for word in control["args"] if word.startswith(("--prefill", "--decode", "--aggregated"))
     ]
     one = f"pools={json.dumps(pools | {'aggregated': {'replicas': 0}})}"
-    assert "2 pods in all, and models want 3 workers" in refusal("gpu-one-node", *sets[:2], one)
+    assert "room for 2 workers in all, and models want 3" in refusal("gpu-one-node", *sets[:2], one)
 
 
 def test_a_change_of_config_restarts_what_reads_it():
@@ -268,6 +275,65 @@ def test_a_plan_with_stages_makes_them_part_of_the_shape(tmp_path):
     assert status == 0, err
     docs = [d for d in yaml.safe_load_all(out) if d]
     assert json.loads(settings(docs)["BATON_CLUSTER__SHAPES"]) == {"aggregated": "tp2pp2"}
+    assert not any("numOfHosts" in g for g in of_kind(docs, "RayCluster")[0]["spec"]["workerGroupSpecs"])
+
+
+@pytest.mark.parametrize(
+    ("tensor", "stages", "pods", "gpus"), [(8, 2, 2, 8), (4, 4, 2, 8), (4, 3, 3, 4), (2, 16, 4, 8)]
+)
+def test_a_plan_of_more_gpus_than_a_node_has_makes_several_pods_per_worker(
+    tmp_path, tensor, stages, pods, gpus
+):
+    status, out, err = planned(tmp_path, Node(MODELS["llama-3-70b"], find_gpu("h100"), tensor, stages))
+    assert status == 0, err
+    docs = [d for d in yaml.safe_load_all(out) if d]
+    [group] = [g for g in of_kind(docs, "RayCluster")[0]["spec"]["workerGroupSpecs"] if g["replicas"]]
+    [container] = group["template"]["spec"]["containers"]
+    assert (group["replicas"], group["numOfHosts"]) == (2, pods)
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == gpus
+    [least] = [
+        b["spec"]["minAvailable"] for b in of_kind(docs, "PodDisruptionBudget") if "minAvailable" in b["spec"]
+    ]
+    assert least == 2 * pods - 1
+
+
+def test_a_worker_over_several_nodes_has_pods_of_its_stages_that_are_near_each_other():
+    docs = documents("multi-node")
+    groups = {g["groupName"]: g for g in of_kind(docs, "RayCluster")[0]["spec"]["workerGroupSpecs"]}
+    group = groups["aggregated"]
+    assert (group["replicas"], group["numOfHosts"]) == (2, 2)
+    spec = group["template"]["spec"]
+    assert spec["containers"][0]["resources"]["requests"]["nvidia.com/gpu"] == 8
+    labels = group["template"]["metadata"]["labels"]
+    terms = spec["affinity"]["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert [term["podAffinityTerm"]["topologyKey"] for term in terms] == ["topology.kubernetes.io/zone"]
+    for one in (*(term["podAffinityTerm"] for term in terms), *spec["topologySpreadConstraints"]):
+        wanted = one["labelSelector"]["matchLabels"]
+        assert wanted.items() <= labels.items()
+        assert wanted["baton.dev/role"] == "aggregated"
+    assert "affinity" not in groups["decode"]["template"]["spec"]
+    assert json.loads(settings(docs)["BATON_CLUSTER__SHAPES"]) == {"aggregated": "tp8pp2"}
+    [control] = [c for name, _, c in containers(docs) if name.endswith("-control")]
+    assert "--aggregated=2" in control["args"], "workers, not pods"
+
+
+def test_without_terms_pods_have_no_preference():
+    docs = documents("multi-node", "pools.aggregated.stageAffinity=[]")
+    groups = of_kind(docs, "RayCluster")[0]["spec"]["workerGroupSpecs"]
+    assert not any("affinity" in g["template"]["spec"] for g in groups)
+
+
+def test_pods_of_one_shape_and_unlike_sizes_are_told_apart():
+    pools = {"aggregated": {"podsPerWorker": 1}, "decode": {"podsPerWorker": 2, "replicas": 1}}
+    shape = {"tensorParallelSize": 4, "pipelineParallelSize": 2, "contextParallelSize": 2, "cpu": 16}
+    sets = [
+        f"pools.{role}.{key}={value}" for role, own in pools.items() for key, value in (shape | own).items()
+    ]
+    found = settings(documents("multi-node", *sets))
+    assert json.loads(found["BATON_CLUSTER__SHAPES"]) == dict.fromkeys(pools, "tp4pp2cp2")
+    labels = json.loads(found["BATON_CLUSTER__NODE_LABELS"])
+    assert labels["decode"] == {"ray.io/node-group": "in(decode)"}
+    assert labels["aggregated"] == {"ray.io/node-group": "in(aggregated)"}
 
 
 def test_pods_without_a_core_for_each_rank_are_refused():
@@ -275,7 +341,7 @@ def test_pods_without_a_core_for_each_rank_are_refused():
     args = ("template", "baton", CHART, "--values", values, "--set", "pools.decode.tensorParallelSize=2")
     status, _, err = helm(*args)
     assert status != 0
-    assert "pools.decode.cpu=2: its workers' ranks need 4 cores" in err
+    assert "pools.decode.cpu=2: the ranks in each of its pods need 4 cores" in err
     assert helm(*args, "--set", "pools.decode.cpu=4")[0] == 0
 
 

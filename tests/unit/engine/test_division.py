@@ -99,14 +99,13 @@ GROUPS = QuantScheme("gptq", 4, group_size=32)
             "llama",
             {},
             3,
-            "tensor=3 is not possible: 4 attention heads do not divide by 3; "
-            "possible are tensor=1, tensor=2, tensor=4",
+            "tp3 is not possible: 4 attention heads do not divide by 3; possible are tp1, tp2, tp4",
         ),
         (
             "llama",
             {"num_attention_heads": 12, "num_key_value_heads": 6, "hidden_size": 96},
             4,
-            "6 key-value heads neither divide by 4 nor divide it; possible are tensor=1, tensor=2",
+            "6 key-value heads neither divide by 4 nor divide it; possible are tp1, tp2",
         ),
         ("llama", {"intermediate_size": 130}, 4, "the intermediate size 130 does not divide by 4"),
         ("mixtral", {"intermediate_size": 50}, 4, "the experts' intermediate size 50 does not divide by 4"),
@@ -114,16 +113,16 @@ GROUPS = QuantScheme("gptq", 4, group_size=32)
             "qwen2_moe",
             {"shared_expert_intermediate_size": 34},
             4,
-            "the shared expert's intermediate size 34 does not divide by 4; possible are tensor=1, tensor=2",
+            "the shared expert's intermediate size 34 does not divide by 4; possible are tp1, tp2",
         ),
         (
             "llama",
             {"quantization": GROUPS},
             4,
             r"the attention output's 64 inputs are 2 groups of 32 \(GPTQ int4\), which do not divide by 4; "
-            "possible are tensor=1, tensor=2$",
+            "possible are tp1, tp2$",
         ),
-        ("llama", {}, 0, "tensor=0 is not possible: it must be at least 1"),
+        ("llama", {}, 0, "tp0 is not possible: it must be at least 1"),
         (
             "olmo2",
             {"is_native": False},
@@ -141,7 +140,9 @@ def test_what_does_not_divide_is_named(kind: Any, changes: dict[str, Any], tenso
 
 
 def test_more_stages_than_layers_are_refused() -> None:
-    with pytest.raises(SetupError, match="pipeline=3 has more stages than the model has layers: at most 2"):
+    with pytest.raises(
+        SetupError, match="pp3 has more stages than the model has layers: at most pp2 is possible"
+    ):
         check_division(spec_of("llama"), pipeline=3)
     check_division(spec_of("llama"), tensor=2, pipeline=2)
 
@@ -165,9 +166,7 @@ def test_gpt_oss_blocks_need_not_divide() -> None:
 def test_stages_are_as_even_as_layers_allow(costs: list[int], stages: int, first: int, last: int) -> None:
     count = len(costs)
     if stages > count:
-        with pytest.raises(
-            SetupError, match=f"pipeline={stages} is not possible: the model has {count} layers"
-        ):
+        with pytest.raises(SetupError, match=f"pp{stages} is not possible: the model has {count} layers"):
             divide_layers(costs, stages)
         return
 

@@ -286,8 +286,8 @@ def test_followers_end_with_their_leader(tmp_path: Path, sign: signal.Signals) -
 @pytest.mark.parametrize(
     ("kind", "shape", "said"),
     [
-        ("llama", "tp3", "attention heads do not divide by 3; possible are tensor=1, tensor=2, tensor=4"),
-        ("llama", "pp9", "pipeline=9 has more stages than the model has layers: at most"),
+        ("llama", "tp3", "attention heads do not divide by 3; possible are tp1, tp2, tp4"),
+        ("llama", "pp9", "pp9 has more stages than the model has layers: at most"),
         ("olmo2", "cp2", "context=2: Olmo2ForCausalLM runs through transformers' modules"),
     ],
 )
@@ -314,13 +314,13 @@ def test_a_follower_that_dies_at_the_start_is_noticed(
         os.kill(team.pids[0], signal.SIGKILL)
 
     if dies == "before it joins":
-        spawn = RankTeam._spawn
+        spawn = RankTeam._spawn_all
 
         def spawn_and_kill(team: RankTeam, *args: Any) -> None:
             spawn(team, *args)
             kill(team)
 
-        monkeypatch.setattr(RankTeam, "_spawn", spawn_and_kill)
+        monkeypatch.setattr(RankTeam, "_spawn_all", spawn_and_kill)
     else:
         wait = RankTeam.wait_ready
 

@@ -15,9 +15,15 @@ import pytest
 
 from baton.config import EngineConfig, ModelConfig
 from baton.core.errors import SetupError
+from baton.core.shape import Shape
 from engine.execution.executor import Executor
-from engine.execution.spread import FollowerSetup, Reach, Spread
+from engine.execution.follower_process import how_ended, start_follower
+from engine.execution.spread import FollowerSetup, Reach, Spread, begin_mesh
+from engine.execution.team import RankTeam
 from engine.parallel.group import GroupBroken
+from engine.parallel.mesh import LEFT, Mesh
+from engine.parallel.order_channel import OrderSender
+from engine.parallel.shared_memory import SharedMemoryGroup
 from tests.models import Kind, make_model
 from tests.unit.engine.driver import Driver
 from tests.unit.engine.test_divided_models import GENERATED, expected_tokens
@@ -33,21 +39,18 @@ class HostOfProcesses:
 
     def __init__(self) -> None:
         self.processes: list[subprocess.Popen[bytes]] = []
+        self.is_closed = False
 
     def start(self, setups: Sequence[FollowerSetup]) -> None:
         for setup in setups:
-            command = [sys.executable, "-m", "engine.execution.follower", str(os.getpid())]
-            process = subprocess.Popen(command, stdin=subprocess.PIPE)
-            self.processes.append(process)
-            assert process.stdin is not None
-            with process.stdin as pipe:
-                pipe.write(msgspec.json.encode(setup))
+            self.processes.append(start_follower(msgspec.json.encode(setup)))
 
     def ended(self) -> str:
         ended = [process for process in self.processes if process.poll() is not None]
         return f"process {ended[0].pid} of another host has ended" if ended else ""
 
     def close(self, timeout_s: float) -> None:
+        self.is_closed = True
         for process in self.processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout_s)
@@ -128,6 +131,49 @@ def test_a_lost_stage_is_noticed_while_nothing_runs(
     with pytest.raises(GroupBroken, match="rank 1"):
         executor.warm_up()
     psutil.Process(host.processes[0].pid).resume()
+
+
+def test_a_follower_that_ends_before_it_reads_its_setup_is_noticed_by_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "executable", "false")
+    process = start_follower(b"x" * 2**22)  # more than a pipe holds
+    process.wait()
+    assert how_ended(process) == "ended with exit code 1"
+
+
+def test_nothing_is_left_of_a_start_that_cannot_listen(monkeypatch: pytest.MonkeyPatch) -> None:
+    host, made = HostOfProcesses(), list[Mesh]()
+
+    def begin(size: int, reach: Reach, *, is_star: bool = False) -> Mesh:
+        if is_star:
+            raise SetupError("ranks cannot listen")
+        made.append(begin_mesh(size, reach))
+        return made[0]
+
+    monkeypatch.setattr("engine.execution.team.begin_mesh", begin)
+    spread = Spread(Reach("127.0.0.1", "127.0.0.1"), (None, host))
+    with pytest.raises(SetupError, match="cannot listen"):
+        RankTeam.start(Shape.parse("pp2"), ModelConfig(path=""), EngineConfig(shape="pp2"), spread)
+    assert made[0].end_reason() == LEFT
+    assert host.is_closed
+
+
+def test_nothing_is_left_of_a_start_without_memory_for_orders(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, create = list[SharedMemoryGroup](), SharedMemoryGroup.create
+
+    def create_world(size: int, *, deadline_s: float) -> SharedMemoryGroup:
+        made.append(create(size, deadline_s=deadline_s))
+        return made[0]
+
+    def create_orders(*_: object, **__: object) -> OrderSender:
+        raise SetupError("no memory")
+
+    monkeypatch.setattr(SharedMemoryGroup, "create", create_world)
+    monkeypatch.setattr(OrderSender, "create", create_orders)
+    with pytest.raises(SetupError, match="no memory"):
+        RankTeam.start(Shape.parse("tp2"), ModelConfig(path=""), EngineConfig(shape="tp2"))
+    assert made[0].end_reason()
 
 
 def test_a_follower_that_cannot_start_elsewhere_is_said(tmp_path: Path) -> None:

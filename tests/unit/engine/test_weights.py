@@ -56,23 +56,32 @@ def test_nothing_is_copied_when_the_dtype_is_right(whole: Path) -> None:
         assert any(start <= tensor.data_ptr() < end for start, end in ranges)
 
 
-def test_what_was_read_is_let_go_of_and_read_again(whole: Path) -> None:
-    def resident_bytes() -> int:
-        lines = iter(Path("/proc/self/smaps").read_text().splitlines())
-        return sum(
-            int(next(line for line in lines if line.startswith("Rss:")).split()[1]) * 1024
-            for line in lines
-            if str(whole) in line
-        )
+def resident_bytes(folder: Path) -> int:
+    """Bytes of this folder's files that are mapped and in this process's memory."""
+    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+    return sum(
+        int(next(line for line in lines if line.startswith("Rss:")).split()[1]) * 1024
+        for line in lines
+        if str(folder) in line
+    )
 
-    before = resident_bytes()
+
+def test_what_was_read_is_let_go_of_and_read_again(whole: Path) -> None:
+    before = resident_bytes(whole)
     checkpoint = Checkpoint(whole)
     tensor = checkpoint.tensor("lm_head.weight", (512, 64), dtype=torch.float32, device=CPU)
     copy = tensor.clone()
-    assert resident_bytes() >= before + tensor.nbytes
+    assert resident_bytes(whole) >= before + tensor.nbytes
     checkpoint.release()
-    assert resident_bytes() <= before
+    assert resident_bytes(whole) <= before
     assert torch.equal(tensor, copy)
+
+
+def test_a_digest_brings_no_page_of_the_files_into_memory(whole: Path) -> None:
+    before = resident_bytes(whole)
+    checkpoint = Checkpoint(whole)
+    assert checkpoint.digest()
+    assert resident_bytes(whole) <= before
 
 
 def test_a_sharded_checkpoint_has_the_same_tensors(whole: Path, tmp_path: Path) -> None:

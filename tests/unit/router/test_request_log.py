@@ -2,6 +2,7 @@
 
 import logging
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -71,6 +72,22 @@ def test_a_line_says_who_what_and_where(written):
     assert line.fields["client_request_id"] == "mine"
     assert line.fields["parts"] == {"route": 0.1}
     assert "moments" not in line.fields
+
+
+def test_a_line_says_why_the_first_of_several_attempts_ended():
+    moments = (
+        Moment(0.0, "placed", "idle"),
+        Moment(0.4, "retried", "prefill-0.1 lost: the connection ended"),
+        Moment(0.5, "placed"),
+        Moment(0.9, "refused", "busy"),
+    )
+    retried = msgspec.structs.replace(RECORD, moments=moments, attempts=3)
+    reason = "prefill-0.1 lost: the connection ended"
+    assert f", 3 attempts (the first one ended: {reason}), tenant acme" in in_words(retried)
+    assert fields_of(retried)["lost_attempt"] == reason
+    once = msgspec.structs.replace(RECORD, moments=(Moment(0.1, "refused", "too long"),), attempts=1)
+    assert "lost_attempt" not in fields_of(once)
+    assert "attempt" not in in_words(once)
 
 
 def test_nobody_writes_lines_of_their_own():

@@ -14,7 +14,9 @@ from simulator.divided import MeasuredRank, divided_costs
 from simulator.fleet.setup import read_costs
 
 WHOLE = StepCosts(0.006, 4e-4, 3e-4, 2e-7, 1e-8)
-RANK = MeasuredRank(WHOLE, fixed_s=0.001, sum_s=0.0, sum_byte_s=0.0, layers=10, hidden=1000, element_bytes=2)
+RANK = MeasuredRank(
+    WHOLE, WHOLE, fixed_s=0.001, sum_s=0.0, sum_byte_s=0.0, layers=10, hidden=1000, element_bytes=2
+)
 WITH_SUMS = msgspec.structs.replace(RANK, sum_s=5e-6, sum_byte_s=1e-10)
 
 
@@ -29,6 +31,16 @@ def test_tensor_ranks_divide_all_but_what_is_fixed():
     assert costs.step_s(decodes=8, context_tokens=999) == pytest.approx(
         0.001 + (WHOLE.step_s(decodes=8, context_tokens=999) - 0.001) / 2
     )
+
+
+@pytest.mark.parametrize("shape", ["tp2", "pp2"])
+@pytest.mark.parametrize("role", list(Role))
+def test_several_ranks_cost_what_one_costs_beside_another(shape, role):
+    slower = StepCosts(0.009, 4e-4, 3e-4, 4e-7, 1e-8)
+    shared = msgspec.structs.replace(RANK, beside=slower)
+    assert divided_costs(shared, Shape(), role) == WHOLE
+    alone = msgspec.structs.replace(RANK, costs=slower, beside=slower)
+    assert divided_costs(shared, Shape.parse(shape), role) == divided_costs(alone, Shape.parse(shape), role)
 
 
 def test_sums_are_paid_per_layer_and_per_token():

@@ -155,3 +155,4 @@ def test_values_have_the_width_of_each_pool():
     read = yaml.safe_load(text)["pools"]
     assert [read[role.value]["tensorParallelSize"] for role in (Role.PREFILL, Role.DECODE)] == [4, 2]
     assert read[Role.AGGREGATED.value] == {"replicas": 0}
+    assert {read[role.value]["podsPerWorker"] for role in (Role.PREFILL, Role.DECODE)} == {1}

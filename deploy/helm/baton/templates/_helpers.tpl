@@ -103,6 +103,24 @@ topologySpreadConstraints:
 {{- end }}
 {{- end }}
 
+{{- /* Preferences for pods of the same pool to be near each other: (list TERMS SELECTOR). */ -}}
+{{- define "baton.near" -}}
+{{- $selector := index . 1 -}}
+{{- with index . 0 }}
+affinity:
+  podAffinity:
+    preferredDuringSchedulingIgnoredDuringExecution:
+      {{- range . }}
+      - weight: {{ .weight }}
+        podAffinityTerm:
+          topologyKey: {{ .topologyKey }}
+          labelSelector:
+            matchLabels:
+              {{- $selector | nindent 14 }}
+      {{- end }}
+{{- end }}
+{{- end }}
+
 {{- /* Environment: the settings of the config map and of Secrets. */ -}}
 {{- define "baton.envFrom" -}}
 envFrom:
@@ -244,21 +262,29 @@ valueFrom:
 checksum/config: {{ include (print .Template.BasePath "/configmap.yaml") . | sha256sum }}
 {{- end }}
 
-{{- /* Ranks of a pool's workers, and their shape as `baton config` has it (engine.shape). */ -}}
-{{- define "baton.ranks" -}}
-{{ mul .tensorParallelSize .pipelineParallelSize }}
+{{- /* Ranks in one pod of a pool: all of a worker, or those of some of its stages. */ -}}
+{{- define "baton.podRanks" -}}
+{{ div (mul .tensorParallelSize .contextParallelSize .pipelineParallelSize) .podsPerWorker }}
 {{- end }}
+
+{{- /* Shape of a pool's workers as `baton config` has it (engine.shape). */ -}}
 
 {{- define "baton.shape" -}}
 {{- $tensor := gt (int .tensorParallelSize) 1 | ternary (printf "tp%d" (int .tensorParallelSize)) "" }}
-{{- $stages := gt (int .pipelineParallelSize) 1 | ternary (printf "pp%d" (int .pipelineParallelSize)) "" -}}
-{{ default "1" (print $tensor $stages) }}
+{{- $stages := gt (int .pipelineParallelSize) 1 | ternary (printf "pp%d" (int .pipelineParallelSize)) "" }}
+{{- $context := gt (int .contextParallelSize) 1 | ternary (printf "cp%d" (int .contextParallelSize)) "" -}}
+{{ default "1" (print $tensor $stages $context) }}
+{{- end }}
+
+{{- /* What pods of one size have in common: the shape of their workers, and how many pods each of them has. */ -}}
+{{- define "baton.podSize" -}}
+{{ include "baton.shape" . }}/{{ int .podsPerWorker }}
 {{- end }}
 
 {{- /* Whether the pools in use have workers of several shapes, each of which fits the pods of some groups only. */ -}}
 {{- define "baton.hasUnlikeShapes" -}}
 {{- $shapes := list }}
-{{- range .Values.pools }}{{ if gt (int .replicas) 0 }}{{ $shapes = append $shapes (include "baton.shape" .) }}{{ end }}{{ end -}}
+{{- range .Values.pools }}{{ if gt (int .replicas) 0 }}{{ $shapes = append $shapes (include "baton.podSize" .) }}{{ end }}{{ end -}}
 {{ gt (len (uniq $shapes)) 1 | ternary "true" "" }}
 {{- end }}
 
@@ -270,7 +296,7 @@ checksum/config: {{ include (print .Template.BasePath "/configmap.yaml") . | sha
 {{- if ne $shape "1" }}{{ $_ := set $shapes $role $shape }}{{ end }}
 {{- $groups := list }}
 {{- range $name, $other := $root.Values.pools }}
-{{- if eq (include "baton.shape" $other) $shape }}{{ $groups = append $groups $name }}{{ end }}
+{{- if eq (include "baton.podSize" $other) (include "baton.podSize" $pool) }}{{ $groups = append $groups $name }}{{ end }}
 {{- end }}
 {{- $_ := set $labels $role (dict "ray.io/node-group" (printf "in(%s)" (join "," $groups))) }}
 {{- end }}

@@ -9,8 +9,9 @@ import torch
 
 from baton.config import EngineConfig, ModelConfig
 from baton.core.errors import SetupError
-from baton.core.messages import AdapterRef
+from baton.core.messages import INFO_NOTE, AdapterRef
 from baton.core.sampling import SamplingParams
+from baton.core.shape import Shape
 from engine.execution.executor import Executor
 from engine.loading import offloading as offloading_module
 from engine.model_files.adapter_files import digest_adapter
@@ -63,7 +64,8 @@ def check_streams(executor: Executor, *, steps: int, layers: int) -> None:
     assert offloading.cost is not None
     assert offloading.cost.layer_count == layers
     assert offloading.streamed.bytes_read >= steps * offloading.cost.byte_count
-    assert any(note.startswith(f"offload: {layers} of ") for note in executor.notes)
+    told = f"{INFO_NOTE}offload: {layers} of "
+    assert any(note.startswith(told) for note in executor.notes)
 
 
 @pytest.mark.parametrize(
@@ -96,6 +98,26 @@ def test_weights_that_are_rounded_at_load(
     assert torch.equal(logits(opened[1]), logits(opened[0]))
     assert tokens(opened[1]) == tokens(opened[0])
     check_streams(opened[1], steps=7, layers=3 if offload == "3" else 4)
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ("1", ""),
+        ("tp2", " of each rank"),
+        ("cp2", " of each rank"),
+        ("tp2pp2", " of each rank of the first stage"),
+    ],
+)
+def test_the_note_says_whose_layers_are_streamed(shape: str, words: str) -> None:
+    assert offloading_module._whose(Shape.parse(shape)) == words
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(1.2345, "1,234 ms"), (0.0123, "12 ms"), (0.0042, "4.2 ms"), (2e-5, "0.02 ms")]
+)
+def test_times_of_small_models_are_not_rounded_to_nothing(seconds: float, words: str) -> None:
+    assert offloading_module._milliseconds(seconds) == words
 
 
 def test_a_gguf_file(tmp_path: Path, opened: list[Executor]) -> None:

@@ -3,7 +3,9 @@
 import contextlib
 import socket
 import ssl
+import struct
 import threading
+import time
 
 import pytest
 
@@ -11,9 +13,12 @@ from baton.config import Config
 from baton.core.errors import PeerFailure, SetupError
 from baton.wire.parties import Party
 from baton.wire.transport import secure
+from engine.parallel import meeting, mesh, order_stream
 from engine.parallel.group import GroupBroken
 from engine.parallel.meeting import Greeting, MeetingPlace, greet
-from engine.parallel.mesh import Mesh, Purpose
+from engine.parallel.mesh import FrameLimit, Mesh, Purpose
+from engine.parallel.order_stream import OrderStreamReceiver, OrderStreamSender
+from engine.parallel.orders import AdapterRead, DropAdapter, FollowerFailed, shortened
 from tests.certificates import make_folder, tls_of
 from tests.unit.engine.parallel.threads import DEADLINE_S, on_all, values
 
@@ -24,8 +29,8 @@ HERE = "127.0.0.1"
 def meshes():
     made = [Mesh.create(2, host=HERE, reached_at=HERE)]
     yield made
-    for mesh in made:
-        mesh.close()
+    for one in made:
+        one.close()
 
 
 def hung_up(connection):
@@ -41,7 +46,7 @@ def hung_up(connection):
 
 def whole(meshes):
     meshes.append(Mesh.join(meshes[0].address, 1))
-    values(on_all(meshes, lambda mesh: mesh.wait_for_all(DEADLINE_S)))
+    values(on_all(meshes, lambda one: one.wait_for_all(DEADLINE_S)))
 
 
 @pytest.mark.parametrize(
@@ -84,6 +89,82 @@ def test_who_waits_for_ranks_hears_of_the_end(meshes):
     with pytest.raises(GroupBroken, match="cannot start"):
         meshes[0].wait_for_all(DEADLINE_S)
     waiting.join()
+
+
+def test_a_stranger_that_trickles_is_turned_away_in_time(monkeypatch):
+    now_s = 0.0
+
+    class Trickling:
+        """Each byte comes within the time that the last wait allows, after which it is later."""
+
+        def settimeout(self, timeout_s):
+            assert 0 < timeout_s <= meeting.GREET_S - now_s
+
+        def recv(self, size):
+            nonlocal now_s
+            now_s += 1.0
+            return b"\0"
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(meeting.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(meeting, "_SIZE", struct.Struct("<Q"))
+    with pytest.raises(PeerFailure, match="longer than 5 s"):
+        meeting.read_greeting(Trickling(), meeting.GREET_S)
+
+
+def test_rank_0_cannot_tell_of_more_ranks_than_there_are(meshes, monkeypatch):
+    meshes.append(Mesh.join(meshes[0].address, 1))
+    monkeypatch.setattr(mesh, "RANKS_MAX", 1)
+    told = on_all(meshes, lambda one: one.wait_for_all(DEADLINE_S))[1]
+    assert isinstance(told, GroupBroken)
+    assert "2 ranks" in str(told)
+
+
+# --- sizes of messages ---
+
+
+@pytest.fixture
+def channel():
+    star = Mesh.create(2, host=HERE, reached_at=HERE, is_star=True)
+    leader = OrderStreamSender(star, deadline_s=DEADLINE_S)
+    follower = OrderStreamReceiver(Mesh.join(leader.address, 1, is_star=True), deadline_s=DEADLINE_S)
+    values(on_all([leader, follower], lambda end: end.wait_for_all(timeout_s=DEADLINE_S)))
+    yield leader, follower
+    leader.close()
+    follower.close()
+
+
+def test_more_than_may_be_sent_is_no_reason_to_take_memory(channel):
+    leader, follower = channel
+    follower._mesh.send(
+        0, Purpose.MESSAGES, [struct.pack("<I", 2**32 - 1)], "a lie", time.monotonic() + DEADLINE_S
+    )
+    with pytest.raises(
+        GroupBroken, match="rank 1 sends 4294967295 bytes as a report, which may have at most"
+    ):
+        leader.receive(timeout_s=DEADLINE_S)
+    with pytest.raises(GroupBroken, match="4294967295 bytes as a report"):
+        follower.receive(timeout_s=DEADLINE_S)
+
+
+def test_an_order_that_is_too_long_is_not_sent(channel, monkeypatch):
+    leader, follower = channel
+    monkeypatch.setattr(order_stream, "ORDER", FrameLimit("an order", 10))
+    with pytest.raises(GroupBroken, match=r"rank 0 sends \d+ bytes as an order, which may have at most 10"):
+        leader.send(DropAdapter("a key of an adapter"))
+    with pytest.raises(GroupBroken, match="rank 0 sends"):
+        follower.receive(timeout_s=DEADLINE_S)
+
+
+@pytest.mark.parametrize("report", [FollowerFailed("\U0001f600" * 10**6), AdapterRead("key", "x" * 10**6)])
+def test_a_report_arrives_however_much_there_is_to_say(channel, report):
+    leader, follower = channel
+    follower.report(report)
+    rank, found = leader.receive(timeout_s=DEADLINE_S)
+    assert rank == 1
+    assert found == shortened(report) != report
 
 
 # --- mutual TLS ---
