@@ -288,7 +288,7 @@ def test_followers_end_with_their_leader(tmp_path: Path, sign: signal.Signals) -
     [
         ("llama", "tp3", "attention heads do not divide by 3; possible are tp1, tp2, tp4"),
         ("llama", "pp9", "pp9 has more stages than the model has layers: at most"),
-        ("olmo2", "cp2", "context=2: Olmo2ForCausalLM runs through transformers' modules"),
+        ("olmo2", "cp2", "cp2: Olmo2ForCausalLM runs through transformers' modules"),
     ],
 )
 def test_a_shape_that_does_not_fit_is_said_before_anything_starts(

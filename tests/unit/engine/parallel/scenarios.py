@@ -109,11 +109,11 @@ def _tell_broken(teller, group, error):
 def faulty(teller, rank, size, address, seed, kill_at, deadline_s, carrier):
     """Calls through a group that misbehaves, until it breaks."""
     inner = _join(teller, rank, size, address, deadline_s, carrier)
-    inner.wait_for_all(timeout_s=60.0)
     script = (*[GroupFault.NONE] * kill_at, GroupFault.KILL) if rank == size - 1 and kill_at >= 0 else ()
     group = FaultyGroup(inner, GroupFaultPlan(seed=seed, probability=0.02, script=script, delay_s=0.001))
     x = torch.ones(5000)
     try:
+        inner.wait_for_all(timeout_s=60.0)  # A rank may be gone before the last of the others knows of all.
         while True:
             group.all_reduce_(x.fill_(rank + 1.0))
             total = size * (size + 1) / 2
