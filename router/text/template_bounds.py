@@ -62,8 +62,28 @@ def run_bounded(work: Callable[[], R], *, seconds: float | None = None) -> R:
 def _leave(run: _Rendering) -> None:
     with _lock:
         _runs.discard(run)
-        if run.is_over:  # what was not raised yet must not be raised in the thread's next work
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(run.thread_id), None)
+    if run.is_over:  # what was not raised yet must not be raised in the thread's next work
+        _take_exception(run.thread_id)
+
+
+def _take_exception(thread_id: int) -> None:
+    """Raise what this thread still has to raise, and forget it.
+
+    Setting no exception (NULL) would forget it too, but CPython 3.11 then goes on believing that one is to be
+    raised: all bytecode of the process is slower from then on, and a function that is traced never starts
+    (`PyThreadState_SetAsyncExc` raises the interpreter's flag, and only what is raised lowers it).
+    """
+    try:
+        _set_exception(thread_id)
+        while True:
+            pass
+    except TookTooLong:
+        pass
+
+
+def _set_exception(thread_id: int) -> None:
+    error = ctypes.py_object(TookTooLong)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), error)
 
 
 def _watch() -> None:
@@ -76,5 +96,4 @@ def _watch() -> None:
             for run in _runs:
                 if now_s >= run.ends_s and not run.is_over:
                     run.is_over = True
-                    error = ctypes.py_object(TookTooLong)
-                    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(run.thread_id), error)
+                    _set_exception(run.thread_id)

@@ -1,7 +1,10 @@
 """Tokenizers and chat templates that come from anybody: refused in one line, or bounded in time and size."""
 
 import json
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +14,7 @@ from router.text.template_bounds import TookTooLong, run_bounded
 from router.text.tokenizer import Tokenizer
 from tests.models import make_model
 
+ROOT = Path(__file__).parents[3]
 ENDLESS = "{% set n = range(99999) %}" + "{% for a in n %}" * 3 + "{% endfor %}" * 3
 
 
@@ -235,3 +239,27 @@ def test_work_in_time_is_let_through_and_threads_do_not_disturb_each_other():
         thread.join()
     assert found == [7, 7, 7]
     assert not template_bounds._runs
+
+
+TRACED_AFTER_A_TIMEOUT = """
+import sys
+from router.text.template_bounds import TookTooLong, run_bounded
+
+def endless():
+    while True:
+        pass
+
+try:
+    run_bounded(endless, seconds=0.05)
+except TookTooLong:
+    sys.settrace(lambda *_: None)
+    print((lambda: "traced")())
+"""
+
+
+def test_nothing_is_left_to_raise_after_a_rendering_that_was_cut_short():
+    """A traced function of an interpreter that believes so never starts, so it runs in a process that can be
+    killed."""
+    command = [sys.executable, "-c", TRACED_AFTER_A_TIMEOUT]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "traced\n"
