@@ -23,6 +23,9 @@ from benchmarks.servers import ServerResult
 SLOT_TOKENS = 1024
 """Context of one of llama.cpp's slots."""
 PEERS = ("vllm", "llama-server", "transformers")
+PLAIN = "engine.speculation=off"
+"""A random model repeats itself, which makes speculation unrealistically good, and other servers do not
+speculate."""
 
 
 class EngineReport(msgspec.Struct, frozen=True):
@@ -40,6 +43,12 @@ def engine(
     prompt_tokens: Annotated[int, typer.Option(min=1)] = 512,
     output_tokens: Annotated[int, typer.Option(min=2)] = 64,
     rounds: Annotated[int, typer.Option(min=1, max=100, help="Rounds in which the servers take turns.")] = 3,
+    tensor: Annotated[
+        int,
+        typer.Option(
+            min=1, max=64, help="Compare servers of so many tensor ranks, each with a core, instead."
+        ),
+    ] = 1,
     peer: Annotated[
         list[str],
         typer.Option(metavar="NAME=PATH", help=f"Path of the program or environment of {', '.join(PEERS)}."),
@@ -59,20 +68,18 @@ def engine(
     Example: baton bench engine --threads 1,2 --peer vllm=~/vllm-env --peer llama-server=~/llama.cpp/build
     """
     notes = Console(stderr=True, highlight=False)
-    counts = _numbers("--threads", threads)
+    counts = _core_counts(threads, tensor, with_engine=with_engine)
     kinds = quantization.split(",")
     with tempfile.TemporaryDirectory(prefix="baton-bench-") as temporary:
         folder = Path(model).expanduser() if model else make_bench_model(_cache(temporary))
         engines: list[EngineResult] = []
         if with_engine:
-            engines = [
-                _measure(folder, count, kind, prompt_tokens, notes) for count in counts for kind in kinds
-            ]
+            engines = [_measure(folder, n, kind, prompt_tokens, notes) for n in counts for kind in kinds]
         compared: list[ServerResult] = []
         if with_servers:
             loads = _numbers("--concurrency", concurrency)
             compared = servers.run(
-                _servers(folder, kinds, dict(_peer(p) for p in peer), max(loads), own_model=not model),
+                _servers(folder, kinds, peer, max(loads), tensor=tensor, own_model=not model),
                 core_counts=counts,
                 concurrencies=loads,
                 rounds=rounds,
@@ -101,6 +108,14 @@ def _numbers(option: str, text: str) -> list[int]:
     return values
 
 
+def _core_counts(threads: str, tensor: int, *, with_engine: bool) -> list[int]:
+    if tensor == 1:
+        return _numbers("--threads", threads)
+    if with_engine:
+        raise SetupError("--tensor compares servers: add --no-engine, and see `baton bench parallel`")
+    return [tensor]
+
+
 def _peer(text: str) -> tuple[str, str]:
     name, _, path = text.partition("=")
     if name not in PEERS or not path:
@@ -124,17 +139,17 @@ def _model_config(folder: Path, kind: str) -> ModelConfig:
 
 
 def _servers(
-    folder: Path, kinds: list[str], given: dict[str, str], concurrency: int, *, own_model: bool
+    folder: Path, kinds: list[str], peer: list[str], concurrency: int, *, tensor: int, own_model: bool
 ) -> list[Peer]:
-    # A random model repeats itself, which makes speculation unrealistically good; other servers do not
-    # speculate.
-    plain = "engine.speculation=off"
+    given = dict(_peer(text) for text in peer)
+    if tensor > 1:
+        return _servers_of_ranks(folder, given, tensor)
     found = [
-        peers.baton_peer(folder, settings=[plain]),
+        peers.baton_peer(folder, settings=[PLAIN]),
         peers.baton_peer(folder, name="baton, speculation"),
     ]
     if "int8" in kinds:
-        int8 = ["model.quantization=int8", plain]
+        int8 = ["model.quantization=int8", PLAIN]
         found.append(peers.baton_peer(folder, name="baton int8", settings=int8))
     if program := peers.find_program("vllm", given.get("vllm")):
         found.append(peers.vllm_peer(program, folder))
@@ -150,6 +165,15 @@ def _servers(
     own = shutil.which("transformers") if given.get("transformers") is None else None
     if program := own or peers.find_program("transformers", given.get("transformers")):
         found.append(peers.transformers_peer(program, folder))
+    return found
+
+
+def _servers_of_ranks(folder: Path, given: dict[str, str], tensor: int) -> list[Peer]:
+    """Of the peers only vLLM has tensor ranks on a CPU."""
+    ranks = peers.baton_peer(folder, name=f"baton tp{tensor}", settings=[PLAIN], tensor=tensor)
+    found = [peers.baton_peer(folder, settings=[PLAIN]), ranks]
+    if program := peers.find_program("vllm", given.get("vllm")):
+        found.append(peers.vllm_peer(program, folder, tensor=tensor))
     return found
 
 
@@ -197,7 +221,9 @@ def _show_servers(results: list[ServerResult]) -> None:
             for o in results
             if (o.cores, o.load.concurrency) == (r.cores, load.concurrency) and not o.peer.startswith("baton")
         ]
-        ratio = f"{load.output_tokens_per_s / max(others):.2f}" if others and r.peer == "baton" else ""
+        ratio = (
+            f"{load.output_tokens_per_s / max(others):.2f}" if others and r.peer.startswith("baton") else ""
+        )
         times = (load.ttft_p50_s, load.ttft_p99_s, load.tpot_p50_s, load.tpot_p99_s)
         table.add_row(
             str(r.cores),

@@ -37,12 +37,13 @@ class Peer:
 
 
 def baton_peer(
-    model: Path, *, name: str = "baton", settings: Sequence[str] = (), split: bool = False
+    model: Path, *, name: str = "baton", settings: Sequence[str] = (), split: bool = False, tensor: int = 1
 ) -> Peer:
     """Baton. `split` starts one prefill and one decode worker that share the cores, instead of one for both
-    phases."""
-    workers = ("--prefill", "1", "--decode", "1") if split else ("--aggregated", "1")
-    threads = "0" if split else "{threads}"
+    phases; `tensor` ranks of the one worker divide them."""
+    count = f"1xtp{tensor}" if tensor > 1 else "1"
+    workers = ("--prefill", "1", "--decode", "1") if split else ("--aggregated", count)
+    threads = "0" if split or tensor > 1 else "{threads}"
     sets = [part for value in (f"engine.threads={threads}", *settings) for part in ("--set", value)]
     return Peer(
         name,
@@ -54,13 +55,16 @@ def baton_peer(
     )
 
 
-def vllm_peer(program: str, model: Path) -> Peer:
-    """vLLM (https://docs.vllm.ai, "CPU"): threads are bound to the cores, and KV space is given."""
+def vllm_peer(program: str, model: Path, *, tensor: int = 1) -> Peer:
+    """vLLM (https://docs.vllm.ai, "CPU"): threads are bound to the cores, and KV space is given. Tensor ranks
+    have a core each."""
     options = ("--dtype", "bfloat16", "--max-model-len", "4096", "--served-model-name", MODEL_NAME)
+    ranks = ("--tensor-parallel-size", str(tensor)) if tensor > 1 else ()
+    cores = "|".join(map(str, range(tensor))) if tensor > 1 else "{cores}"
     return Peer(
-        "vllm",
-        (program, "serve", str(model), *options, "--port", "{port}", "--no-enable-prefix-caching"),
-        {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": "{cores}"},
+        f"vllm tp{tensor}" if tensor > 1 else "vllm",
+        (program, "serve", str(model), *options, *ranks, "--port", "{port}", "--no-enable-prefix-caching"),
+        {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": cores},
     )
 
 
