@@ -141,14 +141,18 @@ hang()
 
 BUSY = """
 import os, sys, time
-from engine.compiling import CompilerReady, frame
+from engine.compiling import LENGTH_BYTES, CompilerReady, frame
 import msgspec
+def read():
+    sys.stdin.buffer.read(int.from_bytes(sys.stdin.buffer.read(LENGTH_BYTES), "big"))
+read()
 if os.fork() == 0:
     while time.process_time() < 0.5:
         pass
     os._exit(0)
 os.wait()
 os.write(1, frame(msgspec.msgpack.encode(CompilerReady())))
+read()
 """
 
 
