@@ -29,7 +29,8 @@ _BROKEN = -1
 _CLOSED = "this rank has left the group"
 SPIN_S, YIELD_S = 50e-6, 300e-6
 """A rank that waits spins for so long, then lets others run for so long, then sleeps. A sleeper takes some
-50 µs to wake up, which is more than an all-reduce of a small step takes."""
+50 µs to wake up, which is more than an all-reduce of a small step takes. Where others keep the core for
+milliseconds, a rank sleeps at once."""
 SPIN_SHARED_S = 1e-6
 """The time to spin where there are more ranks than cores: the peer may need this very core."""
 

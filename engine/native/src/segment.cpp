@@ -21,6 +21,9 @@ namespace {
 constexpr int64_t SLICE_MIN_NS = 1'000'000, SLICE_MAX_NS = 20'000'000;
 // A rank that somebody stopped (SIGSTOP) for so long is lost: the others would wait as long as it pleases them.
 constexpr int64_t STOPPED_NS = 1'500'000'000;
+// A yield that takes so long has given the core to somebody for a slice of the scheduler's, some milliseconds. A
+// sleeper is better off then: the kernel runs it soon after it is woken. Whether that is so is tried now and then.
+constexpr int64_t COSTLY_YIELD_NS = 200'000, TRY_YIELD_NS = 200'000'000;
 constexpr int64_t REASON_WAIT_NS = 100'000'000;
 // A writer shows its progress this often, so that the reader copies while the writer still writes.
 constexpr int64_t PIECE_BYTES = 64 * 1024;
@@ -172,9 +175,14 @@ int wait_slowly(Endpoint& e, Word& word, bool (*ready)(uint32_t value, void* con
             if (is_ready()) return DONE;
             relax();
         }
-    while (now_ns() - begun_ns < e.yield_ns) {
+    int64_t now = now_ns();
+    while (now - begun_ns < e.yield_ns && now >= e.yields_from_ns.load(std::memory_order_relaxed)) {
         if (is_ready()) return DONE;
+        const int64_t yielded_ns = now;
         sched_yield();
+        now = now_ns();
+        if (now - yielded_ns > COSTLY_YIELD_NS)
+            e.yields_from_ns.store(now + TRY_YIELD_NS, std::memory_order_relaxed);
     }
     int64_t slice_ns = SLICE_MIN_NS;
     int64_t stopped_since_ns[RANKS_MAX] = {};

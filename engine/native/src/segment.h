@@ -84,6 +84,7 @@ struct Endpoint {
     int rank, size;
     int64_t chunk_bytes;
     int64_t spin_ns, spin_alone_ns, yield_ns;
+    std::atomic<int64_t> yields_from_ns{0};  // until then others want the core, and a wait does not yield it
     uint32_t step = 0;
     uint32_t sequence = 0;
     uint32_t sent[RANKS_MAX] = {}, received[RANKS_MAX] = {};
