@@ -85,11 +85,11 @@ def end_actor(actor: Any) -> None:
 
 
 class PlacedStages(NamedTuple):
-    """Where the stages of a worker are, some of them on other hosts."""
+    """Where the ranks of a worker are, and KV that its leader does not map."""
 
-    spread: Spread
+    spread: Spread | None
+    """None: all are on this host."""
     parts: RemoteParts
-    """The KV there."""
 
 
 async def placed_stages(worker_id: WorkerId, config: Config, control_address: str) -> PlacedStages | None:
@@ -98,7 +98,7 @@ async def placed_stages(worker_id: WorkerId, config: Config, control_address: st
     import ray
 
     from engine.execution.spread import Reach, Spread
-    from worker.remote_parts import RemoteParts
+    from worker.remote_parts import RemoteParts, remote_ranks
 
     group: Any = ray.util.get_current_placement_group()
     shape = Shape.parse(config.engine.shape)
@@ -120,7 +120,7 @@ async def placed_stages(worker_id: WorkerId, config: Config, control_address: st
         far = {stage: actors[stage - 1] for stage, node in enumerate(nodes, start=1) if node != here}
         parts = None
         if far:
-            parts = RemoteParts.create(worker_id, shape.pool_ranks(far), reach, config.transfer)
+            parts = RemoteParts.create(worker_id, remote_ranks(config, far), reach, config.transfer)
         made.pop_all()
     for stage, actor in enumerate(actors, start=1):
         if stage not in far:

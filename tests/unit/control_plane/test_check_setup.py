@@ -192,7 +192,7 @@ def test_stages_that_are_more_than_layers_are_refused(good):
 def test_gpus_are_counted_for_all_ranks(good, monkeypatch):
     monkeypatch.setattr(model_check, "_torch_build", lambda: "cu130")
     monkeypatch.setattr(model_check, "_cuda_device_count", lambda: 2)
-    monkeypatch.setattr(model_check, "check_executed", lambda shape, device: None)
+    monkeypatch.setattr(model_check, "check_executed", lambda shape, engine, device: None)
     cuda = {"device": "cuda"}
     check_setup(config_of(good, model=cuda, cluster={"decode_workers": 7}), with_router=True)
     check_setup(
