@@ -136,7 +136,7 @@ def test_every_rank_of_a_host_has_a_device_of_its_own() -> None:
     assert on_device(ModelConfig(device="cpu"), 1).device == "cpu"
     assert claim_device(ModelConfig()).type == "cpu"
     with pytest.raises(SetupError, match="does not exist"):
-        claim_device(on_device(asked, 1000))
+        claim_device(on_device(asked, 100))
 
 
 def test_followers_are_told_their_device() -> None:
