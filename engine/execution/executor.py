@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Iterator, MutableSequence, Sequence
-from dataclasses import dataclass
 from typing import ClassVar, cast
 
 import msgspec
@@ -41,7 +40,7 @@ from engine.execution.load_ranks import (
 from engine.execution.ranks import Ranks, SharedTokens, StagedModel, UnfinishedSteps, other_token_count
 from engine.execution.self_timing import Measured, execute_together, time_steps
 from engine.execution.spread import Spread
-from engine.execution.step_batch import PromptRows, StepBatch
+from engine.execution.step_batch import BegunStep, PromptRows, StepBatch
 from engine.execution.team import Launch, RankTeam
 from engine.grammar import GrammarStore
 from engine.kernels.interface import BatchLayout, Span
@@ -60,19 +59,6 @@ TIMED_BYTES_MAX = 64 * 2**20
 """Largest part of the KV pool, in bytes, that a worker writes to when it times itself."""
 PROMPT_LOGITS_MAX = 2**24
 """Logits of a prompt that are in memory at once, 64 MiB."""
-
-
-@dataclass(frozen=True, slots=True)
-class BegunStep:
-    """A step that this stage has computed."""
-
-    plan: StepPlan
-    batch: StepBatch | None
-    """None: there are no items."""
-    hidden: Tensor | None
-    """The rows of the batch."""
-    started_s: float
-    context_rank_tokens: int
 
 
 class Executor:

@@ -1,4 +1,4 @@
-"""Which collectives the ranks of a worker use. The control plane asks too, so there is no torch here."""
+"""The choice of what carries tensors between ranks. The control plane asks too, so there is no torch here."""
 
 from typing import Literal
 

@@ -382,7 +382,7 @@ class TorchGroup:
         raise GroupBroken(reason) from error
 
     def _verdict(self) -> str:
-        """Which rank is lost, for a call of the library that has failed; empty: none is."""
+        """Why the group is over, for a call of the library that has failed; empty: it is not."""
         end_s = time.monotonic() + VERDICT_S
         while not (reason := self._control.watch()) and time.monotonic() < end_s:
             time.sleep(LOOK_S)
