@@ -166,9 +166,7 @@ class WorkerProcess:
     def _place_ranks(self, stack: AsyncExitStack) -> tuple[Spread | None, Launch | None]:
         """Say where stages are that are on several hosts, and how ranks of this host start that have KV which
         only they reach. Raises SetupError."""
-        separate = collectives_of(self._config.engine.collectives, self._config.model.device) == "torch"
-        ranks = remote_ranks(self._config)
-        if self._stages is None and ranks:
+        if self._stages is None and (ranks := remote_ranks(self._config)):
             reach = Reach(self._config.cluster.worker_host, self._host)
             parts = RemoteParts.create(self._worker_id, ranks, reach, self._config.transfer)
             self._stages = PlacedStages(None, parts)
@@ -176,7 +174,8 @@ class WorkerProcess:
             return None, None
         spread, parts = self._stages
         stack.push_async_callback(parts.close)
-        return spread, parts.launch if separate else None
+        are_own = collectives_of(self._config.engine.collectives, self._config.model.device) == "torch"
+        return spread, parts.launch if are_own else None
 
     async def _start_transfer(self, stack: AsyncExitStack, executor: Executor) -> PartTransfer:
         whole, others = executor.whole_geometry, list[OwnPart]()

@@ -33,6 +33,8 @@ JOIN_S = 30.0
 def remote_ranks(config: Config, far: Collection[int] = ()) -> tuple[int, ...]:
     """The ranks whose KV the leader does not map. `far` are the stages on other hosts."""
     shape = Shape.parse(config.engine.shape)
+    if shape.is_single:
+        return ()
     if collectives_of(config.engine.collectives, config.model.device) == "torch":
         return shape.pool_ranks(range(shape.pipeline))[1:]
     return shape.pool_ranks(far)

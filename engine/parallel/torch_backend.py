@@ -63,7 +63,7 @@ def make_backend(
     store: Any, rank: int, size: int, device: torch.device, *, host: str, timeout_s: float, deadline_s: float
 ) -> Any:
     """Make this rank's process group, at the same time as the other ranks. `host` is an address of this
-    machine. Raises RuntimeError, within `timeout_s` in host memory."""
+    machine. Raises RuntimeError."""
     if device.type == "cuda":
         options = _c10d.ProcessGroupNCCL.Options()
         options._timeout = timedelta(seconds=NCCL_PATIENCE * deadline_s)
@@ -75,7 +75,7 @@ def make_backend(
     gloo = _c10d.ProcessGroupGloo
     options = gloo._Options()
     options._devices = [gloo.create_device(hostname=host)]
-    options._timeout = timedelta(seconds=timeout_s)
+    options._timeout = timedelta(seconds=max(timeout_s, deadline_s))
     return gloo(store, rank, size, options)
 
 
