@@ -169,7 +169,7 @@ def _servers(
 
 
 def _servers_of_ranks(folder: Path, given: dict[str, str], tensor: int) -> list[Peer]:
-    """Of the peers only vLLM has tensor ranks on a CPU."""
+    """Only vLLM among the peers has tensor ranks on a CPU."""
     ranks = peers.baton_peer(folder, name=f"baton tp{tensor}", settings=[PLAIN], tensor=tensor)
     found = [peers.baton_peer(folder, settings=[PLAIN]), ranks]
     if program := peers.find_program("vllm", given.get("vllm")):

@@ -1,8 +1,8 @@
 """Reads between workers of any two shapes, for a worker whose KV blocks are in one part or in several.
 
-Each part has a transfer manager of its own, in this process or, for a part on another host, in one there. A
-read of whole blocks becomes one read for each pair of parts, ours and the owner's, that have bytes in common.
-Two workers of one part each read directly.
+Each part has a transfer manager of its own, in this process or, for a part that this one does not map, in
+the process that has it. A read of whole blocks becomes one read for each pair of parts, ours and the owner's,
+that have bytes in common. Two workers of one part each read directly.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ class OwnPart(NamedTuple):
 
     places: Places
     memory: KVMemory | None
-    """None: it is on another host."""
+    """None: another process has it, and this one does not map it."""
     manager: PartReader
 
 

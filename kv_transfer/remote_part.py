@@ -1,4 +1,4 @@
-"""The leader's stand-in for the transfer manager of a part that another process has, on another host.
+"""The leader's stand-in for the transfer manager of a part that only another process has, here or elsewhere.
 
 It passes calls on to `kv_transfer.part_service`, in that process. Reads into the part are done there.
 """

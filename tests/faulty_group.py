@@ -82,6 +82,9 @@ class FaultyGroup:
     def recv(self, shape: Sequence[int], dtype: torch.dtype, source: int) -> Tensor:
         return self._through(lambda: self._inner.recv(shape, dtype, source))
 
+    def settle(self) -> None:
+        self._inner.settle()
+
     def be_strict(self) -> None:
         self._inner.be_strict()
 

@@ -113,6 +113,9 @@ class LocalGroup:
                 raise GroupBroken(self._hub.reason)
             return x
 
+    def settle(self) -> None:
+        pass
+
     def be_strict(self) -> None:
         pass
 

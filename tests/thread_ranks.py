@@ -83,6 +83,9 @@ class ThreadGroup:
                     break
         raise GroupBroken("a rank failed or sent nothing")
 
+    def settle(self) -> None:
+        pass
+
     def be_strict(self) -> None:
         pass
 

@@ -38,6 +38,9 @@ from baton.wire.server import start_server
 from baton.wire.services import WorkerStatusReply
 from decode_worker.reader import KVReader
 from engine.execution.executor import Executor
+from engine.execution.spread import Reach, Spread
+from engine.execution.team import Launch
+from engine.parallel.collectives import collectives_of
 from kv_transfer.part_transfer import OwnPart, PartTransfer
 from kv_transfer.read import BlockRead
 from prefill_worker.service import ReaderSessions
@@ -50,6 +53,7 @@ from worker.metrics import WorkerMetrics
 from worker.preparation import StartPreparation
 from worker.preparers import THREADS, AdapterPreparer, EngineAdapters, GrammarPreparer, compiling_threads
 from worker.registration import Registration
+from worker.remote_parts import RemoteParts, remote_ranks
 from worker.role_switch import RoleSwitcher
 from worker.service import RouterSessions
 from worker.spans import PhaseSpans
@@ -135,17 +139,15 @@ class WorkerProcess:
             stack.callback(self._threads.shutdown, wait=False, cancel_futures=True)
             stack.callback(self._compiling.shutdown, wait=False, cancel_futures=True)
             model, engine = self._config.model, self._config.engine
-            spread, far = self._stages or (None, None)
-            if far is not None:
-                stack.push_async_callback(far.close)
-            executor = await self._engine.run(Executor.load, model, engine, spread=spread)
+            self._host = reachable_host(self._config.cluster.worker_host, towards=self._control_address)
+            spread, launch = self._place_ranks(stack)
+            executor = await self._engine.run(Executor.load, model, engine, spread=spread, launch=launch)
             stack.push_async_callback(asyncio.to_thread, executor.close)
             executor.watch_ranks(self._on_ranks_lost)
             await self._engine.run(executor.pin)
             stack.callback(executor.grammars.close)
             await self._engine.run(executor.warm_up)
             self._measured = await self._engine.run(executor.time_itself, engine.self_timing_s)
-            self._host = reachable_host(self._config.cluster.worker_host, towards=self._control_address)
             transfer = await self._start_transfer(stack, executor)
             self._spans = spans_for(
                 self._worker_id, self._config.telemetry, facts={"baton.worker.shape": engine.shape}
@@ -160,6 +162,20 @@ class WorkerProcess:
             member = await self._open_doors(stack, executor)
             on_ready(member)
             await self._serve(stop, stop_now)
+
+    def _place_ranks(self, stack: AsyncExitStack) -> tuple[Spread | None, Launch | None]:
+        """Say where stages are that are on several hosts, and how ranks of this host start that have KV which
+        only they reach. Raises SetupError."""
+        if self._stages is None and (ranks := remote_ranks(self._config)):
+            reach = Reach(self._config.cluster.worker_host, self._host)
+            parts = RemoteParts.create(self._worker_id, ranks, reach, self._config.transfer)
+            self._stages = PlacedStages(None, parts)
+        if self._stages is None:
+            return None, None
+        spread, parts = self._stages
+        stack.push_async_callback(parts.close)
+        are_own = collectives_of(self._config.engine.collectives, self._config.model.device) == "torch"
+        return spread, parts.launch if are_own else None
 
     async def _start_transfer(self, stack: AsyncExitStack, executor: Executor) -> PartTransfer:
         whole, others = executor.whole_geometry, list[OwnPart]()
@@ -240,7 +256,7 @@ class WorkerProcess:
     def _make_store(self, executor: Executor) -> WorkerStore:
         parts, whole = executor.parts, executor.whole_geometry
         return WorkerStore(
-            "" if executor.is_spread else self._config.store.socket,
+            "" if executor.has_remote_parts else self._config.store.socket,
             hello=StoreHello(self._worker_id, executor.fingerprint, whole.block_bytes),
             open_copies=copies_of(parts, whole),
             block_count=executor.kv.block_count,
@@ -367,8 +383,8 @@ class WorkerProcess:
 
     def _notes(self) -> tuple[str, ...]:
         engine = (*self._executor.notes, *self._store.notes())
-        if self._executor.is_spread:
-            engine += (f"{INFO_NOTE}stages are on several hosts: no KV is stored",)
+        if self._executor.has_remote_parts:
+            engine += (f"{INFO_NOTE}KV is on several hosts or devices: none is stored",)
         return member_notes(engine, self._transfer.left_out)
 
     def _accounts(self) -> dict[str, float]:

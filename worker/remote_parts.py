@@ -1,15 +1,22 @@
-"""The leader's side of KV in pools on other hosts: a stand-in for each part there, and the link to all."""
+"""The leader's side of KV in pools that it does not map: a stand-in for each part, and the link to all.
+
+Such pools are on other hosts, or in memory that a rank has for itself (`engine.collectives=torch`).
+"""
 
 import asyncio
-from collections.abc import Callable, Sequence
+import subprocess
+from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
-from baton.config import TransferConfig
+from baton.config import Config, TransferConfig
 from baton.core.errors import SetupError
 from baton.core.geometry import KVGeometry
 from baton.core.ids import WorkerId
+from baton.core.shape import Shape
+from engine.execution.follower_process import start_follower
 from engine.execution.spread import FollowerSetup, Reach, begin_mesh
+from engine.parallel.collectives import collectives_of
 from engine.parallel.group import GroupBroken
 from engine.parallel.mesh import Mesh
 from kv_transfer.part_transfer import OwnPart
@@ -17,13 +24,24 @@ from kv_transfer.remote_messages import PartOrder, PartReport
 from kv_transfer.remote_part import PartLost, RemotePart
 from worker.frame_link import FrameLink
 from worker.part_thread import PartSetup, StageSetup
+from worker.stage_actor import FOLLOWER
 
 JOIN_S = 30.0
 """The followers have read their parts of the model by then."""
 
 
+def remote_ranks(config: Config, far: Collection[int] = ()) -> tuple[int, ...]:
+    """The ranks whose KV the leader does not map. `far` are the stages on other hosts."""
+    shape = Shape.parse(config.engine.shape)
+    if shape.is_single:
+        return ()
+    if collectives_of(config.engine.collectives, config.model.device) == "torch":
+        return shape.pool_ranks(range(shape.pipeline))[1:]
+    return shape.pool_ranks(far)
+
+
 class RemoteParts:
-    """The parts of a worker's blocks that are on other hosts, by rank. One for the life of a worker."""
+    """The parts of a worker's blocks that its leader does not map, by rank. One for the life of a worker."""
 
     def __init__(
         self, mesh: Mesh, worker_id: WorkerId, ranks: Sequence[int], transfer: TransferConfig
@@ -40,16 +58,20 @@ class RemoteParts:
     def create(
         cls, worker_id: WorkerId, ranks: Sequence[int], reach: Reach, transfer: TransferConfig
     ) -> "RemoteParts":
-        """`ranks` are those that have a KV pool on another host. Raises SetupError."""
+        """`ranks` are those whose KV pool the leader does not map. Raises SetupError."""
         if transfer.checksums:
             raise SetupError(
-                "transfer.checksums needs all KV of a worker on one host, and the stages of this one are on "
-                "several: set it to false"
+                "transfer.checksums needs all KV of a worker within reach of its leader, and that of this "
+                "one is on several hosts or devices: set it to false"
             )
         return cls(begin_mesh(len(ranks) + 1, reach, is_star=True), worker_id, ranks, transfer)
 
+    def launch(self, follower: FollowerSetup) -> "subprocess.Popen[bytes]":
+        """Start the process of a rank of this host, which has a part."""
+        return start_follower(msgspec.json.encode(self.setup(follower)), module=FOLLOWER)
+
     def setup(self, follower: FollowerSetup) -> StageSetup:
-        """What the process of a rank on another host is told."""
+        """What the process of a rank is told."""
         part = None
         if (link_rank := self._link_ranks.get(follower.rank)) is not None:
             name = WorkerId(f"{self._worker_id}/rank{follower.rank}")

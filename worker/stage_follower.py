@@ -1,4 +1,4 @@
-"""The process of a follower on another host than its leader: its orders, and its part in KV transfer.
+"""The process of a follower whose KV the leader does not map: its orders, and its part in KV transfer.
 
 `python -m worker.stage_follower PARENT_PID`, with a `StageSetup` as JSON on its standard input.
 """

@@ -85,20 +85,20 @@ def end_actor(actor: Any) -> None:
 
 
 class PlacedStages(NamedTuple):
-    """Where the stages of a worker are, some of them on other hosts."""
+    """Where the ranks of a worker are, and KV that its leader does not map."""
 
-    spread: Spread
+    spread: Spread | None
+    """None: all are on this host."""
     parts: RemoteParts
-    """The KV there."""
 
 
 async def placed_stages(worker_id: WorkerId, config: Config, control_address: str) -> PlacedStages | None:
-    """Find where the stages of this worker are, from within its actor; None: all ranks are on this host.
-    Raises SetupError."""
+    """Find where the stages of this worker are, from within its actor; None: all ranks are on this host, and
+    this process runs them. Raises SetupError."""
     import ray
 
     from engine.execution.spread import Reach, Spread
-    from worker.remote_parts import RemoteParts
+    from worker.remote_parts import RemoteParts, remote_ranks
 
     group: Any = ray.util.get_current_placement_group()
     shape = Shape.parse(config.engine.shape)
@@ -117,10 +117,12 @@ async def placed_stages(worker_id: WorkerId, config: Config, control_address: st
                 nodes: list[str] = await asyncio.gather(*(actor.node.remote() for actor in actors))
         except Exception as error:
             raise SetupError(f"the stages of this worker do not start on their hosts: {error}") from error
-        far = {stage: actors[stage - 1] for stage, node in enumerate(nodes, start=1) if node != here}
+        # GPUs of this host that Ray has reserved for another place are visible there only.
+        is_apart = config.model.device != "cpu"
+        far = {s: actors[s - 1] for s, node in enumerate(nodes, start=1) if node != here or is_apart}
         parts = None
         if far:
-            parts = RemoteParts.create(worker_id, shape.pool_ranks(far), reach, config.transfer)
+            parts = RemoteParts.create(worker_id, remote_ranks(config, far), reach, config.transfer)
         made.pop_all()
     for stage, actor in enumerate(actors, start=1):
         if stage not in far:

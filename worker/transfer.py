@@ -59,7 +59,7 @@ def part_transfer(
     others: Sequence[OwnPart] = (),
 ) -> PartTransfer:
     """Make the transfer, without starting it. `host` is this machine as peers reach it, and `others` are the
-    parts on other hosts. Raises SetupError for checksums of blocks that are not in host memory."""
+    parts that other processes have. Raises SetupError for checksums of blocks that are not in host memory."""
     own: list[OwnPart] = []
     for number, (part, (places, memory)) in enumerate(zip(parts, part_memories(parts), strict=True)):
         if config.transfer.checksums and not memory.is_host:

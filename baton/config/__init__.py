@@ -88,6 +88,10 @@ class EngineConfig(Section):
     rank_timeout_s: Annotated[float, Field(gt=0, le=600)] = 10.0
     """Longest time that one rank waits for another within a step. A rank that does not answer, or has died,
     ends its worker, which is started anew as a whole."""
+    collectives: Literal["auto", "shared_memory", "torch"] = "auto"
+    """What carries tensors between the ranks of a worker. shared_memory: of one host, on CPUs. torch:
+    torch.distributed, NCCL on CUDA and gloo on CPUs, with a KV pool that only its own rank reaches. auto:
+    shared_memory on CPUs, torch elsewhere."""
     kernels: Literal["auto", "torch", "native", "triton"] = "auto"
     """Kernel implementation. auto: native on a CPU with a C++ compiler at hand, triton on CUDA, torch
     elsewhere."""

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Iterator, MutableSequence, Sequence
-from dataclasses import dataclass
 from typing import ClassVar, cast
 
 import msgspec
@@ -29,18 +28,20 @@ from engine.devices import TORCH_DTYPES
 from engine.execution.draft import DraftModel, with_drafts
 from engine.execution.graphs import make_graphs, recorded_sequences
 from engine.execution.load_ranks import (
+    check_ranks,
     divisions_of,
     load_draft,
     load_rank,
     mapped_parts,
+    on_device,
     own_part,
     set_threads,
 )
 from engine.execution.ranks import Ranks, SharedTokens, StagedModel, UnfinishedSteps, other_token_count
 from engine.execution.self_timing import Measured, execute_together, time_steps
 from engine.execution.spread import Spread
-from engine.execution.step_batch import PromptRows, StepBatch
-from engine.execution.team import RankTeam
+from engine.execution.step_batch import BegunStep, PromptRows, StepBatch
+from engine.execution.team import Launch, RankTeam
 from engine.grammar import GrammarStore
 from engine.kernels.interface import BatchLayout, Span
 from engine.kv.parts import PoolPart
@@ -58,19 +59,6 @@ TIMED_BYTES_MAX = 64 * 2**20
 """Largest part of the KV pool, in bytes, that a worker writes to when it times itself."""
 PROMPT_LOGITS_MAX = 2**24
 """Logits of a prompt that are in memory at once, 64 MiB."""
-
-
-@dataclass(frozen=True, slots=True)
-class BegunStep:
-    """A step that this stage has computed."""
-
-    plan: StepPlan
-    batch: StepBatch | None
-    """None: there are no items."""
-    hidden: Tensor | None
-    """The rows of the batch."""
-    started_s: float
-    context_rank_tokens: int
 
 
 class Executor:
@@ -136,9 +124,9 @@ class Executor:
             device=loaded.kv.device,
         )
         self.offloading, self.floor_s = loaded.offloading, loaded.floor_s
-        self._graphs = make_graphs(
-            loaded.model, loaded.kernels, loaded.kv, sequences_max=recorded_sequences(engine, loaded.floor_s)
-        )
+        # What ranks do together has not been recorded on a device yet.
+        recorded = recorded_sequences(engine, loaded.floor_s) if ranks is None else 0
+        self._graphs = make_graphs(loaded.model, loaded.kernels, loaded.kv, sequences_max=recorded)
         self._engine = engine
 
     load_count: ClassVar[int] = 0
@@ -152,15 +140,16 @@ class Executor:
         *,
         progress: Progress | None = None,
         spread: Spread | None = None,
+        launch: Launch | None = None,
     ) -> "Executor":
         """Load a model, with followers if `engine.shape` asks for several ranks: on this host, or where
-        `spread` says. Raises SetupError, see `load_model`, `RankTeam` and `DraftModel.load`, and GroupBroken
-        for a rank that is lost."""
+        `spread` says. `launch`: see `RankTeam.start`. Raises SetupError, see `load_model`, `RankTeam` and
+        `DraftModel.load`, and GroupBroken for a rank that is lost."""
         set_threads(engine)
         Executor.load_count += 1
         shape = Shape.parse(engine.shape)
         if not shape.is_single:
-            return cls._load_leader(model, engine, shape, progress, spread)
+            return cls._load_leader(model, engine, shape, progress, spread, launch)
         loaded = load_model(model, engine, progress=progress)
         return cls(loaded, engine, draft=load_draft(model, engine, loaded))
 
@@ -172,9 +161,12 @@ class Executor:
         shape: Shape,
         progress: Progress | None,
         spread: Spread | None,
+        launch: Launch | None,
     ) -> "Executor":
+        check_ranks(model, engine, shape)
         divisions = divisions_of(model, shape)  # a shape that does not fit is said before anything starts
-        team = RankTeam.start(shape, model, engine, spread)
+        team = RankTeam.start(shape, model, engine, spread, launch)
+        model = on_device(model, 0)
         try:
             loaded = load_rank(model, engine, team.ranks, divisions[team.ranks.rank], progress)
             draft = load_draft(model, engine, loaded)
@@ -198,9 +190,9 @@ class Executor:
         return cls(loaded, engine, ranks=ranks)
 
     @property
-    def is_spread(self) -> bool:
-        """Whether some ranks, and their KV, are on other hosts."""
-        return self._team is not None and len(self._team.local_ranks) < self._team.ranks.shape.rank_count
+    def has_remote_parts(self) -> bool:
+        """Whether some KV is in memory of other ranks that this process does not map."""
+        return self._team is not None and self._team.has_remote_parts
 
     @property
     def rank_pids(self) -> tuple[int, ...]:
@@ -238,6 +230,7 @@ class Executor:
         others = other_token_count(self._model) - others_before
         step = BegunStep(plan, batch, hidden, started_s, others)
         if self._unfinished is not None:
+            self._settle()
             self._unfinished.begun()
             return step
         return self.finish(step)
@@ -248,6 +241,8 @@ class Executor:
         try:
             with torch.inference_mode():
                 results = self._finish(self._model, step)
+            if self._unfinished is None:  # else other threads compute the next step by now
+                self._settle()
             if self._draft is not None:
                 results = with_drafts(self._draft, step.plan, results)
         finally:
@@ -264,6 +259,8 @@ class Executor:
         batch, items, ranks = step.batch, step.plan.items, self._ranks
         if batch is None:
             if ranks is not None:
+                if self.kv.device.type == "cuda":
+                    torch.cuda.synchronize(self.kv.device)
                 ranks.wait_for_all()  # the blocks that were moved are in their places on every rank
             self._sampler.end(step.plan.ended)
             self._last_sampled = {}
@@ -284,6 +281,11 @@ class Executor:
             ranks.share([last.get(index) for index, _ in batch.sampling])
         self._last_sampled = {items[index].key: token for index, token in last.items()}
         return results
+
+    def _settle(self) -> None:
+        """Return when this rank's part of a step has ended on its device. Its results count only then."""
+        if self._ranks is not None:
+            self._ranks.settle()
 
     def _move_blocks(self, plan: StepPlan) -> None:
         if not self._owns_pool:

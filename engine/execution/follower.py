@@ -22,6 +22,7 @@ from baton.core.steps import StepPlan
 from baton.wire.parent import end_with_parent
 from baton.wire.transport import secure
 from engine.execution.executor import Executor
+from engine.execution.load_ranks import claim_device
 from engine.execution.ranks import Ranks
 from engine.execution.spread import FollowerSetup, join_mesh
 from engine.execution.team import JOIN_S, place_of, world_timeout_s
@@ -127,7 +128,7 @@ def follow(setup: FollowerSetup, beside: Beside = contextlib.nullcontext) -> int
         orders, world = _joined(setup, shape, engine)
         world.wait_for_all(timeout_s=JOIN_S)
         orders.wait_for_all(timeout_s=JOIN_S)
-        ranks = place_of(world, shape, rank, engine)
+        ranks = place_of(world, shape, rank, engine, claim_device(model))
     except (SetupError, GroupBroken) as error:
         log.error("%s", error)
         return 1
@@ -155,10 +156,11 @@ def _joined(
 ) -> tuple[OrderReceiver | OrderStreamReceiver, SharedMemoryGroup | SocketGroup]:
     """Raises SetupError."""
     rank, deadline_s = setup.rank, world_timeout_s(shape, engine)
+    if setup.tls:
+        secure(TlsConfig.model_validate_json(setup.tls))
     if not setup.is_spread:
         orders = OrderReceiver.join(setup.orders_address, rank, deadline_s=engine.rank_timeout_s)
         return orders, SharedMemoryGroup.join(setup.world_address, rank, deadline_s=deadline_s)
-    secure(TlsConfig.model_validate_json(setup.tls) if setup.tls else TlsConfig())
     world = SocketGroup(join_mesh(setup.world_address, rank), deadline_s=deadline_s)
     star = join_mesh(setup.orders_address, rank, is_star=True)
     return OrderStreamReceiver(star, deadline_s=engine.rank_timeout_s), world

@@ -8,7 +8,7 @@ import torch
 from baton.config import EngineConfig, ModelConfig
 from baton.core.errors import SetupError
 from baton.core.shape import Shape
-from engine.devices import TORCH_DTYPES
+from engine.devices import TORCH_DTYPES, torch_device
 from engine.execution.context import ContextStage
 from engine.execution.draft import DraftModel
 from engine.execution.ranks import Ranks, StagedModel
@@ -21,6 +21,7 @@ from engine.model_files.read_spec import load_spec
 from engine.model_files.resolve import resolve_model
 from engine.model_files.sizes import kv_geometry
 from engine.models.decoder import Decoder, Progress
+from engine.parallel.collectives import collectives_of
 
 
 def set_threads(engine: EngineConfig) -> None:
@@ -28,17 +29,40 @@ def set_threads(engine: EngineConfig) -> None:
         torch.set_num_threads(engine.threads)
 
 
+def on_device(model: ModelConfig, number: int) -> ModelConfig:
+    """The model on a device of its own for a rank, which is so many behind the first one of its host's part
+    of the worker."""
+    return model if model.device == "cpu" else model.model_copy(update={"device": f"cuda:{number}"})
+
+
+def claim_device(model: ModelConfig) -> torch.device:
+    """Make a rank's device that of the calling thread, which kernels are launched on. Raises SetupError."""
+    device = torch_device(model.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
+
+
+def has_own_pool(model: ModelConfig, engine: EngineConfig) -> bool:
+    """Whether a rank's KV pool is in memory that no other rank of its host maps."""
+    return collectives_of(engine.collectives, model.device) == "torch"
+
+
 def load_draft(model: ModelConfig, engine: EngineConfig, loaded: LoadedModel) -> DraftModel | None:
     """The leader's. A draft model is not divided."""
     return DraftModel.load(model, engine, loaded) if engine.speculation == "draft" else None
 
 
-def divisions_of(model: ModelConfig, shape: Shape) -> tuple[Division, ...]:
-    """Raises SetupError for a shape that the model or this engine cannot have."""
+def check_ranks(model: ModelConfig, engine: EngineConfig, shape: Shape) -> None:
+    """Raises SetupError for several ranks that this engine does not execute."""
     try:
-        check_executed(shape, model.device)
+        check_executed(shape, engine, model.device)
     except SetupError as error:
         raise SetupError(f"engine.shape={shape}: {error}") from None
+
+
+def divisions_of(model: ModelConfig, shape: Shape) -> tuple[Division, ...]:
+    """Raises SetupError for a shape that the model cannot have."""
     return rank_divisions(load_spec(resolve_model(model.path, model.revision)), shape)
 
 
@@ -52,7 +76,7 @@ def load_rank(
         group=ranks.tensor,
         context=ranks.context,
         layers=division.layers if is_staged else None,
-        shares_pool=not ranks.is_leader,
+        shares_pool=not ranks.is_leader and not has_own_pool(model, engine),
         progress=progress,
     )
     if not is_staged and ranks.context is None:
@@ -71,7 +95,14 @@ def load_rank(
         )
     if not is_staged:
         return replace(loaded, model=stage)
-    staged = StagedModel(stage, ranks, hidden_size=hidden_size, vocab=loaded.spec.vocab_size, dtype=dtype)
+    staged = StagedModel(
+        stage,
+        ranks,
+        hidden_size=hidden_size,
+        vocab=loaded.spec.vocab_size,
+        dtype=dtype,
+        device=loaded.kv.device,
+    )
     return replace(loaded, model=staged)
 
 
@@ -89,11 +120,12 @@ def mapped_parts(
     own: KVPool,
     addresses: Mapping[int, str],
 ) -> tuple[PoolPart, ...]:
-    """The pools of the leader and of followers of this host, by rank. addresses: of the followers' pools."""
+    """The pools of the leader and of followers of this host, by rank. addresses: of the followers' pools;
+    empty where a pool is its own rank's alone."""
     shape = Shape.parse(engine.shape)
     parts = [part_of(divisions[0], own)]
     for rank, address in sorted(addresses.items()):
-        if shape.position(rank).context_rank:
+        if shape.position(rank).context_rank or not address:
             continue  # the first context rank's pool is its own too
         geometry = kv_geometry(divisions[rank].rank_spec(), model, engine)
         pool = KVPool.attach(geometry, address, block_count=own.block_count)

@@ -39,7 +39,9 @@ class Ranks:
     """The ranks that compute the other tokens of this rank's steps; None where it computes all."""
     results: Group
     """All ranks again, for what the leader gets and tells while it computes the next step; the world where
-    there is one stage."""
+    there is one stage. Its tensors are in host memory."""
+    stages: Group | None = None
+    """All ranks once more, for hidden states on the ranks' devices; None where there is one stage."""
 
     @property
     def is_leader(self) -> bool:
@@ -97,6 +99,11 @@ class Ranks:
         """Return at the leader when every rank has got here."""
         self.results.gather(torch.zeros(1), to=LEADER)
 
+    def settle(self) -> None:
+        """Return when what this rank's device has to do with other ranks has ended. Raises GroupBroken."""
+        for group in {id(group): group for group in (self.tensor, self.stages) if group is not None}.values():
+            group.settle()
+
     def be_strict(self) -> None:
         """All ranks serve from now on, so that their silence means something."""
         for group in self._groups:
@@ -108,7 +115,7 @@ class Ranks:
 
     @property
     def _groups(self) -> Collection[Group]:
-        groups = (self.tensor, self.context, self.results, self.world)
+        groups = (self.tensor, self.context, self.stages, self.results, self.world)
         return {id(group): group for group in groups if group is not None}.values()
 
 
@@ -196,9 +203,11 @@ class StagedModel:
         hidden_size: int,
         vocab: int,
         dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
-        self.stage, self._ranks = stage, ranks
-        self._hidden_size, self._vocab, self._dtype = hidden_size, vocab, dtype
+        assert ranks.stages is not None
+        self.stage, self._ranks, self._hidden_states = stage, ranks, ranks.stages
+        self._hidden_size, self._vocab, self._dtype, self._device = hidden_size, vocab, dtype, device
         self.expert_counts: ExpertCounts | None = stage.expert_counts
         self._returns = ranks.rank == ranks.last_rank
         """This rank sends what the leader wants."""
@@ -209,28 +218,30 @@ class StagedModel:
         count = self.stage.own_token_count(layout)
         if ranks.position.stage and count:
             shape = (count, self._hidden_size)
-            hidden = ranks.world.recv(shape, self._dtype, ranks.neighbour(-1))
+            hidden = self._hidden_states.recv(shape, self._dtype, ranks.neighbour(-1))
         out = self.stage.forward(tokens, layout, rows, hidden=hidden)
         if not ranks.is_last_stage:
             if count:
-                ranks.world.send(out, ranks.neighbour(1))
+                self._hidden_states.send(out, ranks.neighbour(1))
             return out.new_empty((len(rows), self._hidden_size))
         if self._returns:
             # Without rows it says that the KV of this step is written.
-            ranks.results.send(out, LEADER)
+            ranks.results.send(out.cpu(), LEADER)
         return out
 
     def rows(self, count: int) -> Tensor:
         """The wanted rows of the oldest step that was begun, at the leader: [count, hidden]."""
-        return self._ranks.results.recv((count, self._hidden_size), self._dtype, self._ranks.last_rank)
+        rows = self._ranks.results.recv((count, self._hidden_size), self._dtype, self._ranks.last_rank)
+        return rows.to(self._device)
 
     def logits(self, hidden: Tensor) -> Tensor:
         ranks = self._ranks
         if ranks.is_last_stage:
             logits = self.stage.logits(hidden)
             if self._returns:
-                ranks.results.send(logits, LEADER)
+                ranks.results.send(logits.cpu(), LEADER)
             return logits
         if ranks.is_leader:
-            return ranks.results.recv((len(hidden), self._vocab), torch.float32, ranks.last_rank)
+            shape = (len(hidden), self._vocab)
+            return ranks.results.recv(shape, torch.float32, ranks.last_rank).to(self._device)
         return hidden.new_empty((len(hidden), 0))

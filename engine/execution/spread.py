@@ -35,7 +35,7 @@ class FollowerSetup(msgspec.Struct, frozen=True):
     is_spread: bool = False
     """The ranks are on several hosts."""
     tls: str = ""
-    """`TlsConfig` as JSON, where the ranks are on several hosts and have certificates."""
+    """`TlsConfig` as JSON, where the rank connects to others over TCP; empty: it does not."""
 
 
 class StageHost(Protocol):

@@ -3,8 +3,10 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from baton.core.ids import SeqKey
-from baton.core.steps import PENDING_TOKEN, StepItem
+from baton.core.steps import PENDING_TOKEN, StepItem, StepPlan
 from engine.kernels.interface import BatchLayout, Span
 from engine.sampling.sampler import SampleRequest
 
@@ -81,3 +83,16 @@ def _following(item: StepItem, tokens: tuple[int, ...]) -> tuple[int, ...]:
     """The prompt tokens after each of the item's, as far as they are known."""
     known = tokens[1:] if item.next_prompt_token is None else (*tokens[1:], item.next_prompt_token)
     return known[: max(0, item.prompt_token_count - item.first_position - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class BegunStep:
+    """A step that this stage has computed."""
+
+    plan: StepPlan
+    batch: StepBatch | None
+    """None: there are no items."""
+    hidden: Tensor | None
+    """The rows of the batch."""
+    started_s: float
+    context_rank_tokens: int

@@ -17,13 +17,15 @@ from typing import cast
 import msgspec
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from baton.config import EngineConfig, ModelConfig
+from baton.config import EngineConfig, ModelConfig, TlsConfig
 from baton.core.errors import SetupError
 from baton.core.messages import AdapterRef
 from baton.core.shape import Shape
 from baton.wire.transport import chosen
 from engine.execution.follower_process import how_ended, start_follower
+from engine.execution.load_ranks import claim_device, on_device
 from engine.execution.ranks import LEADER, Ranks
 from engine.execution.spread import (
     FollowerSetup,
@@ -36,6 +38,7 @@ from engine.execution.spread import (
     on_this_host,
 )
 from engine.kv.generations import NotedGenerations
+from engine.parallel.collectives import collectives_of
 from engine.parallel.group import Group, GroupBroken, broadcast_address
 from engine.parallel.order_channel import OrderSender
 from engine.parallel.order_stream import OrderStreamSender
@@ -49,6 +52,7 @@ from engine.parallel.orders import (
 from engine.parallel.shared_memory import SharedMemoryGroup
 from engine.parallel.sockets import SocketGroup
 from engine.parallel.team_state import AdapterFailed, TeamState
+from engine.parallel.torch_group import ControlGroup, TorchGroup
 
 log = logging.getLogger(__name__)
 
@@ -64,35 +68,77 @@ LOOK_S = 60.0
 wait begins anew to count that time. `close` ends the wait under way."""
 END_S = 3.0
 """The time for followers to end by themselves."""
+CONNECT_S = 60.0
+"""The longest time for torch.distributed to connect ranks that all have joined."""
+LOOPBACK = "127.0.0.1"
+Launch = Callable[[FollowerSetup], "subprocess.Popen[bytes]"]
+"""Starts the process of a follower of this host."""
+
+
+def launch_follower(setup: FollowerSetup) -> "subprocess.Popen[bytes]":
+    return start_follower(msgspec.json.encode(setup))
 
 
 def place_of(
-    world: Group, shape: Shape, rank: int, engine: EngineConfig, *, reach: Reach | None = None
+    world: SharedMemoryGroup | SocketGroup,
+    shape: Shape,
+    rank: int,
+    engine: EngineConfig,
+    device: torch.device,
+    *,
+    reach: Reach | None = None,
 ) -> Ranks:
-    """Make a rank's groups. All ranks call it at the same time. `reach` belongs to a leader with ranks on
-    several hosts. Raises SetupError, GroupBroken."""
+    """Make a rank's groups: here it is chosen what carries its tensors. All ranks call it at the same time.
+    `reach` belongs to a leader with ranks on several hosts. Raises SetupError, GroupBroken."""
     ranks = range(shape.rank_count)
-    far_s = stage_timeout_s(engine)
-    tensor = _own_group(world, {shape.tensor_group(one) for one in ranks}, rank, engine.rank_timeout_s)
+    far_s, is_torch = stage_timeout_s(engine), collectives_of(engine.collectives, device.type) == "torch"
+    tensor_sets = {shape.tensor_group(one) for one in ranks}
+    if is_torch:
+        # A device's deadline covers all that it has to do in a step.
+        near_s = engine.rank_timeout_s if device.type == "cpu" else far_s
+        control = _own_group(world, tensor_sets, rank, near_s, is_new=True)
+        tensor = None if control is None else _over_torch(control, device, LOOPBACK, near_s)
+    else:
+        tensor = _own_group(world, tensor_sets, rank, engine.rank_timeout_s)
     context = _own_group(world, {shape.context_group(one) for one in ranks}, rank, far_s)
     if shape.pipeline == 1:
         return Ranks(shape, rank, world, tensor, context, world)
-    if isinstance(world, SocketGroup):
-        results: Group | None = another_group(world, reach, deadline_s=far_s)
-    else:
-        results = _joined(world, tuple(ranks), rank, far_s)
-    assert results is not None
-    return Ranks(shape, rank, world, tensor, context, results)
+    results, stages = _all_again(world, rank, reach, far_s), world
+    if is_torch:
+        host = world.host if isinstance(world, SocketGroup) else LOOPBACK
+        stages = _over_torch(_all_again(world, rank, reach, far_s), device, host, far_s)
+    return Ranks(shape, rank, world, tensor, context, results, stages)
 
 
-def _own_group(world: Group, sets: set[tuple[int, ...]], rank: int, deadline_s: float) -> Group | None:
-    """Make the groups of ranks that these sets are, and return this rank's; None if it would be alone."""
+def _own_group(
+    world: Group, sets: set[tuple[int, ...]], rank: int, deadline_s: float, *, is_new: bool = False
+) -> SharedMemoryGroup | None:
+    """Make the groups of ranks that these sets are, and return this rank's; None if it would be alone. The
+    world may be one of them, unless `is_new`."""
     if all(len(members) == 1 for members in sets):
         return None
-    if len(sets) == 1:
+    if len(sets) == 1 and not is_new:
+        assert isinstance(world, SharedMemoryGroup)  # tensor and context ranks of several hosts are in stages
         return world
     groups = [_joined(world, members, rank, deadline_s) for members in sorted(sets)]
     return next(group for group in groups if group is not None)
+
+
+def _all_again(
+    world: SharedMemoryGroup | SocketGroup, rank: int, reach: Reach | None, deadline_s: float
+) -> SharedMemoryGroup | SocketGroup:
+    """Another group of all ranks."""
+    if isinstance(world, SocketGroup):
+        return another_group(world, reach, deadline_s=deadline_s)
+    group = _joined(world, tuple(range(world.size)), rank, deadline_s)
+    assert group is not None
+    return group
+
+
+def _over_torch(control: ControlGroup, device: torch.device, host: str, deadline_s: float) -> TorchGroup:
+    group = TorchGroup(control, device=device, host=host, deadline_s=deadline_s)
+    group.connect(timeout_s=CONNECT_S)
+    return group
 
 
 def stage_timeout_s(engine: EngineConfig) -> float:
@@ -105,7 +151,7 @@ def world_timeout_s(shape: Shape, engine: EngineConfig) -> float:
     return engine.rank_timeout_s if shape.pipeline == shape.context == 1 else stage_timeout_s(engine)
 
 
-def _joined(world: Group, members: tuple[int, ...], rank: int, deadline_s: float) -> Group | None:
+def _joined(world: Group, members: tuple[int, ...], rank: int, deadline_s: float) -> SharedMemoryGroup | None:
     """A group of some ranks, which the first one makes; None for the others."""
     made = None
     if rank == members[0]:
@@ -155,8 +201,10 @@ class RankTeam:
         world: SharedMemoryGroup | SocketGroup,
         orders: OrderSender | OrderStreamSender,
         spread: Spread | None,
+        launch: Launch | None = None,
     ) -> None:
         self._shape, self._world, self._orders, self._spread = shape, world, orders, spread
+        self._launch = launch
         self._local = on_this_host(shape, spread)
         self._cores = tuple(sorted(os.sched_getaffinity(0)))
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -169,20 +217,27 @@ class RankTeam:
 
     @classmethod
     def start(
-        cls, shape: Shape, model: ModelConfig, engine: EngineConfig, spread: Spread | None = None
+        cls,
+        shape: Shape,
+        model: ModelConfig,
+        engine: EngineConfig,
+        spread: Spread | None = None,
+        launch: Launch | None = None,
     ) -> "RankTeam":
         """Start the followers' processes and wait until all have joined. Stages are on this host, or where
-        `spread` says. Raises SetupError, and GroupBroken if one of them does not get so far."""
+        `spread` says. `launch` starts followers of this host that the worker has parts of its KV in. Raises
+        SetupError, and GroupBroken if one of them does not get so far."""
         spread = spread if spread is not None and spread.has_others else None
         world, orders = _begun(shape, engine, spread)
-        team, joined = cls(shape, world, orders, spread), threading.Event()
+        team, joined = cls(shape, world, orders, spread, launch), threading.Event()
         watcher = threading.Thread(target=team._watch_start, args=(joined,), name="ranks-start", daemon=True)
         try:
             team._spawn_all(model, engine)
             watcher.start()
             world.wait_for_all(timeout_s=JOIN_S)
             orders.wait_for_all(timeout_s=JOIN_S)
-            team.ranks = place_of(world, shape, LEADER, engine, reach=spread.reach if spread else None)
+            device, reach = claim_device(on_device(model, 0)), spread.reach if spread else None
+            team.ranks = place_of(world, shape, LEADER, engine, device, reach=reach)
         except BaseException:
             joined.set()
             team.close()
@@ -199,6 +254,11 @@ class RankTeam:
     def pin(self) -> None:
         """Keep the calling thread, which executes the leader's part, on the leader's share of the cores."""
         os.sched_setaffinity(0, cores_on_host(self._cores, LEADER, self._local))
+
+    @property
+    def has_remote_parts(self) -> bool:
+        """Whether other processes have KV that this one does not map."""
+        return self._spread is not None or self._launch is not None
 
     @property
     def local_ranks(self) -> tuple[int, ...]:
@@ -229,10 +289,10 @@ class RankTeam:
             on_lost(reason)
 
     def noted(self, generations: npt.NDArray[np.uint64]) -> MutableSequence[int]:
-        """The leader's table, for whoever gives blocks out. Where ranks are on other hosts, orders bring them
-        the entries that rise."""
+        """The leader's table, for whoever gives blocks out. Where ranks have tables of their own, orders
+        bring them the entries that rise."""
         table = cast(MutableSequence[int], generations)
-        if self._spread is not None:
+        if self.has_remote_parts:
             table = self._generations = NotedGenerations(generations)
         return table
 
@@ -289,25 +349,31 @@ class RankTeam:
 
     def _spawn_all(self, model: ModelConfig, engine: EngineConfig) -> None:
         """Raises SetupError, GroupBroken."""
-        identity = chosen().identity if self._spread is not None else None
+        tls = ""
+        if self.has_remote_parts:
+            identity = chosen().identity
+            tls = (identity.config if identity is not None else TlsConfig()).model_dump_json()
+        launch = self._launch or launch_follower
         elsewhere: dict[StageHost, list[FollowerSetup]] = {}
         for rank in range(1, self._shape.rank_count):
             host = self._spread.host_of(self._shape, rank) if self._spread is not None else None
+            there = elsewhere.setdefault(host, []) if host is not None else []
+            number = self._local.index(rank) if host is None else len(there)
             setup = FollowerSetup(
                 rank,
                 str(self._shape),
                 cores_on_host(self._cores, rank, self._local) if host is None else (),
                 self._world.address,
                 self._orders.address,
-                model.model_dump_json(),
+                on_device(model, number).model_dump_json(),
                 engine.model_dump_json(),
                 is_spread=self._spread is not None,
-                tls=identity.config.model_dump_json() if identity is not None else "",
+                tls=tls,
             )
             if host is None:
-                self._processes.append(start_follower(msgspec.json.encode(setup)))
+                self._processes.append(launch(setup))
             else:
-                elsewhere.setdefault(host, []).append(setup)
+                there.append(setup)
         for host, setups in elsewhere.items():
             host.start(setups)
 

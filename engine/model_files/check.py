@@ -26,6 +26,7 @@ from engine.model_files.read_spec import load_spec
 from engine.model_files.resolve import local_folder
 from engine.model_files.safetensors_files import check_weights
 from engine.model_files.sizes import context_tokens, kv_geometry, pool_block_count
+from engine.parallel.collectives import collectives_of
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")
 
@@ -45,10 +46,20 @@ def check_model(folder: Path, model: ModelConfig, engine: EngineConfig) -> None:
     pool_block_count(kv_geometry(spec, model, engine), engine.kv_bytes)
 
 
-def check_executed(shape: Shape, device: str) -> None:
+def check_executed(shape: Shape, engine: EngineConfig, device: str) -> None:
     """Raises SetupError for several ranks that the engine does not execute."""
-    if not shape.is_single and device != "cpu":
-        raise SetupError(f"several ranks are executed on the CPU only so far, and model.device={device}")
+    if shape.is_single:
+        return
+    if device.startswith("cuda:"):
+        raise SetupError(
+            f"model.device={device} names one device, and each rank needs its own: set it to cuda"
+        )
+    if collectives_of(engine.collectives, device) == "torch" and shape.context > 1:
+        raise SetupError(
+            "context ranks share one KV pool, which only host memory with engine.collectives=shared_memory "
+            f"can be so far, and not model.device={device} with engine.collectives={engine.collectives}: use "
+            "tensor ranks (tp) or stages (pp)"
+        )
 
 
 def check_shapes(config: Config) -> None:
@@ -64,7 +75,7 @@ def check_shapes(config: Config) -> None:
         check_offload(config.model.offload, spec.layer_count)
     for role, shape in several.items():
         try:
-            check_executed(shape, config.model.device)
+            check_executed(shape, config.engine, config.model.device)
             if spec is not None:
                 check_division(spec, tensor=shape.tensor, pipeline=shape.pipeline, context=shape.context)
         except SetupError as error:

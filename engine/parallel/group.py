@@ -69,6 +69,11 @@ class Group(Protocol):
         """The next tensor that rank `source` sends to this one."""
         ...
 
+    def settle(self) -> None:
+        """Return when the calls of this rank have ended, for groups whose calls go on after they have
+        returned. A result counts only then. Raises GroupBroken."""
+        ...
+
     def be_strict(self) -> None:
         """All ranks serve from now on, so that their silence means something. Any thread may call."""
         ...

@@ -21,7 +21,7 @@ import msgspec
 
 from baton.core.errors import PeerFailure, SetupError
 from baton.core.shape import RANKS_MAX
-from baton.wire.address import host_port, reachable_host
+from baton.wire.address import host_port, reachable_host, split_address
 from engine.parallel.group import GroupBroken
 from engine.parallel.lines import LineEnded, RankLine, wait_for
 from engine.parallel.meeting import TOKEN_BYTES, Door, Greeting, MeetingPlace, greet
@@ -116,6 +116,11 @@ class Mesh:
     def address(self) -> str:
         """What the other ranks are told, and nobody else: it is the permission to join."""
         return str(self.place)
+
+    @property
+    def host(self) -> str:
+        """The address of this machine at which the other ranks reach it."""
+        return split_address(self._here)[0] if self.rank else self.place.host
 
     def wait_for_all(self, timeout_s: float) -> None:
         """Wait until every rank has joined. Raises GroupBroken."""
@@ -378,6 +383,11 @@ class OverMesh:
     def address(self) -> str:
         return self._mesh.address
 
+    @property
+    def host(self) -> str:
+        """The address of this machine at which the other ranks reach it."""
+        return self._mesh.host
+
     def wait_for_all(self, *, timeout_s: float) -> None:
         """Wait until every rank has joined. Raises GroupBroken."""
         self._mesh.wait_for_all(timeout_s)
@@ -385,6 +395,13 @@ class OverMesh:
     def end_reason(self) -> str:
         """Why the group is over; empty: it is not. Any thread may ask."""
         return self._mesh.end_reason()
+
+    def watch(self) -> str:
+        """What `end_reason` says: the pulse looks for ranks that are stopped."""
+        return self._mesh.end_reason()
+
+    def settle(self) -> None:
+        """Calls have ended when they return."""
 
     def be_strict(self) -> None:
         """See `Mesh.be_strict`."""

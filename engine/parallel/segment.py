@@ -82,7 +82,7 @@ def functions() -> ctypes.CDLL:
         function.argtypes, function.restype = [_POINTER], None
     native.baton_segment_reason.argtypes, native.baton_segment_reason.restype = [_POINTER], ctypes.c_char_p
     native.baton_segment_sizes.argtypes, native.baton_segment_sizes.restype = [_POINTER, _POINTER], None
-    native.baton_segment_is_over.argtypes, native.baton_segment_is_over.restype = [_POINTER], _I32
+    native.baton_segment_is_over.argtypes, native.baton_segment_is_over.restype = [_POINTER, _POINTER], _I32
     return native
 
 
@@ -97,6 +97,7 @@ class Segment:
         self._endpoint: int | None = None
         self._in_call, self._in_call_aside = threading.Lock(), threading.Lock()
         self._in_abort = threading.Lock()
+        self._stopped_since_ns = (_I64 * RANKS_MAX)()
         try:
             self._memory = mmap.mmap(fd, 0)
             self._endpoint = self._join()
@@ -202,10 +203,18 @@ class Segment:
 
     def end_reason(self) -> str:
         """Why the group is over, by a look at every rank; empty: it is not. Other threads may ask."""
+        return self._look(None)
+
+    def watch(self) -> str:
+        """What `end_reason` says, and a rank that is seen stopped for a while ends the group too. Whoever
+        calls it does so several times a second, as long as it waits for something."""
+        return self._look(self._stopped_since_ns)
+
+    def _look(self, stopped_since_ns: "ctypes.Array[ctypes.c_int64] | None") -> str:
         with self._in_abort:
             if self._endpoint is None:
                 return _CLOSED
-            if not self._native.baton_segment_is_over(self._endpoint):
+            if not self._native.baton_segment_is_over(self._endpoint, stopped_since_ns):
                 return ""
             text: bytes = self._native.baton_segment_reason(self._endpoint)
             return text.decode(errors="replace")
@@ -265,6 +274,13 @@ class OverSegment:
     def end_reason(self) -> str:
         """Why the group is over, by a look at every rank; empty: it is not. Any thread may ask."""
         return self._segment.end_reason()
+
+    def watch(self) -> str:
+        """See `Segment.watch`."""
+        return self._segment.watch()
+
+    def settle(self) -> None:
+        """Calls have ended when they return."""
 
     def be_strict(self) -> None:
         """Ranks of one host are watched alike from the start."""

@@ -100,8 +100,8 @@ def show(done: PlanResult) -> None:
     console.print(_how_sure(done.found))
     if any(pool.shape.node.gpu_count > 1 for pool in done.found.best.plan.pools.values()):
         console.print(
-            "Note: this engine executes workers of several ranks on CPUs only so far; shapes of several GPUs "
-            "are a plan for later. --tensor 1 --pipeline 1 plans for what runs today."
+            "Note: workers of several ranks have not run on GPUs yet. --tensor 1 --pipeline 1 plans without "
+            "them."
         )
 
 

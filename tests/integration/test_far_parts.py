@@ -44,8 +44,9 @@ TOKENS = 6
 
 
 class FarWorker(WorkerUnderTest):
-    def __init__(self, model, shape, role="aggregated", **settings):
-        module = [sys.executable, "-m", "tests.integration.far_worker", role, str(OWN_STAGES[shape])]
+    def __init__(self, model, shape, role="aggregated", own_stages=0, **settings):
+        stages = str(own_stages or OWN_STAGES[shape])
+        module = [sys.executable, "-m", "tests.integration.far_worker", role, stages]
         named = {**SETTINGS, **settings, "engine.shape": shape, "model.path": model}
         self.process = subprocess.Popen(
             [*module, *(f"{name}={value}" for name, value in named.items())],

@@ -108,6 +108,7 @@ SLEEPERS = {
     "router/tenants/key_files.py",  # a file's lock with a deadline can only be asked for again
     "router/tenants/keyring.py",  # keys are looked at at intervals
     "router/live/sessions.py",  # backoff before dialling again
+    "engine/parallel/torch_group.py",  # a device and other ranks can only be looked at
     "benchmarks/parallel/links.py",  # a follower falls asleep between two plans
     "router/live/demand_reporter.py",  # demand is told at intervals
     "tests/integration/test_worker_process.py",  # asks another process until it is idle

@@ -132,7 +132,7 @@ bool is_over(Endpoint& e) {
 
 namespace {
 
-// `stopped_since_ns` is the memory of one wait: when each rank was first seen stopped, or 0. Null: stopped ranks
+// `stopped_since_ns` is the memory of one wait or watch: when each rank was first seen stopped, or 0. Null: stopped ranks
 // are not looked for.
 bool has_lost_a_peer(Endpoint& e, int64_t* stopped_since_ns) {
     char text[REASON_BYTES];
@@ -412,5 +412,8 @@ BATON_API void baton_segment_free(Endpoint* e) { delete e; }
 
 BATON_API const char* baton_segment_reason(Endpoint* e) { return e->reason; }
 
-// 1: the group is over, by a look at every peer now.
-BATON_API int baton_segment_is_over(Endpoint* e) { return is_over(*e) || has_lost_a_peer(*e, nullptr); }
+// 1: the group is over, by a look at every peer now. `stopped_since_ns` has a number for each rank, zeros at first,
+// and is the memory of whoever looks again and again; null: stopped ranks are not looked for.
+BATON_API int baton_segment_is_over(Endpoint* e, int64_t* stopped_since_ns) {
+    return is_over(*e) || has_lost_a_peer(*e, stopped_since_ns);
+}

@@ -177,9 +177,18 @@ def test_a_shape_that_does_not_divide_the_model_is_refused_with_the_role_and_the
 
 
 def test_ranks_that_are_not_executed_are_refused(good):
-    for shape in ("tp2", "cp2"):
-        said = refused("org/on-the-hub", model={"device": "cuda"}, cluster={"decode_workers": shape})
-        assert said.startswith(f"decode workers of shape {shape}: several ranks are executed on the CPU only")
+    cuda, shape = {"device": "cuda"}, {"decode_workers": "tp2cp2"}
+    said = refused("org/on-the-hub", model=cuda, cluster=shape)
+    assert said.startswith("decode workers of shape tp2cp2: context ranks share one KV pool")
+    assert "model.device=cuda" in said
+    said = refused(good, engine={"collectives": "torch"}, cluster={"decode_workers": "cp2"})
+    assert "engine.collectives=torch" in said
+    said = refused(
+        good, model=cuda, engine={"collectives": "shared_memory"}, cluster={"decode_workers": "tp2"}
+    )
+    assert "needs tensors in host memory" in said
+    said = refused(good, model={"device": "cuda:1"}, cluster={"decode_workers": "tp2"})
+    assert "each rank needs its own" in said
     check_setup(config_of(good, engine={"shape": "tp2cp2"}), with_router=True)
 
 
@@ -192,7 +201,6 @@ def test_stages_that_are_more_than_layers_are_refused(good):
 def test_gpus_are_counted_for_all_ranks(good, monkeypatch):
     monkeypatch.setattr(model_check, "_torch_build", lambda: "cu130")
     monkeypatch.setattr(model_check, "_cuda_device_count", lambda: 2)
-    monkeypatch.setattr(model_check, "check_executed", lambda shape, device: None)
     cuda = {"device": "cuda"}
     check_setup(config_of(good, model=cuda, cluster={"decode_workers": 7}), with_router=True)
     check_setup(

@@ -171,5 +171,5 @@ def test_a_rollout_to_another_shape_is_counted_by_the_autoscaler_and_in_the_shar
 def test_a_version_may_bring_another_shape_that_is_executed():
     workers = RayWorkers(Started(), CONFIG, overlay=overlay)
     workers.check("small", Version("2", ("engine.shape=tp2cp2",)))
-    with pytest.raises(SetupError, match="of shape cp2: several ranks are executed on the CPU only"):
+    with pytest.raises(SetupError, match="of shape cp2: context ranks share one KV pool"):
         workers.check("small", Version("2", ("engine.shape=cp2", "model.device=cuda")))

@@ -21,7 +21,8 @@ from baton.core.errors import SetupError
 from baton.core.ids import SeqKey, SequenceId
 from baton.core.sampling import SamplingParams
 from baton.core.steps import PENDING_TOKEN, StepItem, StepPlan, StepResult
-from engine.execution.executor import BegunStep, Executor
+from engine.execution.executor import Executor
+from engine.execution.step_batch import BegunStep
 from engine.execution.team import RankTeam
 from engine.parallel.group import GroupBroken
 from tests.models import Kind, make_model

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from baton.config import TransferConfig
+from baton.config import Config, TransferConfig
 from baton.core.errors import SetupError
 from baton.core.ids import ReadId, WorkerId
 from engine.execution.spread import FollowerSetup, Reach
@@ -25,7 +25,7 @@ from kv_transfer.part_transfer import PartTransfer
 from kv_transfer.read import BlockRead
 from tests.kv_parts import GROUPED, PartedWorker, places_of_shape, random_blocks, started
 from worker.part_thread import PartSetup, PartThread
-from worker.remote_parts import RemoteParts
+from worker.remote_parts import RemoteParts, remote_ranks
 
 REACH = Reach("127.0.0.1", "127.0.0.1")
 BLOCKS = 6
@@ -180,6 +180,17 @@ async def test_a_rank_without_a_pool_has_no_part() -> None:
     assert remote.setup(FollowerSetup(3, "", (), "", "", "", "")).part is None
     assert setup_of(remote, 2).name == "w.1/rank2"
     await remote.close()
+
+
+def test_the_leader_reaches_pools_of_its_host_only_where_they_are_shared() -> None:
+    config = Config.model_validate({"engine": {"shape": "tp2pp2"}})
+    assert remote_ranks(config) == ()
+    assert remote_ranks(config, [1]) == (2, 3)
+    own = Config.model_validate({"engine": {"shape": "tp2pp2", "collectives": "torch"}})
+    assert remote_ranks(own) == remote_ranks(own, [1]) == (1, 2, 3)
+    assert remote_ranks(Config.model_validate({"engine": {"collectives": "torch"}})) == ()
+    on_gpus = {"engine": {"shape": "tp2"}, "model": {"device": "cuda"}}
+    assert remote_ranks(Config.model_validate(on_gpus)) == (1,)
 
 
 def test_checksums_need_all_parts_in_one_place() -> None:

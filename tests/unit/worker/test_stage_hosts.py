@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from baton.config import Config
+from baton.config import Config, ModelConfig
 from baton.core.errors import SetupError
 from engine.execution.spread import FollowerSetup
 from worker import stage_hosts
@@ -64,6 +64,16 @@ async def test_only_the_actor_of_a_stage_of_this_host_is_ended(monkeypatch):
     assert ray.killed == ray.made[1:]
     own, far = (stages.parts.setup(FollowerSetup(rank, "", (), "", "", "", "")).part for rank in (2, 1))
     assert (own, far.link_rank, far.name) == (None, 1, "w.1/rank1")
+    await stages.parts.close()
+
+
+async def test_stages_on_gpus_stay_where_their_gpus_are_visible(monkeypatch):
+    ray = Actors(["here", "there"])
+    ray.install(monkeypatch)
+    on_gpus = config().model_copy(update={"model": ModelConfig(device="cuda")})
+    stages = await placed_stages("w.1", on_gpus, "127.0.0.1:1")
+    assert [host is None for host in stages.spread.hosts] == [True, False, False]
+    assert ray.killed == []
     await stages.parts.close()
 
 

@@ -14,6 +14,7 @@ from engine.parallel.order_stream import OrderStreamReceiver, OrderStreamSender
 from engine.parallel.orders import FollowerFailed, FollowerReady
 from engine.parallel.shared_memory import SharedMemoryGroup
 from engine.parallel.sockets import SocketGroup
+from engine.parallel.torch_group import TorchGroup
 from tests.faulty_group import FaultyGroup, GroupFault, GroupFaultPlan
 from tests.unit.engine.parallel.plans import plan
 from tests.unit.engine.parallel.rank_processes import traces
@@ -31,9 +32,12 @@ def _join(teller, rank, size, address, deadline_s, carrier="memory", **sizes):
             teller.tell(address=mesh.address)
         return SocketGroup(mesh, deadline_s=deadline_s)
     if rank:
-        return SharedMemoryGroup.join(address, rank, deadline_s=deadline_s)
-    group = SharedMemoryGroup.create(size, deadline_s=deadline_s, **sizes)
-    teller.tell(address=group.address)
+        group = SharedMemoryGroup.join(address, rank, deadline_s=deadline_s)
+    else:
+        group = SharedMemoryGroup.create(size, deadline_s=deadline_s, **sizes)
+        teller.tell(address=group.address)
+    if carrier == "torch":
+        return TorchGroup(group, device=torch.device("cpu"), host="127.0.0.1", deadline_s=deadline_s)
     return group
 
 

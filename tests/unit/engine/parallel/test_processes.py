@@ -10,7 +10,8 @@ from tests.unit.engine.parallel.rank_processes import RankProcesses
 LONG_S, SHORT_S = 60.0, 0.2
 STOPPED_S = 4.0
 """A deadline that ranks miss only if they are stopped."""
-every_carrier = pytest.mark.parametrize("carrier", ["memory", "sockets"])
+every_carrier = pytest.mark.parametrize("carrier", ["memory", "sockets", "torch"])
+every_channel = pytest.mark.parametrize("carrier", ["memory", "sockets"])
 CALLS = ("all_reduce", "all_gather", "gather", "reduce_scatter", "broadcast", "messages")
 FEW, MANY = 100, 300_000
 """Numbers of a call that is one step, and of one during which the signal is likely to arrive."""
@@ -114,7 +115,7 @@ def test_a_rank_that_kills_itself_between_calls_ends_the_others(processes, kill_
     assert all(outcome["broken"] for outcome in outcomes[:2])
 
 
-@every_carrier
+@every_channel
 @pytest.mark.parametrize(("size", "rounds", "items"), [(2, 300, 1), (3, 200, 32), (4, 5, 400)])
 def test_every_follower_gets_every_plan_and_the_leader_every_report(processes, size, rounds, items, carrier):
     """The plans of the last case are larger than the ring."""
@@ -126,7 +127,7 @@ def test_every_follower_gets_every_plan_and_the_leader_every_report(processes, s
     assert outcomes[0]["result"] == expected
 
 
-@every_carrier
+@every_channel
 @pytest.mark.parametrize("victim", [0, 1, 2])
 def test_a_killed_rank_ends_the_channel(processes, victim, carrier):
     outcomes = results(
@@ -138,7 +139,7 @@ def test_a_killed_rank_ends_the_channel(processes, victim, carrier):
     assert all(f"rank {victim}" in outcome["broken"] for outcome in outcomes)
 
 
-@every_carrier
+@every_channel
 @pytest.mark.parametrize("victim", [1, 2])
 def test_a_stopped_follower_ends_the_channel_when_its_ring_is_full(processes, victim, carrier):
     outcomes = results(

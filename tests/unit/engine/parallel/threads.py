@@ -5,9 +5,12 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 from engine.parallel.mesh import Mesh
 from engine.parallel.shared_memory import SharedMemoryGroup
 from engine.parallel.sockets import SocketGroup
+from engine.parallel.torch_group import TorchGroup
 from tests.local_group import local_groups
 
 DEADLINE_S = 60.0
@@ -29,10 +32,19 @@ def socket_groups(size, *, deadline_s=DEADLINE_S):
     return groups
 
 
+def torch_groups(size, *, deadline_s=DEADLINE_S):
+    controls = shared_memory_groups(size, deadline_s=deadline_s)
+    options = {"device": torch.device("cpu"), "host": "127.0.0.1", "deadline_s": deadline_s}
+    groups = [TorchGroup(control, **options) for control in controls]
+    values(on_all(groups, lambda group: group.wait_for_all(timeout_s=DEADLINE_S)))
+    return groups
+
+
 BACKENDS = {
     "local": lambda size, deadline_s: local_groups(size, deadline_s=deadline_s),
     "shared_memory": lambda size, deadline_s: shared_memory_groups(size, deadline_s=deadline_s),
     "sockets": lambda size, deadline_s: socket_groups(size, deadline_s=deadline_s),
+    "torch": lambda size, deadline_s: torch_groups(size, deadline_s=deadline_s),
     # Many steps for few bytes.
     "small_chunks": lambda size, deadline_s: shared_memory_groups(
         size, deadline_s=deadline_s, chunk_bytes=192, ring_bytes=128
