@@ -84,6 +84,12 @@ class Offloading:
     def notes(self) -> Iterator[str]:
         """Lines for `Member.notes`."""
         if self.cost is None or self.streamed is None:
+            if self._model.offload not in ("0", "auto"):
+                yield (
+                    f"model.offload={self._model.offload} streams nothing here: of the model's streamed "
+                    f"layers at most {BUFFERS} are among this rank's {len(self._layers)}, and {BUFFERS} are in "
+                    "memory at any time; stream more layers, or use fewer stages"
+                )
             return
         yield (
             f"{INFO_NOTE}offload: {self.cost.layer_count} of {len(self._layers)} layers"
@@ -144,7 +150,9 @@ def offload_folder(model: ModelConfig) -> Path:
     if model.offload_folder:
         return Path(model.offload_folder).expanduser()
     root = os.environ.get("BATON_CACHE_DIR")
-    return (Path(root) if root else Path.home() / ".cache" / "baton") / "offload"
+    cache = Path(root) if root else Path.home() / ".cache" / "baton"
+    cache.mkdir(parents=True, exist_ok=True)
+    return cache / "offload"
 
 
 def _deadline_s(engine: EngineConfig) -> float:

@@ -150,9 +150,10 @@ class FileImages:
 
 
 def _open(folder: Path, *, is_direct: bool) -> tuple[int, bool]:
-    """A new file without a name, and whether it is read past the page cache."""
+    """A new file without a name, and whether it is read past the page cache. Only the last part of the
+    folder's path may be missing: a path with a typing error would lead to another disk."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True)
         file = _unnamed(folder)
     except OSError as error:
         raise SetupError(

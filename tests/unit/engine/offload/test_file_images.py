@@ -147,6 +147,9 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(SetupError, match=r"cannot keep streamed layers in .*model.offload_folder"):
         FileImages(tmp_path / "file", deadline_s=1.0)
+    with pytest.raises(SetupError, match=r"No such file or directory \(set model.offload_folder\)"):
+        FileImages(tmp_path / "mistyped" / "layers", deadline_s=1.0)
+    assert not (tmp_path / "mistyped").exists()
 
 
 def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -187,6 +187,19 @@ def test_ranks_as_processes(tmp_path: Path, opened: list[Executor], shape: str) 
     assert list((tmp_path / "layers").iterdir()) == []
 
 
+def test_a_stage_that_streams_nothing_says_so(tmp_path: Path, opened: list[Executor]) -> None:
+    folder = make_model(tmp_path, **layers_of("llama"))
+    engine = EngineConfig(kv_bytes=2**21, block_tokens=16, threads=1, shape="pp2", rank_timeout_s=60.0)
+    opened.append(Executor.load(ModelConfig(path=str(folder), offload="3"), engine))
+    notes = [note for note in opened[0].notes if "offload" in note]
+    assert notes == [
+        "model.offload=3 streams nothing here: of the model's streamed layers at most 2 are among this rank's "
+        "2, and 2 are in memory at any time; stream more layers, or use fewer stages"
+    ]
+    opened.append(load(folder))
+    assert not any("offload" in note for note in opened[1].notes)
+
+
 @pytest.mark.parametrize(
     ("offload", "reason"),
     [("9", "the model has 4 layers"), ("2", "saves no memory")],
