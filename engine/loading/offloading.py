@@ -87,8 +87,8 @@ class Offloading:
             if self._model.offload not in ("0", "auto"):
                 yield (
                     f"model.offload={self._model.offload} streams nothing here: of the model's streamed "
-                    f"layers at most {BUFFERS} are among this rank's {len(self._layers)}, and {BUFFERS} are in "
-                    "memory at any time; stream more layers, or use fewer stages"
+                    f"layers at most {BUFFERS} are among this rank's {len(self._layers)}, and {BUFFERS} are "
+                    "in memory at any time; stream more layers, or use fewer stages"
                 )
             return
         yield (

@@ -193,8 +193,8 @@ def test_a_stage_that_streams_nothing_says_so(tmp_path: Path, opened: list[Execu
     opened.append(Executor.load(ModelConfig(path=str(folder), offload="3"), engine))
     notes = [note for note in opened[0].notes if "offload" in note]
     assert notes == [
-        "model.offload=3 streams nothing here: of the model's streamed layers at most 2 are among this rank's "
-        "2, and 2 are in memory at any time; stream more layers, or use fewer stages"
+        "model.offload=3 streams nothing here: of the model's streamed layers at most 2 are among this "
+        "rank's 2, and 2 are in memory at any time; stream more layers, or use fewer stages"
     ]
     opened.append(load(folder))
     assert not any("offload" in note for note in opened[1].notes)
