@@ -62,4 +62,5 @@ def _zipf_shares(layers: int, experts: int, random: np.random.Generator) -> Load
 
 
 def _drawn(shares: Loads, random: np.random.Generator) -> Loads:
-    return np.asarray(random.poisson(shares * TOKENS_PER_EXPERT * shares.shape[1]), dtype=np.float64)
+    tokens = random.poisson(shares * TOKENS_PER_EXPERT * shares.shape[1])
+    return np.asarray(tokens).astype(np.float64)

@@ -1,8 +1,11 @@
 """Lower the load of the busiest ranks by exchanging experts between ranks, with as few exchanges as will do.
 
 A row is done when its busiest rank is at its goal. Busy ranks are paired with ranks of little load, several
-pairs at a time; if that does not help the busiest rank, it is compared with more ranks, and with all at last.
+pairs at a time; if that does not help a busiest rank that has more than is acceptable, it is compared with
+more ranks, and with all at last.
 """
+
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,14 +18,24 @@ COMPARED_MAX = 512
 """Pairs of slots that are compared in a row at a time."""
 WIDER = 4
 """Factor by which more ranks are compared if none was of use."""
-WORK_MAX = 3_000_000
-STEP_WORK = 4_000
+WORK_MAX = 3_500_000
+STEP_WORK = 16_000
 """The search ends after so much work: pairs of slots compared, and a step's own cost in the same unit. It is
 counted and not timed, so that the same input gives the same map."""
 
 
-def balance(packing: Packing, goals: Loads, *, work_max: int = WORK_MAX, at_once: bool = True) -> int:
-    """`goals` is [B]. Return the work that was done.
+@dataclass(frozen=True, slots=True)
+class Goals:
+    """What is asked of the busiest rank of each row; all are [B]."""
+
+    load: Loads
+    acceptable: Loads
+    """A load that will do once `moved` replicas have moved."""
+    moved: Loads
+
+
+def balance(packing: Packing, goals: Goals, *, work_max: int = WORK_MAX, at_once: bool = True) -> int:
+    """Bring the busiest rank of each row to its goal. Return the work that was done.
 
     Unless `at_once`, one pair of ranks at a time exchanges experts in each row: pairs know nothing of each
     other, so that two of them may bring an expert's replicas together on one node.
@@ -36,16 +49,18 @@ def balance(packing: Packing, goals: Loads, *, work_max: int = WORK_MAX, at_once
     widths = np.zeros(len(is_active), dtype=np.int64)
     work = 0
     while work < work_max:
-        is_active &= packing.rank_loads.max(axis=1) > goals
+        busiest = packing.rank_loads.max(axis=1)
+        is_active &= busiest > goals.load
+        is_active &= (busiest > goals.acceptable) | (packing.moved < goals.moved)
         if not is_active.any():
             break
         width = int(widths[is_active].min())
         rows = np.nonzero(is_active & (widths == width))[0]
         busy, light = _partners(packing, rows, pairs if width == 0 else 1, min(width, fewest - 1))
-        has_helped, compared = _exchange(packing, rows, busy, light, goals[rows], gains[rows])
+        has_helped, compared = _exchange(packing, rows, busy, light, goals.load[rows], gains[rows])
         work += STEP_WORK + compared
         widths[rows[has_helped]] = 0
-        is_active[rows[~has_helped]] &= width < fewest - 1
+        is_active[rows[~has_helped]] &= (busiest > goals.acceptable)[rows[~has_helped]] & (width < fewest - 1)
         widths[rows[~has_helped]] = width * WIDER if width else narrow
     return work
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from control_plane.experts.balancing import balance
+from control_plane.experts.balancing import Goals, balance
 from control_plane.experts.packing import Packing
 from control_plane.experts.replicas import Counts, reference_load
 from control_plane.experts.values import EMPTY, Loads, Slots
@@ -98,7 +98,8 @@ def groups_to_nodes(loads: Loads, held: Slots, rows: GroupRows) -> Groups:
     packing.fill(counts)
     mean = packing.rank_loads.mean(axis=1)
     anew = reference_load(group_loads, capacity, most=rows.copies, least=rows.copies)
-    balance(packing, np.maximum(mean, anew) * (1 + GROUP_BALANCED))
+    load = np.maximum(mean, anew) * (1 + GROUP_BALANCED)
+    balance(packing, Goals(load, load, np.full(layers, np.inf)))
     return packing.slots
 
 

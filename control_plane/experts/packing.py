@@ -36,6 +36,9 @@ class Packing:
         self.holds: Flags = np.zeros((rows, columns, ranks), dtype=np.bool_)
         self.holds[at, slots, np.arange(ranks)[:, None]] = True
         self.holds[:, EMPTY] = False
+        self.held_before = self.holds.copy()
+        self.moved: Counts = np.zeros(rows, dtype=np.int64)
+        """[B]: replicas that ranks have and did not have before."""
         self.used: Counts = (slots != EMPTY).sum(axis=2)
         node_count = int(nodes.max(initial=0)) + 1
         places = (at * columns + slots % columns) * node_count + nodes[:, None]
@@ -70,24 +73,25 @@ class Packing:
             self._divide()
 
     def _remove_surplus(self) -> None:
-        """Take replicas from nodes that have another one first, then from busy ranks."""
-        surplus = self.placed - self.counts
-        rows, ranks, places = np.nonzero(surplus[self.rows[:, None, None], self.slots] > 0)
-        if not len(rows):
-            return
-        experts = self.slots[rows, ranks, places]
-        is_only = self.on_node[rows, experts, self.nodes[ranks]] <= 1
-        order = np.lexsort((-self.rank_loads[rows, ranks], is_only, experts, rows))
-        rows, ranks, places, experts = rows[order], ranks[order], places[order], experts[order]
-        taken = _rank_in_run(rows * self.counts.shape[1] + experts) < surplus[rows, experts]
-        rows, ranks, places, experts = rows[taken], ranks[taken], places[taken], experts[taken]
-        self.slots[rows, ranks, places] = EMPTY
-        self.holds[rows, experts, ranks] = False
-        np.subtract.at(self.used, (rows, ranks), 1)
-        np.subtract.at(self.placed, (rows, experts), 1)
-        np.subtract.at(self.rank_loads, (rows, ranks), self.sizes[rows, experts])
-        if self.has_nodes:
-            np.subtract.at(self.on_node, (rows, experts, self.nodes[ranks]), 1)
+        """Take the largest replicas first: from nodes that have another one, then from ranks without a free
+        slot, so that free slots are on many ranks, then from busy ranks."""
+        for experts in _by_size(self.placed - self.counts, self.sizes).T:
+            rows = np.nonzero(experts != EMPTY)[0]
+            experts = experts[rows]
+            much = 1 + self.rank_loads[rows].max(axis=1)[:, None]
+            priority = self.rank_loads[rows] + much * (self.used[rows] == self.capacity[rows])
+            if self.has_nodes:
+                priority += 2 * much * (self.on_node[rows, experts][:, self.nodes] > 1)
+            ranks = np.where(self.holds[rows, experts], priority, -1.0).argmax(axis=1)
+            places = (self.slots[rows, ranks] == experts[:, None]).argmax(axis=1)
+            self.slots[rows, ranks, places] = EMPTY
+            self.moved[rows] -= ~self.held_before[rows, experts, ranks]
+            self.holds[rows, experts, ranks] = False
+            self.used[rows, ranks] -= 1
+            self.placed[rows, experts] -= 1
+            self.rank_loads[rows, ranks] -= self.sizes[rows, experts]
+            if self.has_nodes:
+                self.on_node[rows, experts, self.nodes[ranks]] -= 1
 
     def _place(self, rows: Indices, experts: Slots) -> None:
         """Put one replica of one expert in each of these rows on the rank with the least load, on a second
@@ -119,6 +123,7 @@ class Packing:
         self.holds[rows, experts, ranks] = True
         self.used[rows, ranks] += 1
         self.placed[rows, experts] += 1
+        self.moved[rows] += ~self.held_before[rows, experts, ranks]
         self.rank_loads[rows, ranks] += self.sizes[rows, experts]
         self._refresh(rows, ranks)
         if self.has_nodes:
@@ -157,6 +162,9 @@ class Packing:
         one, two = self.slots[rows, ranks, places], self.slots[rows, others, at]
         self.slots[rows, ranks, places], self.slots[rows, others, at] = two, one
         for experts, old, new in ((one, ranks, others), (two, others, ranks)):
+            comes = (experts != EMPTY) & ~self.held_before[rows, experts, new]
+            leaves = (experts != EMPTY) & ~self.held_before[rows, experts, old]
+            np.add.at(self.moved, rows, comes.astype(np.int64) - leaves)
             self.holds[rows, experts, old] = False
             self.holds[rows, experts, new] = True
             if self.has_nodes:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from control_plane.experts.balancing import WORK_MAX, balance
+from control_plane.experts.balancing import WORK_MAX, Goals, balance
 from control_plane.experts.groups import GroupRows, groups_to_nodes
 from control_plane.experts.packing import Packing
 from control_plane.experts.replicas import LARGE_REPLICA, Counts, reference_load, replica_counts
@@ -31,6 +31,9 @@ AS_GOOD_AS_NEW = 0.006
 """A rank may have so much more than the busiest would have if everything were placed anew."""
 TOO_BUSY = 0.002
 """A row whose busiest rank has so much more than its goal is tried again with smaller replicas."""
+MOVED_MAX = 0.35
+"""Part of a row's slots that may get another expert in one decision before a balance that a placement from
+nothing would have will do: what is left to gain can be had at the next."""
 COPIES_FOR_SAFETY = 2
 
 
@@ -115,6 +118,9 @@ def _pack(loads: Loads, slots: Slots, capacity: Counts, nodes: npt.NDArray[np.in
     least = min(least, most)
     anew = reference_load(loads, capacity, most=most, least=least)
     packing = Packing(loads, slots, capacity, nodes)
+    is_new = ~packing.used.any(axis=1)
+    moved_max = np.where(is_new, np.inf, capacity.sum(axis=1) * MOVED_MAX)
+    as_if_new = _baseline_load(loads, capacity, anew, most=most, least=least)
     rows, work = np.arange(len(loads)), 0
     for large in LARGE_REPLICA:
         before = packing.placed[:, :EMPTY]
@@ -132,15 +138,30 @@ def _pack(loads: Loads, slots: Slots, capacity: Counts, nodes: npt.NDArray[np.in
         packing.fill(counts)
         mean = packing.rank_loads.sum(axis=1) / ready
         best = np.maximum(mean, packing.sizes.max(axis=1))
-        goals = np.maximum(best * (1 + BALANCED), anew * (1 + AS_GOOD_AS_NEW))
+        load = np.maximum(best * (1 + BALANCED), anew * (1 + AS_GOOD_AS_NEW))
+        acceptable = np.maximum(load, as_if_new * (1 + AS_GOOD_AS_NEW))
+        goals = Goals(load, acceptable, moved_max)
         packing.spread()
         work += balance(packing, goals, work_max=WORK_MAX - work)
         if packing.spread():
             work += balance(packing, goals, work_max=WORK_MAX - work, at_once=False)
-        rows = np.nonzero(packing.rank_loads.max(axis=1) > goals * (1 + TOO_BUSY))[0]
+        rows = np.nonzero(packing.rank_loads.max(axis=1) > acceptable * (1 + TOO_BUSY))[0]
         if not len(rows):
             break
     return packing.slots
+
+
+def _baseline_load(loads: Loads, capacity: Counts, anew: Loads, *, most: int, least: int) -> Loads:
+    """The busiest rank's load as [B] if everything were placed anew, and an expert might be on a rank several
+    times. It differs from `anew` where an expert has more load than a replica on every rank can divide
+    well."""
+    found = anew.copy()
+    total = loads.sum(axis=1)
+    rows = np.nonzero(loads.max(axis=1) * capacity.sum(axis=1) > total * most)[0]
+    if len(rows):
+        slots = int(capacity.sum(axis=1).max())
+        found[rows] = reference_load(loads[rows], capacity[rows], most=slots, least=least)
+    return np.maximum(found, anew)
 
 
 def _pack_groups(loads: Loads, held: Slots, rows: GroupRows) -> Slots:
