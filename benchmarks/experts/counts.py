@@ -57,10 +57,10 @@ def adversarial(times: int, layers: int, experts: int, *, seed: int) -> list[Loa
 
 
 def _zipf_shares(layers: int, experts: int, random: np.random.Generator) -> Loads:
-    shares = 1 / np.arange(1, experts + 1) ** ZIPF_EXPONENT
-    return np.stack([random.permutation(shares / shares.sum()) for _ in range(layers)])
+    shares: Loads = np.arange(1, experts + 1, dtype=np.float64) ** -ZIPF_EXPONENT
+    shares /= shares.sum()
+    return np.stack([shares[random.permutation(experts)] for _ in range(layers)])
 
 
 def _drawn(shares: Loads, random: np.random.Generator) -> Loads:
-    tokens = random.poisson(shares * TOKENS_PER_EXPERT * shares.shape[1])
-    return np.asarray(tokens).astype(np.float64)
+    return random.poisson(shares * TOKENS_PER_EXPERT * shares.shape[1]).astype(np.float64)

@@ -18,7 +18,7 @@ COMPARED_MAX = 512
 """Pairs of slots that are compared in a row at a time."""
 WIDER = 4
 """Factor by which more ranks are compared if none was of use."""
-WORK_MAX = 3_500_000
+WORK_MAX = 5_000_000
 STEP_WORK = 16_000
 """The search ends after so much work: pairs of slots compared, and a step's own cost in the same unit. It is
 counted and not timed, so that the same input gives the same map."""
@@ -88,18 +88,20 @@ def _exchange(
     at, from_rank, to_ranks = rows[row], busy[row, pair], light[row, pair]
     own = packing.slots[at, from_rank]  # [n, S]
     others = packing.slots[at[:, None], to_ranks]  # [n, K, S]
-    before = packing.rank_loads[at, from_rank]
-    less = (
-        packing.sizes[at[:, None], own][:, :, None, None] - packing.sizes[at[:, None, None], others][:, None]
-    )
-    reached = np.maximum(
-        before[:, None, None, None] - less,
-        packing.rank_loads[at[:, None], to_ranks][:, None, :, None] + less,
-    )  # [n, S, K, S]
     own_stays = _stays(packing, at, own[:, :, None], from_rank[:, None, None], to_ranks[:, None])
     other_stays = _stays(packing, at, others, to_ranks[:, :, None], from_rank[:, None, None])
     other_stays |= np.arange(others.shape[2]) >= packing.capacity[at[:, None], to_ranks][:, :, None]
-    choices = np.where(own_stays[:, :, :, None] | other_stays[:, None], np.inf, reached).reshape(len(at), -1)
+    before = packing.rank_loads[at, from_rank]
+    light_loads = packing.rank_loads[at[:, None], to_ranks]  # [n, K]
+    # If a rank with load a gives d to one with b, the busier has (a + b) / 2 + |d - (a - b) / 2| after it.
+    own_sizes = np.where(own_stays, np.inf, packing.sizes[at[:, None], own][:, :, None])  # [n, S, K]
+    half = (before[:, None] - light_loads) / 2
+    other_sizes = packing.sizes[at[:, None, None], others] + half[:, :, None]
+    other_sizes[other_stays] = -np.inf
+    reached = own_sizes[:, :, :, None] - other_sizes[:, None]  # [n, S, K, S]
+    np.abs(reached, out=reached)
+    reached += (light_loads + half)[:, None, :, None]
+    choices = reached.reshape(len(at), -1)
     best = choices.argmin(axis=1)
     helps = choices[np.arange(len(at)), best] < before - gains[row]
     place, rest = np.divmod(best[helps], others[0].size)

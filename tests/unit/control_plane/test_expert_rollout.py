@@ -119,7 +119,9 @@ def test_experts_without_a_replica_come_first_the_most_used_first():
     assert announced.map.ranks == ("a", "c")
     assert script.named() == {0: {"a"}, 3: {"a"}}
     left = [ranks[0], ranks[2]]
-    target = script.target({0: ["a", "c"], 1: ["c"], 2: ["c"], 3: ["a"]}, ranks=left, loads=loads_of(9, 1, 5, 0))
+    target = script.target(
+        {0: ["a", "c"], 1: ["c"], 2: ["c"], 3: ["a"]}, ranks=left, loads=loads_of(9, 1, 5, 0)
+    )
     keys = [one.key.expert for one in only(script.send(target), LoadExpert)]
     for _ in range(2):
         keys += [one.key.expert for one in only(script.send(RolloutTick(), after_s=ONE_EXPERT_S), LoadExpert)]
@@ -176,7 +178,7 @@ def test_a_new_target_forgets_what_is_not_wanted_any_more():
 
 
 class AnyRollout(RuleBasedStateMachine):
-    """A cluster that does what it is told, sometimes fails, and whose callers keep epochs in use for a while."""
+    """A cluster that does what it is told and sometimes fails; its callers keep epochs in use for a while."""
 
     LAYERS, EXPERTS, SLOTS = 2, 6, 3
 
