@@ -17,8 +17,8 @@ from benchmarks.experts.placement import (
     BALANCE_LOSS_MAX,
     DECISION_MS_MAX,
     MIGRATION_PART_MAX,
-    PlacementCase,
-    PlacementReport,
+    ExpertCase,
+    ExpertReport,
     compare,
     mean,
 )
@@ -62,7 +62,7 @@ def experts(
         raise SetupError(f"--groups {groups} does not divide --experts {expert_count}")
     progress = Console(stderr=True, highlight=False).print
     load_before = os.getloadavg()[0]
-    cases: list[PlacementCase] = []
+    cases: list[ExpertCase] = []
     for kind in kinds:
         loads = _loads(kind, times, layers, expert_count, Path(text or DOCUMENTATION), seed, progress)
         for rank_count in rank_counts:
@@ -77,7 +77,7 @@ def experts(
                 )
                 cases.append(case)
                 progress(f"{kind}, {rank_count} ranks, {part_more:.2%} redundancy: {_verdict(case)}")
-    report = PlacementReport(cases, load_before, os.getloadavg()[0])
+    report = ExpertReport(cases, load_before, os.getloadavg()[0])
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(report)).decode())
     else:
@@ -118,14 +118,14 @@ def _numbers(
     return found
 
 
-def _verdict(case: PlacementCase) -> str:
+def _verdict(case: ExpertCase) -> str:
     return (
         f"balance {case.balance_difference:+.4f}, migrations {case.migration_part:.2f} of EPLB's,"
         f" {max(case.decision_ms):.1f} ms"
     )
 
 
-def _show(report: PlacementReport) -> None:
+def _show(report: ExpertReport) -> None:
     table = Table(
         title=(
             "Expert placement beside EPLB: means over placements; worst: the placement with the least\n"

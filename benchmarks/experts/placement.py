@@ -16,7 +16,7 @@ from control_plane.experts.values import EMPTY, ExpertMap, ExpertRank, Loads, Ra
 BALANCE_LOSS_MAX, MIGRATION_PART_MAX, DECISION_MS_MAX = 0.01, 0.5, 50.0
 
 
-class PlacementCase(msgspec.Struct, frozen=True):
+class ExpertCase(msgspec.Struct, frozen=True):
     """One kind of counts on one cluster. All but the first placement start from the one before."""
 
     counts: str
@@ -55,8 +55,8 @@ class PlacementCase(msgspec.Struct, frozen=True):
         return self.balance_difference >= -BALANCE_LOSS_MAX and self.migration_part <= MIGRATION_PART_MAX
 
 
-class PlacementReport(msgspec.Struct, frozen=True):
-    cases: list[PlacementCase]
+class ExpertReport(msgspec.Struct, frozen=True):
+    cases: list[ExpertCase]
     load_before: float
     """The machine's load (one minute) when the run began."""
     load_after: float
@@ -71,7 +71,7 @@ def slots_of_ranks(experts: int, ranks: int, redundancy: float) -> Integers:
 
 def compare(
     counts: Sequence[Loads], *, name: str, ranks: int, redundancy: float, node_ranks: int, groups: int
-) -> PlacementCase:
+) -> ExpertCase:
     """Place experts for one after the other of `counts`, each [L, E]."""
     layers, experts = counts[0].shape
     sizes = slots_of_ranks(experts, ranks, redundancy)
@@ -100,7 +100,7 @@ def compare(
             found["eplb moved"].append(migration_count(baseline, other, experts))
             worst_layer = min(worst_layer, float((placed.balance - other_balance).min()))
         current, baseline = placed.map, other
-    return PlacementCase(
+    return ExpertCase(
         counts=name,
         layers=layers,
         experts=experts,

@@ -1,4 +1,4 @@
-"""Which rank holds each replica, for all rows at once: few replicas move, and the busiest rank gets less.
+"""The ranks of all replicas, for all rows at once: few replicas move, and the busiest rank gets less.
 
 A row is a layer, or the part of a layer that one node holds. Rows know nothing of each other, so that every
 step below is one numpy operation over all of them.

@@ -1,4 +1,4 @@
-"""Which ranks hold which experts: a new map, near the one there is.
+"""The ranks that hold each expert: a new map, near the one there is.
 
 Shapes: L layers, E experts, R ranks, S slots, N nodes, G groups.
 """

@@ -64,7 +64,7 @@ class ExpertKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertMap:
-    """Which ranks hold which experts. Whoever sends rows of tokens to experts names the epoch it used."""
+    """The ranks that hold each expert. Whoever sends rows of tokens to experts names the epoch it used."""
 
     epoch: int
     expert_count: int

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.experts.eplb import balanced_packing, place_as_eplb, replicate_experts
-from benchmarks.experts.placement import PlacementCase, migration_count, slots_of_ranks
+from benchmarks.experts.placement import ExpertCase, migration_count, slots_of_ranks
 from commands.bench import app
 from control_plane.experts.values import EMPTY
 
@@ -45,7 +45,7 @@ def test_a_migration_is_an_expert_that_a_rank_did_not_have():
     ("balance", "migrations", "is_within"), [(0.90, 50, True), (0.88, 50, False), (0.95, 51, False)]
 )
 def test_bounds(balance, migrations, is_within):
-    case = PlacementCase(*("zipf", 1, 8, 2, 0.0, 1, [balance], [0.9], 0.0, [migrations], [100], [1.0], 1.0))
+    case = ExpertCase(*("zipf", 1, 8, 2, 0.0, 1, [balance], [0.9], 0.0, [migrations], [100], [1.0], 1.0))
     assert case.is_within_bounds == is_within
 
 
