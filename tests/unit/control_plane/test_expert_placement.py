@@ -189,7 +189,7 @@ def test_a_rank_that_joins_takes_its_share_and_fewer_experts_move_than_if_all_we
     assert 2 * migration_count(kept, after.map.slots, EXPERTS) < migration_count(
         kept, anew.map.slots, EXPERTS
     )
-    assert after.balance.mean() > before.balance.mean()
+    assert after.balance.mean() >= anew.balance.mean() - 0.03
 
 
 def test_a_rank_whose_memory_shrinks_keeps_what_it_has_room_for():
