@@ -1,0 +1,1 @@
+"""Expert placement beside its baseline, on several kinds of counts."""

@@ -1,0 +1,242 @@
+"""The ranks of all replicas, for all rows at once: few replicas move, and the busiest rank gets less.
+
+A row is a layer, or the part of a layer that one node holds. Rows know nothing of each other, so that every
+step below is one numpy operation over all of them.
+
+Shapes: B rows, E experts of a row, R ranks, S slots of the rank that has most, N nodes. Arrays over experts
+have E + 1 columns: EMPTY, which is -1, is the last, has no load and is held by nobody.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from control_plane.experts.replicas import Counts
+from control_plane.experts.values import EMPTY, Loads, Slots
+
+Indices = npt.NDArray[np.intp]
+Flags = npt.NDArray[np.bool_]
+
+
+class Packing:
+    """The replicas of all rows while they are moved. `slots` is changed in place."""
+
+    def __init__(self, loads: Loads, slots: Slots, capacity: Counts, nodes: Indices) -> None:
+        """`loads` is [B, E], `slots` [B, R, S], `capacity` [B, R] and `nodes` [R]. No rank holds more than
+        its capacity or an expert twice."""
+        rows, ranks, _ = slots.shape
+        columns = loads.shape[1] + 1
+        self.loads, self.slots, self.capacity, self.nodes = loads, slots, capacity, nodes
+        self.rows: Indices = np.arange(rows)
+        at = self.rows[:, None, None]
+        self.placed = _number_of_each(at * columns + slots % columns, (rows, columns))
+        """[B, E + 1]: replicas that there are."""
+        self.placed[:, EMPTY] = 0
+        self.counts: Counts = self.placed.copy()
+        """[B, E + 1]: replicas that there shall be. They divide an expert's load."""
+        self.holds: Flags = np.zeros((rows, columns, ranks), dtype=np.bool_)
+        self.holds[at, slots, np.arange(ranks)[:, None]] = True
+        self.holds[:, EMPTY] = False
+        self.held_before = self.holds.copy()
+        self.moved: Counts = np.zeros(rows, dtype=np.int64)
+        """[B]: replicas that ranks have and did not have before."""
+        self.used: Counts = (slots != EMPTY).sum(axis=2)
+        node_count = int(nodes.max(initial=0)) + 1
+        places = (at * columns + slots % columns) * node_count + nodes[:, None]
+        self.on_node = _number_of_each(places, (rows, columns, node_count))
+        """[B, E + 1, N]: replicas on each node."""
+        self.on_node[:, EMPTY] = 0
+        self._divide()
+
+    def _divide(self) -> None:
+        """Compute the loads of replicas and ranks anew."""
+        self.sizes: Loads = np.zeros(self.counts.shape)
+        self.sizes[:, :EMPTY] = self.loads / np.maximum(self.counts[:, :EMPTY], 1)
+        self.rank_loads: Loads = self.sizes[self.rows[:, None, None], self.slots].sum(axis=2)
+        self._open_loads = self.rank_loads
+
+    @property
+    def has_nodes(self) -> bool:
+        return self.on_node.shape[2] > 1
+
+    def fill(self, counts: Counts) -> None:
+        """Give experts `counts` [B, E] replicas: take those away that are too many, and place those that are
+        missing. An expert whose last replicas find no rank has fewer."""
+        self.counts[:, :EMPTY] = counts
+        self._divide()
+        self._remove_surplus()
+        self._open_loads = np.where(self.used < self.capacity, self.rank_loads, np.inf)
+        for experts in _by_size(self.counts - self.placed, self.sizes).T:
+            rows = np.nonzero(experts != EMPTY)[0]
+            self._place(rows, experts[rows])
+        if (self.placed != self.counts).any():
+            self.counts = self.placed.copy()
+            self._divide()
+
+    def _remove_surplus(self) -> None:
+        """Take the largest replicas first: from nodes that have another one, then from ranks without a free
+        slot, so that free slots are on many ranks, then from busy ranks."""
+        for experts in _by_size(self.placed - self.counts, self.sizes).T:
+            rows = np.nonzero(experts != EMPTY)[0]
+            experts = experts[rows]
+            much = 1 + self.rank_loads[rows].max(axis=1)[:, None]
+            priority = self.rank_loads[rows] + much * (self.used[rows] == self.capacity[rows])
+            if self.has_nodes:
+                priority += 2 * much * (self.on_node[rows, experts][:, self.nodes] > 1)
+            ranks = np.where(self.holds[rows, experts], priority, -1.0).argmax(axis=1)
+            places = (self.slots[rows, ranks] == experts[:, None]).argmax(axis=1)
+            self.slots[rows, ranks, places] = EMPTY
+            self.moved[rows] -= ~self.held_before[rows, experts, ranks]
+            self.holds[rows, experts, ranks] = False
+            self.used[rows, ranks] -= 1
+            self.placed[rows, experts] -= 1
+            self.rank_loads[rows, ranks] -= self.sizes[rows, experts]
+            if self.has_nodes:
+                self.on_node[rows, experts, self.nodes[ranks]] -= 1
+
+    def _place(self, rows: Indices, experts: Slots) -> None:
+        """Put one replica of one expert in each of these rows on the rank with the least load, on a second
+        node if the expert is on one."""
+        loads = self._open_loads[rows]
+        again = np.nonzero(self.placed[rows, experts] > 0)[0]
+        if len(again):
+            loads[again] = self._loads_for_another(rows[again], experts[again], loads[again])
+        ranks = loads.argmin(axis=1)
+        fits = np.isfinite(loads[np.arange(len(rows)), ranks])
+        self._put(rows[fits], experts[fits], ranks[fits])
+        if not fits.all():
+            self._place_by_moving_another(rows[~fits], experts[~fits])
+
+    def _loads_for_another(self, rows: Indices, experts: Slots, loads: Loads) -> Loads:
+        """Loads of ranks for an expert that other ranks hold: infinite where it cannot be, and more than any
+        other on the only node that has it."""
+        loads = np.where(self.holds[rows, experts], np.inf, loads)
+        if self.has_nodes:
+            on_node = self.on_node[rows, experts]
+            is_on_one = (on_node > 0).sum(axis=1) == 1
+            avoided = is_on_one[:, None] & (on_node[:, self.nodes] > 0)
+            loads += np.where(avoided, 1 + 2 * self.loads[rows].sum(axis=1)[:, None], 0.0)
+        return loads
+
+    def _put(self, rows: Indices, experts: Slots, ranks: Indices) -> None:
+        places = (self.slots[rows, ranks] == EMPTY).argmax(axis=1)
+        self.slots[rows, ranks, places] = experts
+        self.holds[rows, experts, ranks] = True
+        self.used[rows, ranks] += 1
+        self.placed[rows, experts] += 1
+        self.moved[rows] += ~self.held_before[rows, experts, ranks]
+        self.rank_loads[rows, ranks] += self.sizes[rows, experts]
+        self._refresh(rows, ranks)
+        if self.has_nodes:
+            self.on_node[rows, experts, self.nodes[ranks]] += 1
+
+    def _refresh(self, rows: Indices, ranks: Indices) -> None:
+        has_room = self.used[rows, ranks] < self.capacity[rows, ranks]
+        self._open_loads[rows, ranks] = np.where(has_room, self.rank_loads[rows, ranks], np.inf)
+
+    def _place_by_moving_another(self, rows: Indices, experts: Slots) -> None:
+        """All ranks with a free slot hold the expert already: another expert moves there from a rank that
+        does not, and the expert takes its slot. If there is none, the expert has one replica less."""
+        free = (self.used[rows] < self.capacity[rows]).argmax(axis=1)
+        others = self.slots[rows]
+        at = rows[:, None, None]
+        moved = self.sizes[at, others]
+        is_valid = (others != EMPTY) & ~self.holds[at, others, free[:, None, None]]
+        is_valid &= ~self.holds[rows, experts][:, :, None]
+        size = self.sizes[rows, experts][:, None, None]
+        reached = np.maximum(
+            self.rank_loads[rows, free][:, None, None] + moved,
+            self.rank_loads[rows][:, :, None] - moved + size,
+        )
+        reached = np.where(is_valid, reached, np.inf).reshape(len(rows), -1)
+        best = reached.argmin(axis=1)
+        found = np.isfinite(reached[np.arange(len(rows)), best])
+        rows, experts, free, best = rows[found], experts[found], free[found], best[found]
+        ranks, places = np.divmod(best, self.slots.shape[2])
+        self.move(rows, ranks, places, free, (self.slots[rows, free] == EMPTY).argmax(axis=1))
+        self._refresh(rows, free)
+        self._put(rows, experts, ranks)
+
+    def move(self, rows: Indices, ranks: Indices, places: Indices, others: Indices, at: Indices) -> None:
+        """Exchange what is in two slots of each row, (ranks, places) and (others, at); one may be empty. No
+        rank occurs twice in a row."""
+        one, two = self.slots[rows, ranks, places], self.slots[rows, others, at]
+        self.slots[rows, ranks, places], self.slots[rows, others, at] = two, one
+        for experts, old, new in ((one, ranks, others), (two, others, ranks)):
+            comes = (experts != EMPTY) & ~self.held_before[rows, experts, new]
+            leaves = (experts != EMPTY) & ~self.held_before[rows, experts, old]
+            np.add.at(self.moved, rows, comes.astype(np.int64) - leaves)
+            self.holds[rows, experts, old] = False
+            self.holds[rows, experts, new] = True
+            if self.has_nodes:
+                np.subtract.at(self.on_node, (rows, experts, self.nodes[old]), 1)
+                np.add.at(self.on_node, (rows, experts, self.nodes[new]), 1)
+        self.holds[rows, EMPTY] = False
+        self.on_node[rows, EMPTY] = 0
+        less = self.sizes[rows, one] - self.sizes[rows, two]
+        self.rank_loads[rows, ranks] -= less
+        self.rank_loads[rows, others] += less
+        if (one == EMPTY).any() or (two == EMPTY).any():
+            change = (one != EMPTY).astype(np.int64) - (two != EMPTY)
+            self.used[rows, ranks] -= change
+            self.used[rows, others] += change
+
+    def leaves_one_node(self, rows: Indices, experts: Slots, old: Indices, new: Indices) -> Flags:
+        """Whether an expert on two nodes would be on one only if it moved from rank `old` to rank `new`. The
+        arguments broadcast against each other."""
+        if not self.has_nodes:
+            return np.zeros(np.broadcast_shapes(rows.shape, experts.shape, old.shape, new.shape), np.bool_)
+        count = self.counts[rows, experts]
+        node = self.nodes[new]
+        return (count > 1) & (node != self.nodes[old]) & (self.on_node[rows, experts, node] == count - 1)
+
+    def spread(self) -> bool:
+        """Bring experts that have several replicas, all on one node, to a second node, if an expert can be
+        found to take the slot. Return whether any was brought."""
+        if not self.has_nodes:
+            return False
+        is_on_one = (self.counts > 1) & (self.on_node.max(axis=2) == self.counts)
+        found = [self._spread_one(int(row), int(expert)) for row, expert in np.argwhere(is_on_one)]
+        return any(found)
+
+    def _spread_one(self, row: int, expert: int) -> bool:
+        held = np.nonzero(self.holds[row, expert])[0]
+        rank = int(held[self.rank_loads[row, held].argmax()])
+        others = self.slots[row]
+        ranks = np.arange(others.shape[0])[:, None]
+        is_valid = (np.arange(others.shape[1]) < self.capacity[row][:, None]) & ~self.holds[row, others, rank]
+        is_valid &= (self.nodes[ranks] != self.nodes[rank]) & ~self.holds[row, expert][:, None]
+        is_valid &= ~self.leaves_one_node(np.array(row), others, ranks, np.array(rank))
+        less = self.sizes[row, expert] - self.sizes[row, others]
+        reached = np.maximum(self.rank_loads[row, rank] - less, self.rank_loads[row][:, None] + less)
+        reached = np.where(is_valid, reached, np.inf)
+        best = int(reached.argmin())
+        other, place = divmod(best, others.shape[1])
+        if not np.isfinite(reached[other, place]):
+            return False
+        at = int((self.slots[row, rank] == expert).argmax())
+        self.move(*(np.array([value]) for value in (row, rank, at, other, place)))
+        return True
+
+
+def _number_of_each(values: Indices, shape: tuple[int, ...]) -> Counts:
+    return np.bincount(values.ravel(), minlength=int(np.prod(shape))).reshape(shape)
+
+
+def _by_size(missing: Counts, sizes: Loads) -> Slots:
+    """Experts to place as [B, most], the largest replicas first, EMPTY behind the last of each row."""
+    rows, experts = np.nonzero(missing > 0)
+    times = missing[rows, experts]
+    rows, experts = np.repeat(rows, times), np.repeat(experts, times)
+    order = np.lexsort((experts, -sizes[rows, experts], rows))
+    rows, experts = rows[order], experts[order]
+    found = np.full((len(missing), int(np.bincount(rows).max(initial=0))), EMPTY, dtype=np.int32)
+    found[rows, _rank_in_run(rows)] = experts
+    return found
+
+
+def _rank_in_run(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The number of equal values directly before each."""
+    index = np.arange(len(values))
+    is_first = np.ones(len(values), dtype=np.bool_)
+    is_first[1:] = values[1:] != values[:-1]
+    return index - np.maximum.accumulate(np.where(is_first, index, 0))

@@ -1,0 +1,322 @@
+"""Brings ranks from the map there is to another. Events and the time go in, actions come out.
+
+A rank loads an expert beside its work and announces it; then a new epoch of the map names it. What a map
+names no longer is dropped when the epochs that named it are unused. At most one old epoch is in use at a
+time, except when ranks are lost: a map without them is announced at once.
+
+What always holds: a map names only replicas that have been announced and are not lost; a replica is dropped
+only if no map in use names it and another rank holds the expert; no rank holds and loads more experts than it
+has memory for; no rank sends or receives more bytes per second than the limit.
+
+Memory: a rank loads into a free slot and keeps one free. If all ranks that have something to load wait for
+others to load first, one of them uses its last slot for an expert that only another rank has, which can then
+be dropped there. So at most one rank has no free slot, and the rollout cannot come to a stop.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import assert_never
+
+from control_plane.experts.migrations import migrations
+from control_plane.experts.rollout_values import (
+    AnnounceMap,
+    DropExpert,
+    EpochUnused,
+    ExpertAnnounced,
+    ExpertLoadFailed,
+    ExpertRankLost,
+    LoadExpert,
+    LoadId,
+    RolloutAction,
+    RolloutEvent,
+    RolloutLimits,
+    RolloutTick,
+    TargetSet,
+)
+from control_plane.experts.values import ExpertKey, ExpertMap, ExpertRank, ExpertRankState, RankId
+
+FAILURES_COUNTED = 32
+
+Replicas = dict[ExpertKey, tuple[RankId, ...]]
+
+
+@dataclass(slots=True)
+class _Wanted:
+    """An expert that a rank shall load."""
+
+    key: ExpertKey
+    rank: RankId
+    not_before_s: float = 0.0
+    failures: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """A load under way."""
+
+    wanted: _Wanted
+    deadline_s: float
+
+
+class ExpertRollout:
+    """The rollout of one pool's maps. The caller has the clock and does the actions."""
+
+    def __init__(
+        self,
+        current: ExpertMap,
+        ranks: tuple[ExpertRank, ...],
+        *,
+        expert_bytes: int,
+        limits: RolloutLimits,
+    ) -> None:
+        """`current` is in use: its ranks hold what it names."""
+        self._layers, self._experts = current.layer_count, current.expert_count
+        self._expert_bytes, self._limits = expert_bytes, limits
+        self.map = current
+        self._named: Replicas = {key: tuple(sorted(names)) for key, names in current.replicas().items()}
+        self._old: dict[int, Replicas] = {}
+        """Maps of earlier epochs that are in use."""
+        self._ranks: dict[RankId, ExpertRank] = {}
+        self._held: dict[RankId, set[ExpertKey]] = {}
+        """What each rank has announced and not been told to drop."""
+        self._holders: dict[ExpertKey, set[RankId]] = {}
+        """The same, by expert."""
+        self._target: Replicas = self._named
+        self._wanted: list[_Wanted] = []
+        """What is not being loaded yet, in order."""
+        self._loads: dict[LoadId, _Load] = {}
+        self._load_count = 0
+        self._free: dict[RankId, int] = {}
+        """Experts that each rank has memory for besides those that it holds and loads."""
+        self._sends_from_s: dict[RankId, float] = {}
+        self._receives_from_s: dict[RankId, float] = {}
+        self._next_tick_s: float | None = None
+        self._join(ranks)
+        for key, names in self._named.items():
+            for name in names:
+                self._free[name] -= 1
+                self._hold(name, key)
+
+    @property
+    def next_tick_s(self) -> float | None:
+        """When to call with a tick at the latest; None if only events can change anything."""
+        return self._next_tick_s
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the target is reached, and nothing is left to drop."""
+        return not (self._wanted or self._loads or self._old) and self._named == self._next_map()
+
+    def handle(self, event: RolloutEvent, *, now_s: float) -> list[RolloutAction]:
+        actions: list[RolloutAction] = []
+        must_announce = False
+        match event:
+            case TargetSet():
+                self._set_target(event)
+            case ExpertAnnounced(load_id):
+                if (load := self._loads.pop(load_id, None)) is not None:
+                    self._hold(load.wanted.rank, load.wanted.key)
+            case ExpertLoadFailed(load_id):
+                self._fail(load_id, now_s)
+            case ExpertRankLost(rank_id):
+                must_announce = self._lose(rank_id)
+            case EpochUnused(epoch):
+                self._old.pop(epoch, None)
+            case RolloutTick():
+                actions += self._give_up_late_loads(now_s)
+            case _:
+                assert_never(event)
+        if not isinstance(event, RolloutTick):
+            if must_announce or not self._old:
+                actions += self._announce()
+            actions += self._drop()
+        actions += self._start_loads(now_s)
+        return actions
+
+    # --- events ------------------------------------------------------------------------------------------
+
+    def _join(self, ranks: tuple[ExpertRank, ...]) -> None:
+        for rank in ranks:
+            before = self._ranks.get(rank.rank_id)
+            slots = rank.slots * self._layers
+            if before is None:
+                self._held[rank.rank_id] = set()
+                self._free[rank.rank_id] = slots + self._limits.spare_slots
+            else:
+                self._free[rank.rank_id] += slots - before.slots * self._layers
+            self._ranks[rank.rank_id] = rank
+
+    def _hold(self, rank: RankId, key: ExpertKey) -> None:
+        self._held[rank].add(key)
+        self._holders.setdefault(key, set()).add(rank)
+
+    def _set_target(self, event: TargetSet) -> None:
+        """Ranks that are lost or unknown are no part of it."""
+        self._join(tuple(rank for rank in event.ranks if rank.state is not ExpertRankState.LOST))
+        self._target = {
+            key: tuple(name for name in names if name in self._held)
+            for key, names in event.target.replicas().items()
+        }
+        failed = {(one.key, one.rank): one for one in self._wanted}
+        under_way = {(load.wanted.key, load.wanted.rank) for load in self._loads.values()}
+        holders = {key: tuple(sorted(names)) for key, names in self._holders.items()}
+        nodes = {rank.rank_id: rank.node_id for rank in self._ranks.values()}
+        self._wanted = [
+            failed.get((one.key, one.target), _Wanted(one.key, one.target))
+            for one in migrations(
+                event.target, holders, event.loads, nodes=nodes, size_bytes=self._expert_bytes
+            )
+            if one.target in self._held and (one.key, one.target) not in under_way
+        ]
+
+    def _fail(self, load_id: LoadId, now_s: float) -> None:
+        """Want it again, after a while."""
+        load = self._loads.pop(load_id, None)
+        if load is None:
+            return
+        self._free[load.wanted.rank] += 1
+        if load.wanted.rank not in self._target.get(load.wanted.key, ()):
+            return
+        wanted, limits = load.wanted, self._limits
+        wanted.not_before_s = now_s + min(limits.retry_s * 2.0**wanted.failures, limits.retry_max_s)
+        wanted.failures = min(wanted.failures + 1, FAILURES_COUNTED)
+        self._wanted.append(wanted)
+
+    def _give_up_late_loads(self, now_s: float) -> Iterator[RolloutAction]:
+        for load_id, load in list(self._loads.items()):
+            if now_s >= load.deadline_s:
+                self._fail(load_id, now_s)
+                yield DropExpert(load.wanted.rank, load.wanted.key)
+
+    def _lose(self, rank_id: RankId) -> bool:
+        """Forget a rank. Return whether it was known."""
+        if self._ranks.pop(rank_id, None) is None:
+            return False
+        for key in self._held.pop(rank_id):
+            self._forget(rank_id, key)
+        del self._free[rank_id]
+        self._wanted = [one for one in self._wanted if one.rank != rank_id]
+        self._loads = {n: load for n, load in self._loads.items() if load.wanted.rank != rank_id}
+        self._target = {k: tuple(r for r in names if r != rank_id) for k, names in self._target.items()}
+        return True
+
+    def _forget(self, rank: RankId, key: ExpertKey) -> None:
+        self._holders[key].remove(rank)
+        if not self._holders[key]:
+            del self._holders[key]
+
+    # --- maps --------------------------------------------------------------------------------------------
+
+    def _next_map(self) -> Replicas:
+        """Replicas of the target that are there, and others in place of those that are not. Replicas that are
+        not of the target go first from ranks that need the memory."""
+        needs_memory = self._ranks_without_memory()
+        found: Replicas = {}
+        for key, holders in sorted(self._holders.items()):
+            target = self._target.get(key, ())
+            kept = [name for name in target if name in holders]
+            if len(kept) < max(1, len(target)):
+                others = sorted(holders.difference(target), key=lambda name: (name in needs_memory, name))
+                for name in others[: max(1, len(target)) - len(kept)]:
+                    if not kept or name not in needs_memory:
+                        kept.append(name)
+            found[key] = tuple(sorted(kept))
+        return found
+
+    def _ranks_without_memory(self) -> set[RankId]:
+        """Ranks that have something to load, and nowhere to load it."""
+        return {one.rank for one in self._wanted if self._free[one.rank] < 2}
+
+    def _announce(self) -> Iterator[RolloutAction]:
+        named = self._next_map()
+        if named == self._named:
+            return
+        self._old[self.map.epoch] = self._named
+        self._named = named
+        self.map = ExpertMap.of(
+            named,
+            epoch=self.map.epoch + 1,
+            layer_count=self._layers,
+            expert_count=self._experts,
+            ranks=tuple(self._held),
+        )
+        yield AnnounceMap(self.map)
+
+    def _drop(self) -> Iterator[RolloutAction]:
+        for key, holders in list(self._holders.items()):
+            named = self._named.get(key, ())
+            if not named or len(holders) == len(named):
+                continue
+            in_use = {name for old in self._old.values() for name in old.get(key, ())}
+            for rank in sorted(holders - in_use - {*named, *self._target.get(key, ())}):
+                self._held[rank].remove(key)
+                self._forget(rank, key)
+                self._free[rank] += 1
+                yield DropExpert(rank, key)
+
+    # --- loads -------------------------------------------------------------------------------------------
+
+    def _start_loads(self, now_s: float) -> Iterator[RolloutAction]:
+        waits_s: list[float] = []
+        waiting: list[_Wanted] = []
+        has_room = False
+        for wanted in self._wanted:
+            if self._free[wanted.rank] < 2:
+                waiting.append(wanted)
+                continue
+            has_room = True
+            source = self._source(wanted)
+            start_s = self._start_s(wanted, source)
+            if start_s > now_s:
+                waits_s.append(start_s)
+                waiting.append(wanted)
+            else:
+                yield self._start(wanted, source, now_s)
+        self._wanted = waiting
+        if not (has_room or self._loads or self._old) and (stuck := self._first_of_a_circle()):
+            source = self._source(stuck)
+            start_s = self._start_s(stuck, source)
+            waits_s.append(start_s)
+            if start_s <= now_s:
+                self._wanted.remove(stuck)
+                yield self._start(stuck, source, now_s)
+        waits_s += [load.deadline_s for load in self._loads.values()]
+        self._next_tick_s = min((at_s for at_s in waits_s if at_s > now_s), default=None)
+
+    def _source(self, wanted: _Wanted) -> RankId | None:
+        """A rank that holds the expert, on the same node if possible; the one that may send first."""
+
+        def cost(rank: RankId) -> tuple[bool, float, RankId]:
+            is_far = self._ranks[rank].node_id != self._ranks[wanted.rank].node_id
+            return is_far, self._sends_from_s.get(rank, 0.0), rank
+
+        return min(self._holders.get(wanted.key, ()), key=cost, default=None)
+
+    def _start_s(self, wanted: _Wanted, source: RankId | None) -> float:
+        sends_s = self._sends_from_s.get(source, 0.0) if source is not None else 0.0
+        return max(wanted.not_before_s, sends_s, self._receives_from_s.get(wanted.rank, 0.0))
+
+    def _start(self, wanted: _Wanted, source: RankId | None, now_s: float) -> LoadExpert:
+        until_s = now_s + self._expert_bytes / self._limits.bytes_per_s
+        self._receives_from_s[wanted.rank] = until_s
+        if source is not None:
+            self._sends_from_s[source] = until_s
+        self._free[wanted.rank] -= 1
+        self._load_count += 1
+        load_id = LoadId(self._load_count)
+        self._loads[load_id] = _Load(wanted, now_s + self._limits.load_timeout_s)
+        return LoadExpert(load_id, wanted.rank, wanted.key, source, self._expert_bytes)
+
+    def _first_of_a_circle(self) -> _Wanted | None:
+        """A load whose end lets another rank drop the expert, best a rank that has no memory left at all, and
+        otherwise one that waits for memory."""
+        needs_memory = self._ranks_without_memory()
+
+        def use(wanted: _Wanted) -> int:
+            surplus = self._holders.get(wanted.key, set[RankId]()).difference(self._target[wanted.key])
+            if any(self._free[rank] <= 0 for rank in surplus):
+                return 0
+            return 1 if surplus & needs_memory else 2
+
+        able = [one for one in self._wanted if self._free[one.rank] > 0]
+        return min(able, key=use, default=None)

@@ -1,0 +1,103 @@
+"""Events, actions and limits of a rollout of expert maps."""
+
+from dataclasses import dataclass
+from typing import NewType
+
+from control_plane.experts.values import ExpertKey, ExpertMap, ExpertRank, Loads, RankId
+
+LoadId = NewType("LoadId", int)
+"""One attempt of one rank to load one expert."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutLimits:
+    bytes_per_s: float
+    """Bytes that a rank sends to others, and bytes that it receives, in a second."""
+    spare_slots: int = 2
+    """Experts that a rank has memory for beside its slots of all layers. One is kept for ranks that exchange
+    experts none of which has another replica."""
+    load_timeout_s: float = 60.0
+    """A load that has been neither announced nor refused for so long counts as failed."""
+    retry_s: float = 1.0
+    """The time before a failed load is tried again. It doubles with every failure of the same load."""
+    retry_max_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        assert self.bytes_per_s > 0
+        assert self.spare_slots >= 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TargetSet:
+    """Reach this map. It replaces the target before."""
+
+    target: ExpertMap
+    ranks: tuple[ExpertRank, ...]
+    loads: Loads
+    """Decayed counts as [L, E]: the most used expert is loaded first."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertAnnounced:
+    """A rank has loaded an expert and can compute with it."""
+
+    load_id: LoadId
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertLoadFailed:
+    """A rank could not load an expert and has no memory in use for it."""
+
+    load_id: LoadId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertRankLost:
+    rank_id: RankId
+
+
+@dataclass(frozen=True, slots=True)
+class EpochUnused:
+    """Nobody uses this epoch of the map any more, nor will."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutTick:
+    pass
+
+
+RolloutEvent = TargetSet | ExpertAnnounced | ExpertLoadFailed | ExpertRankLost | EpochUnused | RolloutTick
+
+
+@dataclass(frozen=True, slots=True)
+class LoadExpert:
+    """The rank shall load an expert beside its work, and announce it. A rank that has it announces it."""
+
+    load_id: LoadId
+    rank_id: RankId
+    key: ExpertKey
+    source: RankId | None
+    """The rank to read it from; None: the model's files."""
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AnnounceMap:
+    """A new epoch begins. The epoch before is in use until EpochUnused."""
+
+    map: ExpertMap
+
+
+@dataclass(frozen=True, slots=True)
+class DropExpert:
+    """The rank shall give up the memory of an expert, whether it is loaded or being loaded. The actions of a
+    rank are carried out in order."""
+
+    rank_id: RankId
+    key: ExpertKey
+
+
+RolloutAction = LoadExpert | AnnounceMap | DropExpert
