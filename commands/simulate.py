@@ -55,7 +55,7 @@ _Model = Annotated[str, typer.Option(help="Known model, such as llama-3-70b, or 
 _Gpu = Annotated[str, typer.Option(help="GPU whose data sheet is used: h100, a100, l40s, mi300x …")]
 _Tp = Annotated[int, typer.Option(min=1, help="GPUs per worker (tensor parallel).")]
 _Pp = Annotated[int, typer.Option(min=1, help="Stages per worker (pipeline parallel).")]
-_Prefill = Annotated[int, typer.Option(min=0, help="Number of prefill workers; --tp and --pp are their shape.")]
+_Prefill = Annotated[int, typer.Option(min=0, help="Number of prefill workers; shape: --tp, --pp.")]
 _Decode = Annotated[int, typer.Option(min=0, help="Number of decode workers, of the same shape.")]
 _Aggregated = Annotated[int, typer.Option(min=0, help="Workers that run both phases.")]
 _Policy = Annotated[
