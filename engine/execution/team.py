@@ -137,7 +137,11 @@ def _all_again(
 
 def _over_torch(control: ControlGroup, device: torch.device, host: str, deadline_s: float) -> TorchGroup:
     group = TorchGroup(control, device=device, host=host, deadline_s=deadline_s)
-    group.connect(timeout_s=CONNECT_S)
+    try:
+        group.connect(timeout_s=CONNECT_S)
+    except BaseException:
+        group.close()
+        raise
     return group
 
 
