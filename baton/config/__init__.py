@@ -13,6 +13,7 @@ from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from baton.config.base import EvictionPolicyName, OffloadText, Seconds, SecretText, Section, ShapeText
+from baton.config.experts import ExpertsConfig
 from baton.config.models import NAME_PATTERN, OWN_SECTIONS, ModelEntry, with_own
 from baton.config.operators import AccessConfig, DashboardConfig, TelemetryConfig, TlsConfig
 from baton.config.router import RouterConfig, SloConfig
@@ -408,6 +409,7 @@ class Config(BaseSettings):
     """Several models in one cluster, by the names that clients use: {"chat": {"model": {"path": "…"}}}. Each
     entry says what differs for its model; the sections beside it hold for all. Empty: the one of `model`."""
     engine: EngineConfig = EngineConfig()
+    experts: ExpertsConfig = ExpertsConfig()
     transfer: TransferConfig = TransferConfig()
     store: StoreConfig = StoreConfig()
     router: RouterConfig = RouterConfig()

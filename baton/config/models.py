@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from baton.config.base import Section
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.:/@-]{0,199}$"
-OWN_SECTIONS = ("model", "engine", "cluster", "slo", "autoscale")
+OWN_SECTIONS = ("model", "engine", "experts", "cluster", "slo", "autoscale")
 OWN_OF_CLUSTER = frozenset(
     {"prefill_workers", "decode_workers", "aggregated_workers", "shapes", "node_labels", "node_resources"}
 )
@@ -31,6 +31,8 @@ class ModelEntry(Section):
     """The model's `path`, and whatever else of `model` differs. Its name is the entry's key."""
     engine: dict[str, Any] = {}
     """Settings of `engine` for this model."""
+    experts: dict[str, Any] = {}
+    """Settings of `experts` for this model."""
     cluster: dict[str, Any] = {}
     """The model's pools: `prefill_workers`, `decode_workers`, `aggregated_workers`, `shapes`, `node_labels`,
     `node_resources`. With `aggregated_workers` alone the other two are 0."""

@@ -15,6 +15,9 @@ WorkerId = NewType("WorkerId", str)
 """One worker process *life*: "<replica name>.<incarnation>". A restarted worker has a new id, so
 whatever still names the old one is recognisably stale."""
 
+ExpertRankId = NewType("ExpertRankId", str)
+"""One expert rank's process *life*, like `WorkerId`."""
+
 NodeId = NewType("NodeId", str)
 """One store node process *life*, like `WorkerId`."""
 

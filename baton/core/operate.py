@@ -12,6 +12,7 @@ from hashlib import blake2b
 
 import msgspec
 
+from baton.core.experts import ExpertGroupState
 from baton.core.ids import RouterId, WorkerId
 from baton.core.messages import Role
 from baton.core.wire_types import SInt64, UInt64
@@ -169,7 +170,41 @@ class RollOut(msgspec.Struct, frozen=True, tag=True):
     unavailable_max: SInt64 = 0
 
 
-Action = Scale | Resize | SwitchRole | DrainWorker | DrainNode | RollOut
+class RebalanceExperts(msgspec.Struct, frozen=True, tag=True):
+    """Place the experts of a group anew now, however small the gain."""
+
+    group: str = ""
+    """The group's name; empty: the only one."""
+
+
+class DrainExpertRank(msgspec.Struct, frozen=True, tag=True):
+    """Other ranks take over what this expert rank holds, then its process ends. Another one is started,
+    unless it is not to be replaced."""
+
+    rank: str
+    """The rank's id, or its name without the incarnation."""
+    is_replaced: bool = True
+
+
+class ScaleExperts(msgspec.Struct, frozen=True, tag=True):
+    """A group of expert ranks of their own has so many."""
+
+    count: SInt64
+    group: str = ""
+    """The group's name; empty: the only one."""
+
+
+Action = (
+    Scale
+    | Resize
+    | SwitchRole
+    | DrainWorker
+    | DrainNode
+    | RollOut
+    | RebalanceExperts
+    | DrainExpertRank
+    | ScaleExperts
+)
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -265,6 +300,8 @@ class ClusterState(msgspec.Struct, frozen=True):
     autoscale: tuple[AutoscaleState, ...] = ()
     """The autoscaler's view of each model; empty: only operators scale the cluster."""
     routers: tuple[RouterState, ...] = ()
+    experts: tuple[ExpertGroupState, ...] = ()
+    """The groups of expert ranks; empty: every worker holds all experts of its model."""
 
     def pool(self, model: str) -> Pool | None:
         """The pool of this model, or the only one."""

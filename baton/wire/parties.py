@@ -47,6 +47,8 @@ CALLERS: dict[str, frozenset[Party]] = {
     "Budgets/Take": _ROUTERS,
     "Budgets/Settle": _ROUTERS,
     "Demand/Report": _ROUTERS,
+    "Experts/FollowRank": _WORKERS,
+    "Experts/FollowCaller": _WORKERS,
 }
 """The callers of each method, by Service/Method. A method that is not listed is for OPERATING."""
 

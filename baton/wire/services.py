@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from baton.core import experts as x
 from baton.core import messages as m
 from baton.core.budgets import Ask, Grant, Settle
 from baton.core.demand import DemandReply, DemandReport
@@ -126,7 +127,25 @@ OWNER_ENVELOPE = Envelope(
     "OwnerEnvelope", m.OwnerMessage, "What the owner of KV says to its reader.", opening=m.PeerHello
 )
 ACTION = Envelope("Action", Action, "What an order asks for.")
-ENVELOPES = (ROUTER_ENVELOPE, WORKER_ENVELOPE, READER_ENVELOPE, OWNER_ENVELOPE, ACTION)
+EXPERT_RANK_REPORT = Envelope(
+    "ExpertRankEnvelope", x.ExpertRankReport, "What an expert rank says to the control plane."
+)
+EXPERT_RANK_ORDER = Envelope(
+    "ExpertRankOrderEnvelope", x.ExpertRankOrder, "What the control plane says to an expert rank."
+)
+EXPERT_CALLER_REPORT = Envelope(
+    "ExpertCallerEnvelope", x.ExpertCallerReport, "What a caller of experts says to the control plane."
+)
+ENVELOPES = (
+    ROUTER_ENVELOPE,
+    WORKER_ENVELOPE,
+    READER_ENVELOPE,
+    OWNER_ENVELOPE,
+    ACTION,
+    EXPERT_RANK_REPORT,
+    EXPERT_RANK_ORDER,
+    EXPERT_CALLER_REPORT,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +295,24 @@ SERVICES = (
         "Demand",
         "What routers count and see, for the autoscaler.",
         (Rpc("Report", DemandReport, DemandReply),),
+    ),
+    RpcService(
+        "Experts",
+        "Expert ranks and their callers to the control plane.",
+        (
+            Rpc(
+                "FollowRank",
+                Stream(EXPERT_RANK_REPORT),
+                Stream(EXPERT_RANK_ORDER),
+                "The rank says ExpertRankHello first. The end of the stream is its loss.",
+            ),
+            Rpc(
+                "FollowCaller",
+                Stream(EXPERT_CALLER_REPORT),
+                Stream(x.ExpertMapUpdate),
+                "The caller says ExpertCallerHello first. The answer is the present map, and later ones.",
+            ),
+        ),
     ),
     RpcService(
         "Operate",

@@ -6,15 +6,15 @@ Shapes: L layers that have experts, E experts of a layer, R ranks, S slots of th
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum, auto
-from typing import NamedTuple, NewType
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from baton.core.errors import BatonError
-from baton.core.ids import NodeId
+from baton.core.ids import ExpertRankId, NodeId
 
-RankId = NewType("RankId", str)
+RankId = ExpertRankId
 """One process that holds experts. A process that starts anew has a new id."""
 
 Loads = npt.NDArray[np.float64]

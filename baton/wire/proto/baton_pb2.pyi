@@ -95,6 +95,14 @@ class ReplicaState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REPLICA_STATE_SWITCHING: _ClassVar[ReplicaState]
     REPLICA_STATE_DRAINING: _ClassVar[ReplicaState]
     REPLICA_STATE_KILLING: _ClassVar[ReplicaState]
+
+class ExpertRankPhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    EXPERT_RANK_PHASE_UNSPECIFIED: _ClassVar[ExpertRankPhase]
+    EXPERT_RANK_PHASE_STARTING: _ClassVar[ExpertRankPhase]
+    EXPERT_RANK_PHASE_READY: _ClassVar[ExpertRankPhase]
+    EXPERT_RANK_PHASE_DRAINING: _ClassVar[ExpertRankPhase]
+    EXPERT_RANK_PHASE_LOST: _ClassVar[ExpertRankPhase]
 PHASE_UNSPECIFIED: Phase
 PHASE_PREFILL: Phase
 PHASE_DECODE: Phase
@@ -151,6 +159,11 @@ REPLICA_STATE_SUSPECT: ReplicaState
 REPLICA_STATE_SWITCHING: ReplicaState
 REPLICA_STATE_DRAINING: ReplicaState
 REPLICA_STATE_KILLING: ReplicaState
+EXPERT_RANK_PHASE_UNSPECIFIED: ExpertRankPhase
+EXPERT_RANK_PHASE_STARTING: ExpertRankPhase
+EXPERT_RANK_PHASE_READY: ExpertRankPhase
+EXPERT_RANK_PHASE_DRAINING: ExpertRankPhase
+EXPERT_RANK_PHASE_LOST: ExpertRankPhase
 
 class RouterEnvelope(_message.Message):
     __slots__ = ("router_hello", "start_sequence", "cancel_sequence", "resync_blocks")
@@ -1113,6 +1126,182 @@ class DemandReply(_message.Message):
     every_s: float
     def __init__(self, every_s: _Optional[float] = ...) -> None: ...
 
+class ExpertRankEnvelope(_message.Message):
+    __slots__ = ("expert_rank_hello", "expert_loaded", "expert_load_failed", "expert_rank_beat")
+    EXPERT_RANK_HELLO_FIELD_NUMBER: _ClassVar[int]
+    EXPERT_LOADED_FIELD_NUMBER: _ClassVar[int]
+    EXPERT_LOAD_FAILED_FIELD_NUMBER: _ClassVar[int]
+    EXPERT_RANK_BEAT_FIELD_NUMBER: _ClassVar[int]
+    expert_rank_hello: ExpertRankHello
+    expert_loaded: ExpertLoaded
+    expert_load_failed: ExpertLoadFailed
+    expert_rank_beat: ExpertRankBeat
+    def __init__(self, expert_rank_hello: _Optional[_Union[ExpertRankHello, _Mapping]] = ..., expert_loaded: _Optional[_Union[ExpertLoaded, _Mapping]] = ..., expert_load_failed: _Optional[_Union[ExpertLoadFailed, _Mapping]] = ..., expert_rank_beat: _Optional[_Union[ExpertRankBeat, _Mapping]] = ...) -> None: ...
+
+class ExpertRankHello(_message.Message):
+    __slots__ = ("ref", "group", "node", "pid", "layer_count", "expert_count", "expert_bytes", "slots", "held")
+    REF_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    LAYER_COUNT_FIELD_NUMBER: _ClassVar[int]
+    EXPERT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    EXPERT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    ref: ExpertRankRef
+    group: str
+    node: str
+    pid: int
+    layer_count: int
+    expert_count: int
+    expert_bytes: int
+    slots: int
+    held: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ref: _Optional[_Union[ExpertRankRef, _Mapping]] = ..., group: _Optional[str] = ..., node: _Optional[str] = ..., pid: _Optional[int] = ..., layer_count: _Optional[int] = ..., expert_count: _Optional[int] = ..., expert_bytes: _Optional[int] = ..., slots: _Optional[int] = ..., held: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ExpertRankRef(_message.Message):
+    __slots__ = ("rank_id", "host", "socket", "address", "secret")
+    RANK_ID_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    SOCKET_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
+    rank_id: str
+    host: str
+    socket: str
+    address: str
+    secret: str
+    def __init__(self, rank_id: _Optional[str] = ..., host: _Optional[str] = ..., socket: _Optional[str] = ..., address: _Optional[str] = ..., secret: _Optional[str] = ...) -> None: ...
+
+class ExpertLoaded(_message.Message):
+    __slots__ = ("load_id", "expert")
+    LOAD_ID_FIELD_NUMBER: _ClassVar[int]
+    EXPERT_FIELD_NUMBER: _ClassVar[int]
+    load_id: int
+    expert: int
+    def __init__(self, load_id: _Optional[int] = ..., expert: _Optional[int] = ...) -> None: ...
+
+class ExpertLoadFailed(_message.Message):
+    __slots__ = ("load_id", "expert", "reason")
+    LOAD_ID_FIELD_NUMBER: _ClassVar[int]
+    EXPERT_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    load_id: int
+    expert: int
+    reason: str
+    def __init__(self, load_id: _Optional[int] = ..., expert: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ExpertRankBeat(_message.Message):
+    __slots__ = ("rows", "busy_s")
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    BUSY_S_FIELD_NUMBER: _ClassVar[int]
+    rows: int
+    busy_s: float
+    def __init__(self, rows: _Optional[int] = ..., busy_s: _Optional[float] = ...) -> None: ...
+
+class ExpertRankOrderEnvelope(_message.Message):
+    __slots__ = ("expert_load_order", "expert_drop_order", "expert_rank_retired")
+    EXPERT_LOAD_ORDER_FIELD_NUMBER: _ClassVar[int]
+    EXPERT_DROP_ORDER_FIELD_NUMBER: _ClassVar[int]
+    EXPERT_RANK_RETIRED_FIELD_NUMBER: _ClassVar[int]
+    expert_load_order: ExpertLoadOrder
+    expert_drop_order: ExpertDropOrder
+    expert_rank_retired: ExpertRankRetired
+    def __init__(self, expert_load_order: _Optional[_Union[ExpertLoadOrder, _Mapping]] = ..., expert_drop_order: _Optional[_Union[ExpertDropOrder, _Mapping]] = ..., expert_rank_retired: _Optional[_Union[ExpertRankRetired, _Mapping]] = ...) -> None: ...
+
+class ExpertLoadOrder(_message.Message):
+    __slots__ = ("load_id", "expert", "source")
+    LOAD_ID_FIELD_NUMBER: _ClassVar[int]
+    EXPERT_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    load_id: int
+    expert: int
+    source: ExpertRankRef
+    def __init__(self, load_id: _Optional[int] = ..., expert: _Optional[int] = ..., source: _Optional[_Union[ExpertRankRef, _Mapping]] = ...) -> None: ...
+
+class ExpertDropOrder(_message.Message):
+    __slots__ = ("expert",)
+    EXPERT_FIELD_NUMBER: _ClassVar[int]
+    expert: int
+    def __init__(self, expert: _Optional[int] = ...) -> None: ...
+
+class ExpertRankRetired(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class ExpertCallerEnvelope(_message.Message):
+    __slots__ = ("expert_caller_hello", "expert_epoch_used", "expert_counts_report", "expert_rank_suspected")
+    EXPERT_CALLER_HELLO_FIELD_NUMBER: _ClassVar[int]
+    EXPERT_EPOCH_USED_FIELD_NUMBER: _ClassVar[int]
+    EXPERT_COUNTS_REPORT_FIELD_NUMBER: _ClassVar[int]
+    EXPERT_RANK_SUSPECTED_FIELD_NUMBER: _ClassVar[int]
+    expert_caller_hello: ExpertCallerHello
+    expert_epoch_used: ExpertEpochUsed
+    expert_counts_report: ExpertCountsReport
+    expert_rank_suspected: ExpertRankSuspected
+    def __init__(self, expert_caller_hello: _Optional[_Union[ExpertCallerHello, _Mapping]] = ..., expert_epoch_used: _Optional[_Union[ExpertEpochUsed, _Mapping]] = ..., expert_counts_report: _Optional[_Union[ExpertCountsReport, _Mapping]] = ..., expert_rank_suspected: _Optional[_Union[ExpertRankSuspected, _Mapping]] = ...) -> None: ...
+
+class ExpertCallerHello(_message.Message):
+    __slots__ = ("caller", "worker_id", "group", "epoch")
+    CALLER_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    caller: str
+    worker_id: str
+    group: str
+    epoch: int
+    def __init__(self, caller: _Optional[str] = ..., worker_id: _Optional[str] = ..., group: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class ExpertEpochUsed(_message.Message):
+    __slots__ = ("epoch",)
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    def __init__(self, epoch: _Optional[int] = ...) -> None: ...
+
+class ExpertCountsReport(_message.Message):
+    __slots__ = ("layer_count", "expert_count", "counts")
+    LAYER_COUNT_FIELD_NUMBER: _ClassVar[int]
+    EXPERT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    layer_count: int
+    expert_count: int
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, layer_count: _Optional[int] = ..., expert_count: _Optional[int] = ..., counts: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ExpertRankSuspected(_message.Message):
+    __slots__ = ("rank_id", "is_gone", "reason")
+    RANK_ID_FIELD_NUMBER: _ClassVar[int]
+    IS_GONE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    rank_id: str
+    is_gone: bool
+    reason: str
+    def __init__(self, rank_id: _Optional[str] = ..., is_gone: _Optional[bool] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ExpertMapUpdate(_message.Message):
+    __slots__ = ("epoch", "layer_count", "expert_count", "ranks")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LAYER_COUNT_FIELD_NUMBER: _ClassVar[int]
+    EXPERT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    layer_count: int
+    expert_count: int
+    ranks: _containers.RepeatedCompositeFieldContainer[ExpertMapRank]
+    def __init__(self, epoch: _Optional[int] = ..., layer_count: _Optional[int] = ..., expert_count: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[ExpertMapRank, _Mapping]]] = ...) -> None: ...
+
+class ExpertMapRank(_message.Message):
+    __slots__ = ("ref", "experts")
+    REF_FIELD_NUMBER: _ClassVar[int]
+    EXPERTS_FIELD_NUMBER: _ClassVar[int]
+    ref: ExpertRankRef
+    experts: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ref: _Optional[_Union[ExpertRankRef, _Mapping]] = ..., experts: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class Order(_message.Message):
     __slots__ = ("action", "who", "reason", "is_advice")
     ACTION_FIELD_NUMBER: _ClassVar[int]
@@ -1126,20 +1315,26 @@ class Order(_message.Message):
     def __init__(self, action: _Optional[_Union[Action, _Mapping]] = ..., who: _Optional[str] = ..., reason: _Optional[str] = ..., is_advice: _Optional[bool] = ...) -> None: ...
 
 class Action(_message.Message):
-    __slots__ = ("scale", "resize", "switch_role", "drain_worker", "drain_node", "roll_out")
+    __slots__ = ("scale", "resize", "switch_role", "drain_worker", "drain_node", "roll_out", "rebalance_experts", "drain_expert_rank", "scale_experts")
     SCALE_FIELD_NUMBER: _ClassVar[int]
     RESIZE_FIELD_NUMBER: _ClassVar[int]
     SWITCH_ROLE_FIELD_NUMBER: _ClassVar[int]
     DRAIN_WORKER_FIELD_NUMBER: _ClassVar[int]
     DRAIN_NODE_FIELD_NUMBER: _ClassVar[int]
     ROLL_OUT_FIELD_NUMBER: _ClassVar[int]
+    REBALANCE_EXPERTS_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_EXPERT_RANK_FIELD_NUMBER: _ClassVar[int]
+    SCALE_EXPERTS_FIELD_NUMBER: _ClassVar[int]
     scale: Scale
     resize: Resize
     switch_role: SwitchRole
     drain_worker: DrainWorker
     drain_node: DrainNode
     roll_out: RollOut
-    def __init__(self, scale: _Optional[_Union[Scale, _Mapping]] = ..., resize: _Optional[_Union[Resize, _Mapping]] = ..., switch_role: _Optional[_Union[SwitchRole, _Mapping]] = ..., drain_worker: _Optional[_Union[DrainWorker, _Mapping]] = ..., drain_node: _Optional[_Union[DrainNode, _Mapping]] = ..., roll_out: _Optional[_Union[RollOut, _Mapping]] = ...) -> None: ...
+    rebalance_experts: RebalanceExperts
+    drain_expert_rank: DrainExpertRank
+    scale_experts: ScaleExperts
+    def __init__(self, scale: _Optional[_Union[Scale, _Mapping]] = ..., resize: _Optional[_Union[Resize, _Mapping]] = ..., switch_role: _Optional[_Union[SwitchRole, _Mapping]] = ..., drain_worker: _Optional[_Union[DrainWorker, _Mapping]] = ..., drain_node: _Optional[_Union[DrainNode, _Mapping]] = ..., roll_out: _Optional[_Union[RollOut, _Mapping]] = ..., rebalance_experts: _Optional[_Union[RebalanceExperts, _Mapping]] = ..., drain_expert_rank: _Optional[_Union[DrainExpertRank, _Mapping]] = ..., scale_experts: _Optional[_Union[ScaleExperts, _Mapping]] = ...) -> None: ...
 
 class Scale(_message.Message):
     __slots__ = ("role", "count", "model")
@@ -1210,6 +1405,28 @@ class Version(_message.Message):
     sets: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, name: _Optional[str] = ..., sets: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class RebalanceExperts(_message.Message):
+    __slots__ = ("group",)
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    def __init__(self, group: _Optional[str] = ...) -> None: ...
+
+class DrainExpertRank(_message.Message):
+    __slots__ = ("rank", "is_replaced")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    IS_REPLACED_FIELD_NUMBER: _ClassVar[int]
+    rank: str
+    is_replaced: bool
+    def __init__(self, rank: _Optional[str] = ..., is_replaced: _Optional[bool] = ...) -> None: ...
+
+class ScaleExperts(_message.Message):
+    __slots__ = ("count", "group")
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    count: int
+    group: str
+    def __init__(self, count: _Optional[int] = ..., group: _Optional[str] = ...) -> None: ...
+
 class Decision(_message.Message):
     __slots__ = ("number", "at_s", "who", "reason", "action", "outcome", "text", "done_after_s")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
@@ -1231,7 +1448,7 @@ class Decision(_message.Message):
     def __init__(self, number: _Optional[int] = ..., at_s: _Optional[float] = ..., who: _Optional[str] = ..., reason: _Optional[str] = ..., action: _Optional[_Union[Action, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., text: _Optional[str] = ..., done_after_s: _Optional[float] = ...) -> None: ...
 
 class ClusterState(_message.Message):
-    __slots__ = ("life", "pools", "replicas", "nodes", "decisions", "is_settled", "autoscale", "routers")
+    __slots__ = ("life", "pools", "replicas", "nodes", "decisions", "is_settled", "autoscale", "routers", "experts")
     LIFE_FIELD_NUMBER: _ClassVar[int]
     POOLS_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
@@ -1240,6 +1457,7 @@ class ClusterState(_message.Message):
     IS_SETTLED_FIELD_NUMBER: _ClassVar[int]
     AUTOSCALE_FIELD_NUMBER: _ClassVar[int]
     ROUTERS_FIELD_NUMBER: _ClassVar[int]
+    EXPERTS_FIELD_NUMBER: _ClassVar[int]
     life: str
     pools: _containers.RepeatedCompositeFieldContainer[Pool]
     replicas: _containers.RepeatedCompositeFieldContainer[ReplicaStatus]
@@ -1248,7 +1466,8 @@ class ClusterState(_message.Message):
     is_settled: bool
     autoscale: _containers.RepeatedCompositeFieldContainer[AutoscaleState]
     routers: _containers.RepeatedCompositeFieldContainer[RouterState]
-    def __init__(self, life: _Optional[str] = ..., pools: _Optional[_Iterable[_Union[Pool, _Mapping]]] = ..., replicas: _Optional[_Iterable[_Union[ReplicaStatus, _Mapping]]] = ..., nodes: _Optional[_Iterable[_Union[NodeState, _Mapping]]] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., is_settled: _Optional[bool] = ..., autoscale: _Optional[_Iterable[_Union[AutoscaleState, _Mapping]]] = ..., routers: _Optional[_Iterable[_Union[RouterState, _Mapping]]] = ...) -> None: ...
+    experts: _containers.RepeatedCompositeFieldContainer[ExpertGroupState]
+    def __init__(self, life: _Optional[str] = ..., pools: _Optional[_Iterable[_Union[Pool, _Mapping]]] = ..., replicas: _Optional[_Iterable[_Union[ReplicaStatus, _Mapping]]] = ..., nodes: _Optional[_Iterable[_Union[NodeState, _Mapping]]] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., is_settled: _Optional[bool] = ..., autoscale: _Optional[_Iterable[_Union[AutoscaleState, _Mapping]]] = ..., routers: _Optional[_Iterable[_Union[RouterState, _Mapping]]] = ..., experts: _Optional[_Iterable[_Union[ExpertGroupState, _Mapping]]] = ...) -> None: ...
 
 class Pool(_message.Message):
     __slots__ = ("model", "counts", "version", "surge_max", "unavailable_max")
@@ -1366,3 +1585,83 @@ class RouterState(_message.Message):
     metrics_address: str
     host: str
     def __init__(self, router_id: _Optional[str] = ..., address: _Optional[str] = ..., metrics_address: _Optional[str] = ..., host: _Optional[str] = ...) -> None: ...
+
+class ExpertGroupState(_message.Message):
+    __slots__ = ("group", "model", "role", "epoch", "layer_count", "expert_count", "ranks", "wanted_ranks", "replicas_min", "replicas_mean", "missing", "single", "balance", "balance_worst", "balance_worst_layer", "expert_replicas", "expert_loads", "loads_running", "migrations", "migrated_bytes", "losses", "rebalances", "callers", "is_ready")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LAYER_COUNT_FIELD_NUMBER: _ClassVar[int]
+    EXPERT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    WANTED_RANKS_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_MIN_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_MEAN_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    SINGLE_FIELD_NUMBER: _ClassVar[int]
+    BALANCE_FIELD_NUMBER: _ClassVar[int]
+    BALANCE_WORST_FIELD_NUMBER: _ClassVar[int]
+    BALANCE_WORST_LAYER_FIELD_NUMBER: _ClassVar[int]
+    EXPERT_REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    EXPERT_LOADS_FIELD_NUMBER: _ClassVar[int]
+    LOADS_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    MIGRATIONS_FIELD_NUMBER: _ClassVar[int]
+    MIGRATED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LOSSES_FIELD_NUMBER: _ClassVar[int]
+    REBALANCES_FIELD_NUMBER: _ClassVar[int]
+    CALLERS_FIELD_NUMBER: _ClassVar[int]
+    IS_READY_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    model: str
+    role: str
+    epoch: int
+    layer_count: int
+    expert_count: int
+    ranks: _containers.RepeatedCompositeFieldContainer[ExpertRankStatus]
+    wanted_ranks: int
+    replicas_min: int
+    replicas_mean: float
+    missing: int
+    single: int
+    balance: float
+    balance_worst: float
+    balance_worst_layer: int
+    expert_replicas: _containers.RepeatedScalarFieldContainer[int]
+    expert_loads: _containers.RepeatedScalarFieldContainer[float]
+    loads_running: int
+    migrations: int
+    migrated_bytes: int
+    losses: int
+    rebalances: int
+    callers: int
+    is_ready: bool
+    def __init__(self, group: _Optional[str] = ..., model: _Optional[str] = ..., role: _Optional[str] = ..., epoch: _Optional[int] = ..., layer_count: _Optional[int] = ..., expert_count: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[ExpertRankStatus, _Mapping]]] = ..., wanted_ranks: _Optional[int] = ..., replicas_min: _Optional[int] = ..., replicas_mean: _Optional[float] = ..., missing: _Optional[int] = ..., single: _Optional[int] = ..., balance: _Optional[float] = ..., balance_worst: _Optional[float] = ..., balance_worst_layer: _Optional[int] = ..., expert_replicas: _Optional[_Iterable[int]] = ..., expert_loads: _Optional[_Iterable[float]] = ..., loads_running: _Optional[int] = ..., migrations: _Optional[int] = ..., migrated_bytes: _Optional[int] = ..., losses: _Optional[int] = ..., rebalances: _Optional[int] = ..., callers: _Optional[int] = ..., is_ready: _Optional[bool] = ...) -> None: ...
+
+class ExpertRankStatus(_message.Message):
+    __slots__ = ("name", "rank_id", "phase", "node", "host", "slots", "held", "loading", "load", "rows", "busy_s", "for_s")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    RANK_ID_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    LOADING_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    BUSY_S_FIELD_NUMBER: _ClassVar[int]
+    FOR_S_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    rank_id: str
+    phase: ExpertRankPhase
+    node: str
+    host: str
+    slots: int
+    held: int
+    loading: int
+    load: float
+    rows: int
+    busy_s: float
+    for_s: float
+    def __init__(self, name: _Optional[str] = ..., rank_id: _Optional[str] = ..., phase: _Optional[_Union[ExpertRankPhase, str]] = ..., node: _Optional[str] = ..., host: _Optional[str] = ..., slots: _Optional[int] = ..., held: _Optional[int] = ..., loading: _Optional[int] = ..., load: _Optional[float] = ..., rows: _Optional[int] = ..., busy_s: _Optional[float] = ..., for_s: _Optional[float] = ...) -> None: ...

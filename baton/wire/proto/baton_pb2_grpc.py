@@ -1156,6 +1156,126 @@ class Demand:
             _registered_method=True)
 
 
+class ExpertsStub:
+    """Expert ranks and their callers to the control plane.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.FollowRank = channel.stream_stream(
+                '/baton.v1.Experts/FollowRank',
+                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.ExpertRankEnvelope.SerializeToString,
+                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.ExpertRankOrderEnvelope.FromString,
+                _registered_method=True)
+        self.FollowCaller = channel.stream_stream(
+                '/baton.v1.Experts/FollowCaller',
+                request_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.ExpertCallerEnvelope.SerializeToString,
+                response_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.ExpertMapUpdate.FromString,
+                _registered_method=True)
+
+
+class ExpertsServicer:
+    """Expert ranks and their callers to the control plane.
+    """
+
+    def FollowRank(self, request_iterator, context):
+        """The rank says ExpertRankHello first. The end of the stream is its loss.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FollowCaller(self, request_iterator, context):
+        """The caller says ExpertCallerHello first. The answer is the present map, and later ones.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_ExpertsServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'FollowRank': grpc.stream_stream_rpc_method_handler(
+                    servicer.FollowRank,
+                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.ExpertRankEnvelope.FromString,
+                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.ExpertRankOrderEnvelope.SerializeToString,
+            ),
+            'FollowCaller': grpc.stream_stream_rpc_method_handler(
+                    servicer.FollowCaller,
+                    request_deserializer=baton_dot_wire_dot_proto_dot_baton__pb2.ExpertCallerEnvelope.FromString,
+                    response_serializer=baton_dot_wire_dot_proto_dot_baton__pb2.ExpertMapUpdate.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'baton.v1.Experts', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('baton.v1.Experts', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Experts:
+    """Expert ranks and their callers to the control plane.
+    """
+
+    @staticmethod
+    def FollowRank(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/baton.v1.Experts/FollowRank',
+            baton_dot_wire_dot_proto_dot_baton__pb2.ExpertRankEnvelope.SerializeToString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.ExpertRankOrderEnvelope.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FollowCaller(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/baton.v1.Experts/FollowCaller',
+            baton_dot_wire_dot_proto_dot_baton__pb2.ExpertCallerEnvelope.SerializeToString,
+            baton_dot_wire_dot_proto_dot_baton__pb2.ExpertMapUpdate.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
 class OperateStub:
     """Operators, autoscaler and dashboard to the control plane.
     """

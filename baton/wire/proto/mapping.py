@@ -11,8 +11,9 @@ from typing import Any, assert_never
 from baton.core.budgets import Ask, Grant, Scarce, Settle
 from baton.core.costs import PhaseTimings, StepCosts
 from baton.core.demand import Bin, ClassLoad, DemandReply, DemandReport, Traits, WorkerLoad
+from baton.core.experts import ExpertCallerHello, ExpertCountsReport, ExpertDropOrder, ExpertEpochUsed, ExpertGroupState, ExpertLoadFailed, ExpertLoadOrder, ExpertLoaded, ExpertMapRank, ExpertMapUpdate, ExpertRankBeat, ExpertRankHello, ExpertRankPhase, ExpertRankRef, ExpertRankRetired, ExpertRankStatus, ExpertRankSuspected
 from baton.core.messages import AdapterRef, BlockEvents, CancelSequence, FailureReason, KVGrant, KVPart, KVRefused, KVReleased, KVRequest, LoadReport, Member, MembershipView, PeerHello, PeerRef, Phase, RefusalReason, ResyncBlocks, Role, RouterHello, SequenceFailed, SequenceJoined, SequenceOutput, SequenceRefused, SessionEnds, StartSequence, StepOutput, Task, WorkerHello
-from baton.core.operate import AutoscaleState, ClusterState, Decision, DrainNode, DrainWorker, NodeState, Order, Outcome, Pool, ReplicaState, ReplicaStatus, Resize, RoleOutlook, RollOut, RouterState, Scale, SwitchRole, Version
+from baton.core.operate import AutoscaleState, ClusterState, Decision, DrainExpertRank, DrainNode, DrainWorker, NodeState, Order, Outcome, Pool, RebalanceExperts, ReplicaState, ReplicaStatus, Resize, RoleOutlook, RollOut, RouterState, Scale, ScaleExperts, SwitchRole, Version
 from baton.core.recent_requests import Moment, RecentRequest, RecentRequestsQuery, RecentRequestsReply
 from baton.core.sampling import FinishReason, Grammar, GrammarKind, SamplingParams
 from baton.core.sharing import ExpectedBlocks, RouterMember, RouterUpdate, UnreportedLoad
@@ -112,6 +113,14 @@ _REPLICA_STATE_NUMBERS = {
     ReplicaState.KILLING: 7,
 }
 _REPLICA_STATE_MEMBERS = {number: member for member, number in _REPLICA_STATE_NUMBERS.items()}
+
+_EXPERT_RANK_PHASE_NUMBERS = {
+    ExpertRankPhase.STARTING: 1,
+    ExpertRankPhase.READY: 2,
+    ExpertRankPhase.DRAINING: 3,
+    ExpertRankPhase.LOST: 4,
+}
+_EXPERT_RANK_PHASE_MEMBERS = {number: member for member, number in _EXPERT_RANK_PHASE_NUMBERS.items()}
 
 
 def router_envelope_fields(x: RouterHello | StartSequence | CancelSequence | ResyncBlocks) -> dict[str, Any]:
@@ -1727,6 +1736,380 @@ def demand_reply_from_pb(x: pb.DemandReply) -> DemandReply:
     )
 
 
+def expert_rank_envelope_fields(x: ExpertRankHello | ExpertLoaded | ExpertLoadFailed | ExpertRankBeat) -> dict[str, Any]:
+    match x:
+        case ExpertRankHello():
+            return {"expert_rank_hello": expert_rank_hello_fields(x)}
+        case ExpertLoaded():
+            return {"expert_loaded": expert_loaded_fields(x)}
+        case ExpertLoadFailed():
+            return {"expert_load_failed": expert_load_failed_fields(x)}
+        case ExpertRankBeat():
+            return {"expert_rank_beat": expert_rank_beat_fields(x)}
+        case _:
+            assert_never(x)
+
+
+def expert_rank_envelope_to_pb(x: ExpertRankHello | ExpertLoaded | ExpertLoadFailed | ExpertRankBeat) -> pb.ExpertRankEnvelope:
+    return pb.ExpertRankEnvelope(**expert_rank_envelope_fields(x))
+
+
+def expert_rank_envelope_from_pb(x: pb.ExpertRankEnvelope) -> ExpertRankHello | ExpertLoaded | ExpertLoadFailed | ExpertRankBeat:
+    match x.WhichOneof("message"):
+        case "expert_rank_hello":
+            return expert_rank_hello_from_pb(x.expert_rank_hello)
+        case "expert_loaded":
+            return expert_loaded_from_pb(x.expert_loaded)
+        case "expert_load_failed":
+            return expert_load_failed_from_pb(x.expert_load_failed)
+        case "expert_rank_beat":
+            return expert_rank_beat_from_pb(x.expert_rank_beat)
+        case other:
+            raise WireError(f"ExpertRankEnvelope: message {other!r} is not allowed here")
+
+
+def expert_rank_hello_fields(x: ExpertRankHello) -> dict[str, Any]:
+    return {
+        "ref": expert_rank_ref_fields(x.ref),
+        "group": x.group,
+        "node": x.node,
+        "pid": x.pid,
+        "layer_count": x.layer_count,
+        "expert_count": x.expert_count,
+        "expert_bytes": x.expert_bytes,
+        "slots": x.slots,
+        "held": x.held,
+    }
+
+
+def expert_rank_hello_to_pb(x: ExpertRankHello) -> pb.ExpertRankHello:
+    return pb.ExpertRankHello(**expert_rank_hello_fields(x))
+
+
+def expert_rank_hello_from_pb(x: pb.ExpertRankHello) -> ExpertRankHello:
+    return ExpertRankHello(
+        ref=expert_rank_ref_from_pb(x.ref),
+        group=x.group,
+        node=x.node,
+        pid=x.pid,
+        layer_count=x.layer_count,
+        expert_count=x.expert_count,
+        expert_bytes=x.expert_bytes,
+        slots=x.slots,
+        held=tuple(x.held[:]),
+    )
+
+
+def expert_rank_ref_fields(x: ExpertRankRef) -> dict[str, Any]:
+    return {
+        "rank_id": x.rank_id,
+        "host": x.host,
+        "socket": x.socket,
+        "address": x.address,
+        "secret": x.secret,
+    }
+
+
+def expert_rank_ref_to_pb(x: ExpertRankRef) -> pb.ExpertRankRef:
+    return pb.ExpertRankRef(**expert_rank_ref_fields(x))
+
+
+def expert_rank_ref_from_pb(x: pb.ExpertRankRef) -> ExpertRankRef:
+    return ExpertRankRef(
+        rank_id=x.rank_id,
+        host=x.host,
+        socket=x.socket,
+        address=x.address,
+        secret=x.secret,
+    )
+
+
+def expert_loaded_fields(x: ExpertLoaded) -> dict[str, Any]:
+    return {
+        "load_id": x.load_id,
+        "expert": x.expert,
+    }
+
+
+def expert_loaded_to_pb(x: ExpertLoaded) -> pb.ExpertLoaded:
+    return pb.ExpertLoaded(**expert_loaded_fields(x))
+
+
+def expert_loaded_from_pb(x: pb.ExpertLoaded) -> ExpertLoaded:
+    return ExpertLoaded(
+        load_id=x.load_id,
+        expert=x.expert,
+    )
+
+
+def expert_load_failed_fields(x: ExpertLoadFailed) -> dict[str, Any]:
+    return {
+        "load_id": x.load_id,
+        "expert": x.expert,
+        "reason": x.reason,
+    }
+
+
+def expert_load_failed_to_pb(x: ExpertLoadFailed) -> pb.ExpertLoadFailed:
+    return pb.ExpertLoadFailed(**expert_load_failed_fields(x))
+
+
+def expert_load_failed_from_pb(x: pb.ExpertLoadFailed) -> ExpertLoadFailed:
+    return ExpertLoadFailed(
+        load_id=x.load_id,
+        expert=x.expert,
+        reason=x.reason,
+    )
+
+
+def expert_rank_beat_fields(x: ExpertRankBeat) -> dict[str, Any]:
+    return {
+        "rows": x.rows,
+        "busy_s": x.busy_s,
+    }
+
+
+def expert_rank_beat_to_pb(x: ExpertRankBeat) -> pb.ExpertRankBeat:
+    return pb.ExpertRankBeat(**expert_rank_beat_fields(x))
+
+
+def expert_rank_beat_from_pb(x: pb.ExpertRankBeat) -> ExpertRankBeat:
+    return ExpertRankBeat(
+        rows=x.rows,
+        busy_s=x.busy_s,
+    )
+
+
+def expert_rank_order_envelope_fields(x: ExpertLoadOrder | ExpertDropOrder | ExpertRankRetired) -> dict[str, Any]:
+    match x:
+        case ExpertLoadOrder():
+            return {"expert_load_order": expert_load_order_fields(x)}
+        case ExpertDropOrder():
+            return {"expert_drop_order": expert_drop_order_fields(x)}
+        case ExpertRankRetired():
+            return {"expert_rank_retired": expert_rank_retired_fields(x)}
+        case _:
+            assert_never(x)
+
+
+def expert_rank_order_envelope_to_pb(x: ExpertLoadOrder | ExpertDropOrder | ExpertRankRetired) -> pb.ExpertRankOrderEnvelope:
+    return pb.ExpertRankOrderEnvelope(**expert_rank_order_envelope_fields(x))
+
+
+def expert_rank_order_envelope_from_pb(x: pb.ExpertRankOrderEnvelope) -> ExpertLoadOrder | ExpertDropOrder | ExpertRankRetired:
+    match x.WhichOneof("message"):
+        case "expert_load_order":
+            return expert_load_order_from_pb(x.expert_load_order)
+        case "expert_drop_order":
+            return expert_drop_order_from_pb(x.expert_drop_order)
+        case "expert_rank_retired":
+            return expert_rank_retired_from_pb(x.expert_rank_retired)
+        case other:
+            raise WireError(f"ExpertRankOrderEnvelope: message {other!r} is not allowed here")
+
+
+def expert_load_order_fields(x: ExpertLoadOrder) -> dict[str, Any]:
+    return {
+        "load_id": x.load_id,
+        "expert": x.expert,
+        "source": None if x.source is None else expert_rank_ref_fields(x.source),
+    }
+
+
+def expert_load_order_to_pb(x: ExpertLoadOrder) -> pb.ExpertLoadOrder:
+    return pb.ExpertLoadOrder(**expert_load_order_fields(x))
+
+
+def expert_load_order_from_pb(x: pb.ExpertLoadOrder) -> ExpertLoadOrder:
+    return ExpertLoadOrder(
+        load_id=x.load_id,
+        expert=x.expert,
+        source=expert_rank_ref_from_pb(x.source) if x.HasField("source") else None,
+    )
+
+
+def expert_drop_order_fields(x: ExpertDropOrder) -> dict[str, Any]:
+    return {
+        "expert": x.expert,
+    }
+
+
+def expert_drop_order_to_pb(x: ExpertDropOrder) -> pb.ExpertDropOrder:
+    return pb.ExpertDropOrder(**expert_drop_order_fields(x))
+
+
+def expert_drop_order_from_pb(x: pb.ExpertDropOrder) -> ExpertDropOrder:
+    return ExpertDropOrder(
+        expert=x.expert,
+    )
+
+
+def expert_rank_retired_fields(x: ExpertRankRetired) -> dict[str, Any]:
+    return {
+        "reason": x.reason,
+    }
+
+
+def expert_rank_retired_to_pb(x: ExpertRankRetired) -> pb.ExpertRankRetired:
+    return pb.ExpertRankRetired(**expert_rank_retired_fields(x))
+
+
+def expert_rank_retired_from_pb(x: pb.ExpertRankRetired) -> ExpertRankRetired:
+    return ExpertRankRetired(
+        reason=x.reason,
+    )
+
+
+def expert_caller_envelope_fields(x: ExpertCallerHello | ExpertEpochUsed | ExpertCountsReport | ExpertRankSuspected) -> dict[str, Any]:
+    match x:
+        case ExpertCallerHello():
+            return {"expert_caller_hello": expert_caller_hello_fields(x)}
+        case ExpertEpochUsed():
+            return {"expert_epoch_used": expert_epoch_used_fields(x)}
+        case ExpertCountsReport():
+            return {"expert_counts_report": expert_counts_report_fields(x)}
+        case ExpertRankSuspected():
+            return {"expert_rank_suspected": expert_rank_suspected_fields(x)}
+        case _:
+            assert_never(x)
+
+
+def expert_caller_envelope_to_pb(x: ExpertCallerHello | ExpertEpochUsed | ExpertCountsReport | ExpertRankSuspected) -> pb.ExpertCallerEnvelope:
+    return pb.ExpertCallerEnvelope(**expert_caller_envelope_fields(x))
+
+
+def expert_caller_envelope_from_pb(x: pb.ExpertCallerEnvelope) -> ExpertCallerHello | ExpertEpochUsed | ExpertCountsReport | ExpertRankSuspected:
+    match x.WhichOneof("message"):
+        case "expert_caller_hello":
+            return expert_caller_hello_from_pb(x.expert_caller_hello)
+        case "expert_epoch_used":
+            return expert_epoch_used_from_pb(x.expert_epoch_used)
+        case "expert_counts_report":
+            return expert_counts_report_from_pb(x.expert_counts_report)
+        case "expert_rank_suspected":
+            return expert_rank_suspected_from_pb(x.expert_rank_suspected)
+        case other:
+            raise WireError(f"ExpertCallerEnvelope: message {other!r} is not allowed here")
+
+
+def expert_caller_hello_fields(x: ExpertCallerHello) -> dict[str, Any]:
+    return {
+        "caller": x.caller,
+        "worker_id": x.worker_id,
+        "group": x.group,
+        "epoch": x.epoch,
+    }
+
+
+def expert_caller_hello_to_pb(x: ExpertCallerHello) -> pb.ExpertCallerHello:
+    return pb.ExpertCallerHello(**expert_caller_hello_fields(x))
+
+
+def expert_caller_hello_from_pb(x: pb.ExpertCallerHello) -> ExpertCallerHello:
+    return ExpertCallerHello(
+        caller=x.caller,
+        worker_id=x.worker_id,
+        group=x.group,
+        epoch=x.epoch,
+    )
+
+
+def expert_epoch_used_fields(x: ExpertEpochUsed) -> dict[str, Any]:
+    return {
+        "epoch": x.epoch,
+    }
+
+
+def expert_epoch_used_to_pb(x: ExpertEpochUsed) -> pb.ExpertEpochUsed:
+    return pb.ExpertEpochUsed(**expert_epoch_used_fields(x))
+
+
+def expert_epoch_used_from_pb(x: pb.ExpertEpochUsed) -> ExpertEpochUsed:
+    return ExpertEpochUsed(
+        epoch=x.epoch,
+    )
+
+
+def expert_counts_report_fields(x: ExpertCountsReport) -> dict[str, Any]:
+    return {
+        "layer_count": x.layer_count,
+        "expert_count": x.expert_count,
+        "counts": x.counts,
+    }
+
+
+def expert_counts_report_to_pb(x: ExpertCountsReport) -> pb.ExpertCountsReport:
+    return pb.ExpertCountsReport(**expert_counts_report_fields(x))
+
+
+def expert_counts_report_from_pb(x: pb.ExpertCountsReport) -> ExpertCountsReport:
+    return ExpertCountsReport(
+        layer_count=x.layer_count,
+        expert_count=x.expert_count,
+        counts=tuple(x.counts[:]),
+    )
+
+
+def expert_rank_suspected_fields(x: ExpertRankSuspected) -> dict[str, Any]:
+    return {
+        "rank_id": x.rank_id,
+        "is_gone": x.is_gone,
+        "reason": x.reason,
+    }
+
+
+def expert_rank_suspected_to_pb(x: ExpertRankSuspected) -> pb.ExpertRankSuspected:
+    return pb.ExpertRankSuspected(**expert_rank_suspected_fields(x))
+
+
+def expert_rank_suspected_from_pb(x: pb.ExpertRankSuspected) -> ExpertRankSuspected:
+    return ExpertRankSuspected(
+        rank_id=x.rank_id,
+        is_gone=x.is_gone,
+        reason=x.reason,
+    )
+
+
+def expert_map_update_fields(x: ExpertMapUpdate) -> dict[str, Any]:
+    return {
+        "epoch": x.epoch,
+        "layer_count": x.layer_count,
+        "expert_count": x.expert_count,
+        "ranks": [expert_map_rank_fields(v) for v in x.ranks],
+    }
+
+
+def expert_map_update_to_pb(x: ExpertMapUpdate) -> pb.ExpertMapUpdate:
+    return pb.ExpertMapUpdate(**expert_map_update_fields(x))
+
+
+def expert_map_update_from_pb(x: pb.ExpertMapUpdate) -> ExpertMapUpdate:
+    return ExpertMapUpdate(
+        epoch=x.epoch,
+        layer_count=x.layer_count,
+        expert_count=x.expert_count,
+        ranks=tuple([expert_map_rank_from_pb(v) for v in x.ranks[:]]),
+    )
+
+
+def expert_map_rank_fields(x: ExpertMapRank) -> dict[str, Any]:
+    return {
+        "ref": expert_rank_ref_fields(x.ref),
+        "experts": x.experts,
+    }
+
+
+def expert_map_rank_to_pb(x: ExpertMapRank) -> pb.ExpertMapRank:
+    return pb.ExpertMapRank(**expert_map_rank_fields(x))
+
+
+def expert_map_rank_from_pb(x: pb.ExpertMapRank) -> ExpertMapRank:
+    return ExpertMapRank(
+        ref=expert_rank_ref_from_pb(x.ref),
+        experts=tuple(x.experts[:]),
+    )
+
+
 def order_fields(x: Order) -> dict[str, Any]:
     return {
         "action": action_fields(x.action),
@@ -1749,7 +2132,7 @@ def order_from_pb(x: pb.Order) -> Order:
     )
 
 
-def action_fields(x: Scale | Resize | SwitchRole | DrainWorker | DrainNode | RollOut) -> dict[str, Any]:
+def action_fields(x: Scale | Resize | SwitchRole | DrainWorker | DrainNode | RollOut | RebalanceExperts | DrainExpertRank | ScaleExperts) -> dict[str, Any]:
     match x:
         case Scale():
             return {"scale": scale_fields(x)}
@@ -1763,15 +2146,21 @@ def action_fields(x: Scale | Resize | SwitchRole | DrainWorker | DrainNode | Rol
             return {"drain_node": drain_node_fields(x)}
         case RollOut():
             return {"roll_out": roll_out_fields(x)}
+        case RebalanceExperts():
+            return {"rebalance_experts": rebalance_experts_fields(x)}
+        case DrainExpertRank():
+            return {"drain_expert_rank": drain_expert_rank_fields(x)}
+        case ScaleExperts():
+            return {"scale_experts": scale_experts_fields(x)}
         case _:
             assert_never(x)
 
 
-def action_to_pb(x: Scale | Resize | SwitchRole | DrainWorker | DrainNode | RollOut) -> pb.Action:
+def action_to_pb(x: Scale | Resize | SwitchRole | DrainWorker | DrainNode | RollOut | RebalanceExperts | DrainExpertRank | ScaleExperts) -> pb.Action:
     return pb.Action(**action_fields(x))
 
 
-def action_from_pb(x: pb.Action) -> Scale | Resize | SwitchRole | DrainWorker | DrainNode | RollOut:
+def action_from_pb(x: pb.Action) -> Scale | Resize | SwitchRole | DrainWorker | DrainNode | RollOut | RebalanceExperts | DrainExpertRank | ScaleExperts:
     match x.WhichOneof("message"):
         case "scale":
             return scale_from_pb(x.scale)
@@ -1785,6 +2174,12 @@ def action_from_pb(x: pb.Action) -> Scale | Resize | SwitchRole | DrainWorker | 
             return drain_node_from_pb(x.drain_node)
         case "roll_out":
             return roll_out_from_pb(x.roll_out)
+        case "rebalance_experts":
+            return rebalance_experts_from_pb(x.rebalance_experts)
+        case "drain_expert_rank":
+            return drain_expert_rank_from_pb(x.drain_expert_rank)
+        case "scale_experts":
+            return scale_experts_from_pb(x.scale_experts)
         case other:
             raise WireError(f"Action: message {other!r} is not allowed here")
 
@@ -1921,6 +2316,58 @@ def version_from_pb(x: pb.Version) -> Version:
     )
 
 
+def rebalance_experts_fields(x: RebalanceExperts) -> dict[str, Any]:
+    return {
+        "group": x.group,
+    }
+
+
+def rebalance_experts_to_pb(x: RebalanceExperts) -> pb.RebalanceExperts:
+    return pb.RebalanceExperts(**rebalance_experts_fields(x))
+
+
+def rebalance_experts_from_pb(x: pb.RebalanceExperts) -> RebalanceExperts:
+    return RebalanceExperts(
+        group=x.group,
+    )
+
+
+def drain_expert_rank_fields(x: DrainExpertRank) -> dict[str, Any]:
+    return {
+        "rank": x.rank,
+        "is_replaced": x.is_replaced,
+    }
+
+
+def drain_expert_rank_to_pb(x: DrainExpertRank) -> pb.DrainExpertRank:
+    return pb.DrainExpertRank(**drain_expert_rank_fields(x))
+
+
+def drain_expert_rank_from_pb(x: pb.DrainExpertRank) -> DrainExpertRank:
+    return DrainExpertRank(
+        rank=x.rank,
+        is_replaced=x.is_replaced,
+    )
+
+
+def scale_experts_fields(x: ScaleExperts) -> dict[str, Any]:
+    return {
+        "count": x.count,
+        "group": x.group,
+    }
+
+
+def scale_experts_to_pb(x: ScaleExperts) -> pb.ScaleExperts:
+    return pb.ScaleExperts(**scale_experts_fields(x))
+
+
+def scale_experts_from_pb(x: pb.ScaleExperts) -> ScaleExperts:
+    return ScaleExperts(
+        count=x.count,
+        group=x.group,
+    )
+
+
 def decision_fields(x: Decision) -> dict[str, Any]:
     return {
         "number": x.number,
@@ -1961,6 +2408,7 @@ def cluster_state_fields(x: ClusterState) -> dict[str, Any]:
         "is_settled": x.is_settled,
         "autoscale": [autoscale_state_fields(v) for v in x.autoscale],
         "routers": [router_state_fields(v) for v in x.routers],
+        "experts": [expert_group_state_fields(v) for v in x.experts],
     }
 
 
@@ -1978,6 +2426,7 @@ def cluster_state_from_pb(x: pb.ClusterState) -> ClusterState:
         is_settled=x.is_settled,
         autoscale=tuple([autoscale_state_from_pb(v) for v in x.autoscale[:]]),
         routers=tuple([router_state_from_pb(v) for v in x.routers[:]]),
+        experts=tuple([expert_group_state_from_pb(v) for v in x.experts[:]]),
     )
 
 
@@ -2148,4 +2597,104 @@ def router_state_from_pb(x: pb.RouterState) -> RouterState:
         address=x.address,
         metrics_address=x.metrics_address,
         host=x.host,
+    )
+
+
+def expert_group_state_fields(x: ExpertGroupState) -> dict[str, Any]:
+    return {
+        "group": x.group,
+        "model": x.model,
+        "role": x.role,
+        "epoch": x.epoch,
+        "layer_count": x.layer_count,
+        "expert_count": x.expert_count,
+        "ranks": [expert_rank_status_fields(v) for v in x.ranks],
+        "wanted_ranks": x.wanted_ranks,
+        "replicas_min": x.replicas_min,
+        "replicas_mean": x.replicas_mean,
+        "missing": x.missing,
+        "single": x.single,
+        "balance": x.balance,
+        "balance_worst": x.balance_worst,
+        "balance_worst_layer": x.balance_worst_layer,
+        "expert_replicas": x.expert_replicas,
+        "expert_loads": x.expert_loads,
+        "loads_running": x.loads_running,
+        "migrations": x.migrations,
+        "migrated_bytes": x.migrated_bytes,
+        "losses": x.losses,
+        "rebalances": x.rebalances,
+        "callers": x.callers,
+        "is_ready": x.is_ready,
+    }
+
+
+def expert_group_state_to_pb(x: ExpertGroupState) -> pb.ExpertGroupState:
+    return pb.ExpertGroupState(**expert_group_state_fields(x))
+
+
+def expert_group_state_from_pb(x: pb.ExpertGroupState) -> ExpertGroupState:
+    return ExpertGroupState(
+        group=x.group,
+        model=x.model,
+        role=x.role,
+        epoch=x.epoch,
+        layer_count=x.layer_count,
+        expert_count=x.expert_count,
+        ranks=tuple([expert_rank_status_from_pb(v) for v in x.ranks[:]]),
+        wanted_ranks=x.wanted_ranks,
+        replicas_min=x.replicas_min,
+        replicas_mean=x.replicas_mean,
+        missing=x.missing,
+        single=x.single,
+        balance=x.balance,
+        balance_worst=x.balance_worst,
+        balance_worst_layer=x.balance_worst_layer,
+        expert_replicas=tuple(x.expert_replicas[:]),
+        expert_loads=tuple(x.expert_loads[:]),
+        loads_running=x.loads_running,
+        migrations=x.migrations,
+        migrated_bytes=x.migrated_bytes,
+        losses=x.losses,
+        rebalances=x.rebalances,
+        callers=x.callers,
+        is_ready=x.is_ready,
+    )
+
+
+def expert_rank_status_fields(x: ExpertRankStatus) -> dict[str, Any]:
+    return {
+        "name": x.name,
+        "rank_id": x.rank_id,
+        "phase": _EXPERT_RANK_PHASE_NUMBERS[x.phase],
+        "node": x.node,
+        "host": x.host,
+        "slots": x.slots,
+        "held": x.held,
+        "loading": x.loading,
+        "load": x.load,
+        "rows": x.rows,
+        "busy_s": x.busy_s,
+        "for_s": x.for_s,
+    }
+
+
+def expert_rank_status_to_pb(x: ExpertRankStatus) -> pb.ExpertRankStatus:
+    return pb.ExpertRankStatus(**expert_rank_status_fields(x))
+
+
+def expert_rank_status_from_pb(x: pb.ExpertRankStatus) -> ExpertRankStatus:
+    return ExpertRankStatus(
+        name=x.name,
+        rank_id=x.rank_id,
+        phase=enum_member(_EXPERT_RANK_PHASE_MEMBERS, x.phase),
+        node=x.node,
+        host=x.host,
+        slots=x.slots,
+        held=x.held,
+        loading=x.loading,
+        load=x.load,
+        rows=x.rows,
+        busy_s=x.busy_s,
+        for_s=x.for_s,
     )
