@@ -163,7 +163,7 @@ class ExpertRollout:
             case EpochRaised(above):
                 actions += self._announce(now_s, above=above, is_forced=True)
             case EpochUnused(epoch):
-                self._old.pop(epoch, None)
+                self._old = {old: named for old, named in self._old.items() if old > epoch}
             case RolloutTick():
                 actions += self._give_up_late_loads(now_s)
             case _:
@@ -171,7 +171,7 @@ class ExpertRollout:
         if self._is_dirty and now_s >= self._announced_s + self._limits.announce_s:
             self._is_dirty = False
             has_more = len(self._holders) > len(self._named)
-            if not self._old or (has_more and len(self._old) < self._limits.old_maps_max):
+            if not self._old or has_more:
                 actions += self._announce(now_s)
             actions += self._drop()
         actions += self._start_loads(now_s)
@@ -305,6 +305,7 @@ class ExpertRollout:
         if named == self._named and not is_forced:
             return
         self._old[self.map.epoch] = self._named
+        self._merge_old_maps()
         if named != self._named:
             self._named = named
         self._announced_s = now_s
@@ -316,6 +317,16 @@ class ExpertRollout:
             ranks=tuple(self._held),
         )
         yield AnnounceMap(self.map)
+
+    def _merge_old_maps(self) -> None:
+        """Keep few maps: the two oldest become one that names what either did, and is in use as long as the
+        later one."""
+        while len(self._old) > self._limits.old_maps_max:
+            first, second = sorted(self._old)[:2]
+            merged = dict(self._old.pop(first))
+            for key, names in self._old[second].items():
+                merged[key] = tuple({*merged.get(key, ()), *names})
+            self._old[second] = merged
 
     def _drop(self) -> Iterator[RolloutAction]:
         for key, holders in list(self._holders.items()):

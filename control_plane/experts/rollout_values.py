@@ -29,11 +29,12 @@ class RolloutLimits:
     announce_s: float = 0.0
     """The shortest time between two maps. A lost rank is taken out of the map at once nevertheless."""
     old_maps_max: int = 16
-    """Maps of earlier epochs in use beyond which only the loss of a rank makes a new one."""
+    """Maps of earlier epochs that are told apart while they are in use."""
 
     def __post_init__(self) -> None:
         assert self.bytes_per_s > 0
         assert self.loads_max > 0
+        assert self.old_maps_max > 0
         assert self.spare_slots >= 2
 
 
@@ -87,7 +88,7 @@ class EpochRaised:
 
 @dataclass(frozen=True, slots=True)
 class EpochUnused:
-    """Nobody uses this epoch of the map any more, nor will."""
+    """Nobody uses this epoch of the map or an earlier one any more, nor will."""
 
     epoch: int
 

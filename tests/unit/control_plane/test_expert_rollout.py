@@ -254,7 +254,8 @@ class AnyRollout(RuleBasedStateMachine):
         self.ranks = {f"r{n}": rank(f"r{n}", f"n{n % 2}", self.SLOTS) for n in range(4)}
         loads = np.ones((self.LAYERS, self.EXPERTS))
         first = place(loads, list(self.ranks.values())).map
-        self.rollout = ExpertRollout(first, tuple(self.ranks.values()), expert_bytes=BYTES, limits=LIMITS)
+        limits = replace(LIMITS, old_maps_max=2)
+        self.rollout = ExpertRollout(first, tuple(self.ranks.values()), expert_bytes=BYTES, limits=limits)
         self.held = {name: Counter() for name in self.ranks}
         for key, names in first.replicas().items():
             for name in names:
@@ -370,7 +371,7 @@ class AnyRollout(RuleBasedStateMachine):
     def unused(self, number):
         old = sorted(set(self.maps) - {self.latest})
         epoch = old[number % len(old)]
-        del self.maps[epoch]
+        self.maps = {one: found for one, found in self.maps.items() if one > epoch}
         self.send(EpochUnused(epoch))
 
     @rule(after_s=st.sampled_from([0.0, 0.3, 1.0, 31.0]))
@@ -387,6 +388,10 @@ class AnyRollout(RuleBasedStateMachine):
                 if name is not None:
                     assert at_s - last.get(name, -9.0) >= ONE_EXPERT_S - 1e-9
                     last[name] = at_s
+
+    @invariant()
+    def old_maps_are_few(self):
+        assert len(self.rollout.old_epochs) <= 2
 
     @invariant()
     def every_expert_that_is_held_is_named(self):
