@@ -88,7 +88,6 @@ class ExpertRoutes:
         self._held: dict[ExpertRankId, npt.NDArray[np.int64]] = {}
         self._refused: dict[ExpertRankId, set[int]] = {}
         """Experts that ranks refused in this epoch."""
-        self._free_links: list[int] = []
         self._link_count = 0
         self._dispatches: dict[int, int] = {}
         """Dispatches under way, by epoch."""
@@ -157,7 +156,6 @@ class ExpertRoutes:
         if route.is_connected or route.is_connecting:
             actions.append(CloseExpertRank(route.link, rank_id))
         # What the rank still writes, it writes to the old link's memory, which nobody reads any more.
-        self._free_links.append(route.link)
         route.link = self._new_link()
         route.is_connected = route.is_connecting = False
         route.connect_from_s, route.repeat_from_s = now_s + RECONNECT_S, now_s + REPEAT_S
@@ -199,16 +197,12 @@ class ExpertRoutes:
         return route if route is not None and route.link == link else None
 
     def _new_link(self) -> int:
-        """A number that no route has. Numbers are used again, the one that was given up first at first."""
-        if self._free_links:
-            return self._free_links.pop(0)
+        """A number that no route ever had, so that late events of old links are recognised."""
         self._link_count += 1
         return self._link_count - 1
 
     def _close(self, rank_id: ExpertRankId) -> CloseExpertRank:
-        route = self._routes.pop(rank_id)
-        self._free_links.append(route.link)
-        return CloseExpertRank(route.link, rank_id)
+        return CloseExpertRank(self._routes.pop(rank_id).link, rank_id)
 
     def _connect(self, now_s: float) -> list[RouteAction]:
         actions: list[RouteAction] = []
