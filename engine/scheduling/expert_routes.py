@@ -189,6 +189,10 @@ class ExpertRoutes:
                 actions.append(route.suspected)
         return actions
 
+    def is_current(self, rank_id: ExpertRankId, link: int) -> bool:
+        """Whether the link is the one that the rank has now."""
+        return self._route(rank_id, link) is not None
+
     # --- inside ------------------------------------------------------------------------------------------
 
     def _route(self, rank_id: ExpertRankId, link: int) -> _Route | None:

@@ -240,7 +240,7 @@ using namespace baton;
 BATON_API int64_t baton_bell_bytes() { return sizeof(Bell); }
 BATON_API void baton_bell_ring(void* bell) { ring(*static_cast<Bell*>(bell)); }
 BATON_API void baton_bell_beat(void* bell) { static_cast<Bell*>(bell)->beat_ns.store(now_ns()); }
-BATON_API int64_t baton_bell_age_ns(void* bell) { return now_ns() - static_cast<Bell*>(bell)->beat_ns.load(); }
+BATON_API int64_t baton_bell_last_beat(void* bell) { return static_cast<Bell*>(bell)->beat_ns.load(); }
 BATON_API uint32_t baton_bell_count(void* bell) { return static_cast<Bell*>(bell)->word.value.load(); }
 BATON_API void baton_bell_wait(void* bell, uint32_t seen, int64_t timeout_ns) {
     wait_for_ring(*static_cast<Bell*>(bell), seen, now_ns() + timeout_ns, 0);
@@ -248,6 +248,13 @@ BATON_API void baton_bell_wait(void* bell, uint32_t seen, int64_t timeout_ns) {
 
 BATON_API int64_t baton_slot_bytes(int64_t hidden, int64_t pairs_max, int32_t row_kind, int32_t result_kind) {
     return SlotLayout{hidden, pairs_max, 1, row_kind, result_kind}.slot_bytes();
+}
+
+BATON_API uint32_t baton_slot_state(void* head) {
+    return static_cast<SlotHead*>(head)->state.load(std::memory_order_acquire);
+}
+BATON_API void baton_slot_set_state(void* head, uint32_t state) {
+    static_cast<SlotHead*>(head)->state.store(state, std::memory_order_release);
 }
 
 BATON_API void* baton_caller_new(void* bell) {
