@@ -89,8 +89,8 @@ def load_model(
 ) -> LoadedModel:
     """Read a rank's part of the model and allocate its KV pool. group: the tensor ranks; None: there is one.
     context: the context ranks, which have one pool together; None: there is one. layers: of the pipeline
-    stage; None: all. shares_pool: other processes may map the pool. routed: connects to expert ranks; None: the
-    model's experts are loaded. `progress(layers loaded, layers in all)`.
+    stage; None: all. shares_pool: other processes may map the pool. routed: connects to expert ranks; None:
+    the model's experts are loaded. `progress(layers loaded, layers in all)`.
 
     Raises SetupError: no such model, an unsupported or damaged one, one that cannot be divided so, no such
     device, too little memory.
