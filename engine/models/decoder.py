@@ -12,7 +12,7 @@ from engine.model_files.division import ONLY_STAGE, StagePlace
 from engine.model_files.spec import ModelSpec
 from engine.models.attention import Attention, GroupedAttention
 from engine.models.expert_counts import ExpertCounts
-from engine.models.linear import LayerPlace, Linear, Loader, Norm, StepContext
+from engine.models.linear import LayerPlace, Linear, Loader, MatrixSource, Norm, StepContext
 from engine.models.mla import LatentAttention
 from engine.models.mlp import GatedMlp, Mlp
 from engine.models.moe import MixtureOfExperts
@@ -23,6 +23,11 @@ Progress = Callable[[int, int], None]
 
 _PREFIXES = ("model.", "language_model.model.", "model.language_model.")
 """Places of the decoder in a checkpoint: alone, or inside a model that also reads images."""
+
+
+def decoder_prefix(source: MatrixSource) -> str:
+    """Where the decoder is in a checkpoint, with a dot: the beginning of the names of its tensors."""
+    return next((p for p in _PREFIXES if source.has(f"{p}embed_tokens")), _PREFIXES[0])
 
 
 class Layer:
@@ -123,7 +128,7 @@ class Decoder(Generic[Plan, Packed, PackedExperts]):
         source = loader.source
         self._spec, self._kernels, self._ranks, self._stage = spec, loader.kernels, loader.ranks, stage
         self.layer_count, self.is_last = spec.layer_count, stage.is_last
-        at = next((p for p in _PREFIXES if source.has(f"{p}embed_tokens")), _PREFIXES[0])
+        at = decoder_prefix(source)
         vocab, hidden = spec.vocab_size, spec.hidden_size
         self._embedding: Tensor | None = None
         if stage.is_first or (stage.is_last and spec.tie_embeddings):

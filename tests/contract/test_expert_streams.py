@@ -1,13 +1,14 @@
 """The streams of expert ranks and of their callers to the control plane, over real gRPC."""
 
 import asyncio
+import queue
 
 import grpc
 import pytest
 
 from baton.core import experts as x
 from baton.core.ids import ExpertRankId, WorkerId
-from baton.wire.experts import expert_caller_stream, expert_rank_stream
+from baton.wire.experts import CallerStream, rank_stream
 from baton.wire.link import LinkBroken
 from baton.wire.parties import Party
 from baton.wire.proto import baton_pb2 as pb
@@ -64,37 +65,46 @@ async def served():
     await server.stop(0)
 
 
-@pytest.mark.parametrize(
-    ("stream", "hello", "says", "hears"),
-    [
-        (expert_rank_stream, RANK, RANK_SAYS, RANK_HEARS),
-        (expert_caller_stream, CALLER, CALLER_SAYS, [MAP] * 3),
-    ],
-)
-async def test_messages_go_both_ways_and_the_end_is_heard(served, stream, hello, says, hears):
+async def test_messages_of_a_rank_go_both_ways_and_its_end_is_heard(served):
     control, address, _ = served
     async with asyncio.timeout(30):
-        async with stream(address, hello) as link:
-            for report in says:
+        async with rank_stream(address, RANK) as link:
+            for report in RANK_SAYS:
                 link.send(report)
-            assert [await anext(link) for _ in hears] == hears
+            assert [await anext(link) for _ in RANK_HEARS] == RANK_HEARS
         await control.ended.wait()
-    assert control.heard == [hello, *says]
+    assert control.heard == [RANK, *RANK_SAYS]
 
 
-@pytest.mark.parametrize(("stream", "hello"), [(expert_rank_stream, RANK), (expert_caller_stream, CALLER)])
-async def test_the_loss_of_the_control_plane_breaks_the_stream(served, stream, hello):
+async def test_messages_of_a_caller_go_both_ways_and_its_end_is_heard(served):
+    control, address, _ = served
+    more: queue.SimpleQueue = queue.SimpleQueue()
+    for message in (CALLER, *CALLER_SAYS):
+        more.put(message)
+    stream = CallerStream(address, iter(more.get, None))
+    maps = iter(stream)
+    async with asyncio.timeout(30):
+        assert [await asyncio.to_thread(next, maps) for _ in CALLER_SAYS] == [MAP] * 3
+        stream.close()
+        more.put(None)
+        await control.ended.wait()
+    assert control.heard == [CALLER, *CALLER_SAYS]
+    with pytest.raises(LinkBroken):
+        next(maps)
+
+
+async def test_the_loss_of_the_control_plane_breaks_the_stream(served):
     control, address, server = served
-    async with asyncio.timeout(30), stream(address, hello) as link:
+    async with asyncio.timeout(30), rank_stream(address, RANK) as link:
         await control.begun.wait()
         stopping = asyncio.create_task(server.stop(0))
         with pytest.raises(LinkBroken):
             async for _ in link:
                 pass
         await stopping
-    with pytest.raises(LinkBroken):
-        async with stream(address, hello, connect_timeout_s=5):
-            pass
+    async with asyncio.timeout(30), rank_stream(address, RANK) as link:
+        with pytest.raises(LinkBroken):
+            await anext(link)
 
 
 @pytest.mark.parametrize("method", ["FollowRank", "FollowCaller"])
