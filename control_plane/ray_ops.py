@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from baton.config import ClusterConfig, Config
-from baton.config.served_models import each_model, worker_shapes
+from baton.config.served_models import each_model, expert_ranks, worker_shapes
 from baton.core.ids import WorkerId
 from baton.core.messages import Role
 from control_plane.cores import gpus_of_worker
@@ -100,6 +100,9 @@ class RayReplicas:
         self._rank_counts = [
             shape.rank_count for one in self._configs.values() for _, shape in worker_shapes(one)
         ]
+        self._rank_counts += [
+            1 for one in self._configs.values() for _ in range(sum(expert_ranks(one).values()))
+        ]
         self._home, self.is_local = home, is_local
         self._groups = StageGroups(home)
         self._processes: RayProcesses[WorkerId, WorkerIdentity] = RayProcesses(
@@ -120,7 +123,7 @@ class RayReplicas:
             "namespace": namespace_of(spec.control_address),
             "lifetime": "detached",
             "num_cpus": 0 if self.is_local else max(1, threads) * spec.rank_count,
-            "num_gpus": self._gpus(self._configs[spec.model], spec.rank_count),
+            "num_gpus": self.gpus_of(self._configs[spec.model], spec.rank_count),
             "max_restarts": 0,  # the reconciler decides on restarts
             "max_task_retries": 0,
             # Calls of killed control planes keep waiting for the worker's end.
@@ -180,7 +183,7 @@ class RayReplicas:
             options["scheduling_strategy"] = "SPREAD"
         return options
 
-    def _gpus(self, config: Config, rank_count: int) -> float:
+    def gpus_of(self, config: Config, rank_count: int) -> float:
         """Return the GPUs that Ray reserves for one worker. It is 0 for "cuda:N", which names a device of the
         machine that Ray must not renumber. With fewer devices than workers, workers share; with none, the
         worker's own error is clearer than Ray's."""

@@ -378,7 +378,8 @@ class ExpertGroup:
             if entry.state is not ExpertRankLife.DRAINING or entry.rank_id is None:
                 continue
             rank_id = RankId(entry.rank_id)
-            if self.rollout is not None and self.rollout.needs(rank_id):
+            is_unused = not (self.ranks.wanted or len(self.callers))
+            if self.rollout is not None and self.rollout.needs(rank_id) and not is_unused:
                 continue
             yield from self._roll(ExpertRankLost(rank_id), now_s)
             yield self.ranks.retire(entry, now_s=now_s)
