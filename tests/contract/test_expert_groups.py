@@ -1,4 +1,4 @@
-"""The control plane's side of expert ranks over real gRPC, with ranks and callers as tasks of this process."""
+"""The control plane's side of expert ranks over real gRPC, with ranks and callers as tasks here."""
 
 import asyncio
 import queue
@@ -149,6 +149,7 @@ class World:
                 return found.experts[0]
             if self.crash.error is not None:
                 raise self.crash.error
+        raise AssertionError
 
     def order(self, action):
         return self.plane.order(Order(action, "a test"))
@@ -158,6 +159,7 @@ class World:
             now = next(one for one in found.decisions if one.number == decision.number)
             if now.outcome is not Outcome.ACCEPTED:
                 return now
+        raise AssertionError
 
     async def close(self):
         self.plane.close()
