@@ -8,6 +8,7 @@ import typer
 from baton.core.errors import SetupError
 from baton.core.shape import CountedShape
 from commands.certs import app as certs_app
+from commands.experts import app as experts_app
 from commands.keys import app as keys_app
 from commands.operate import mount as mount_operations
 from commands.parts import PASS_ON, run_part
@@ -286,6 +287,7 @@ def config(
 
 
 mount_operations(app)
+app.add_typer(experts_app, name="experts")
 app.add_typer(store_app, name="store")
 app.add_typer(keys_app, name="keys")
 app.add_typer(certs_app, name="certs")
