@@ -9,7 +9,7 @@ import msgspec
 import typer
 
 from baton.core.errors import SetupError
-from baton.core.experts import ExpertGroupState, ExpertRankPhase
+from baton.core.experts import ExpertGroupState
 from baton.core.operate import (
     ClusterState,
     DrainExpertRank,
@@ -204,13 +204,9 @@ def _listed(names: Iterable[str]) -> str:
 # --- waiting ----------------------------------------------------------------------------------------
 
 
-def is_whole(group: ExpertGroupState) -> bool:
-    """Whether a group has all its ranks, and every expert a replica."""
-    ready = sum(rank.phase is ExpertRankPhase.READY for rank in group.ranks)
-    return group.is_ready and ready == len(group.ranks) == group.wanted_ranks
-
-
 def _watch(name: str) -> OrderWatch:
+    from control_plane.expert_summary import is_whole
+
     return OrderWatch(
         lambda state: _progress(_named(state, name)),
         lambda state: all(is_whole(group) for group in _named(state, name)),
@@ -227,6 +223,8 @@ def _watch_of_loads(name: str) -> OrderWatch:
 
 
 def _watch_of_rank(rank: str) -> OrderWatch:
+    from control_plane.expert_summary import is_whole
+
     return OrderWatch(
         lambda state: _progress(_group_of_rank(state, rank)),
         lambda state: all(is_whole(group) for group in _group_of_rank(state, rank)),

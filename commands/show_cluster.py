@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from baton.core.experts import ExpertGroupState, ExpertRankPhase
+from baton.core.experts import ExpertGroupState
 from baton.core.messages import Role
 from baton.core.operate import (
     AutoscaleState,
@@ -55,9 +55,10 @@ def show(state: ClusterState, console: Console | None = None) -> None:
 
 def expert_summary(group: ExpertGroupState) -> str:
     """A group of expert ranks in one line."""
-    ready = sum(rank.phase is ExpertRankPhase.READY for rank in group.ranks)
+    from control_plane.expert_summary import ready_count
+
     missing = f"[red]{group.missing:,} experts without a replica[/red], " if group.missing else ""
-    ranks = f"{ready} of {group.wanted_ranks} expert ranks ready"
+    ranks = f"{ready_count(group)} of {group.wanted_ranks} expert ranks ready"
     return f"[bold]{escape(group.group)}[/bold]: {ranks}, {missing}balance {group.balance:.0%}"
 
 

@@ -11,11 +11,11 @@ from baton.core.ids import ExpertRankId
 from baton.files.terminal import new_console
 from commands.show_cluster import expert_summary, span
 from commands.show_store import size
+from control_plane.expert_summary import busiest, listed, phase_counts
 
 RANKS_SHOWN = 16
 """Ranks that are listed of a larger group: those that are not ready, then the busiest."""
 
-EXPERTS_SHOWN = 5
 _STYLES = {ExpertRankPhase.READY: "green", ExpertRankPhase.LOST: "red"}
 
 RowRates = Mapping[ExpertRankId, float]
@@ -56,7 +56,7 @@ def show(
 
 def progress(group: ExpertGroupState) -> str:
     """Return what changes while an order is followed, in one line of plain text."""
-    counts = {phase: sum(rank.phase is phase for rank in group.ranks) for phase in ExpertRankPhase}
+    counts = phase_counts(group)
     others = "".join(
         f", {n} {phase}" for phase, n in counts.items() if n and phase is not ExpertRankPhase.READY
     )
@@ -64,15 +64,6 @@ def progress(group: ExpertGroupState) -> str:
     loading = f", {group.loads_running:,} experts loading" if group.loads_running else ""
     ready = counts[ExpertRankPhase.READY]
     return f"{group.group}: {ready} of {group.wanted_ranks} ranks ready{others}{loading}{missing}"
-
-
-def listed(group: ExpertGroupState, count: int) -> Sequence[ExpertRankStatus]:
-    """Return all ranks of a small group in their order; of a larger one the ranks that are not ready, then
-    the busiest, `count` in all."""
-    if len(group.ranks) <= count:
-        return group.ranks
-    ordered = sorted(group.ranks, key=lambda r: (r.phase is ExpertRankPhase.READY, -r.load, r.name))
-    return ordered[:count]
 
 
 def _lines(group: ExpertGroupState) -> list[str]:
@@ -88,27 +79,11 @@ def _lines(group: ExpertGroupState) -> list[str]:
     ]
     if found := busiest(group):
         named = ", ".join(
-            f"layer {layer} expert {expert} {times:.2g}× an even share on {replicas} ranks"
-            for layer, expert, times, replicas in found
+            f"layer {one.layer} expert {one.expert} {one.times:.2g}× an even share on {one.replicas} ranks"
+            for one in found
         )
         lines.append(f"busiest: {named}")
     return lines
-
-
-def busiest(group: ExpertGroupState) -> list[tuple[int, int, float, int]]:
-    """Return the busiest experts as (layer, expert of the layer, load in multiples of an even share of the
-    layer, replicas). Empty: the group is too large for loads by expert, or has none."""
-    found: list[tuple[int, int, float, int]] = []
-    for layer in range(group.layer_count if group.expert_loads and group.expert_replicas else 0):
-        begin = layer * group.expert_count
-        loads = group.expert_loads[begin : begin + group.expert_count]
-        even = sum(loads) / group.expert_count
-        found += [
-            (layer, expert, load / even, group.expert_replicas[begin + expert])
-            for expert, load in enumerate(loads)
-            if even and load
-        ]
-    return sorted(found, key=lambda one: -one[2])[:EXPERTS_SHOWN]
 
 
 def _ranks(ranks: Sequence[ExpertRankStatus], rates: RowRates) -> Table:

@@ -7,6 +7,7 @@ from baton.core.ids import ExpertRankId
 from baton.telemetry import catalogue
 from baton.telemetry.metric import Metric
 from baton.telemetry.metrics import Meter
+from control_plane.expert_summary import phase_counts
 
 GAUGES = (
     catalogue.EXPERT_WANTED_RANKS,
@@ -42,11 +43,6 @@ def group_totals(group: ExpertGroupState) -> dict[Metric, float]:
     """Return the counters with one series per group, as totals since the control plane started."""
     values = group.migrations, group.migrated_bytes, group.losses, group.rebalances
     return dict(zip(TOTALS, map(float, values), strict=True))
-
-
-def phase_counts(group: ExpertGroupState) -> dict[ExpertRankPhase, int]:
-    """Return the number of ranks in each phase, zeros included."""
-    return {phase: sum(rank.phase is phase for rank in group.ranks) for phase in ExpertRankPhase}
 
 
 class ExpertMetrics:

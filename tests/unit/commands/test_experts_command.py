@@ -26,7 +26,8 @@ from baton.core.operate import (
 )
 from baton.wire.server import start_server
 from commands.app import app
-from commands.show_experts import RANKS_SHOWN, busiest, listed, progress, rows_between, show
+from commands.show_experts import RANKS_SHOWN, progress, rows_between, show
+from control_plane.expert_summary import listed
 from tests.unit.control_plane.expert_groups import group, large, rank
 
 DECODE, PREFILL = group(), group(role=Role.PREFILL)
@@ -250,13 +251,9 @@ def test_of_many_ranks_those_in_need_of_attention_are_listed():
 def test_the_busiest_experts_are_named_by_layer():
     loads = [1.0] * 128
     loads[64 + 9] = 65.0
-    two_layers = group(layer_count=2, expert_loads=tuple(loads), expert_replicas=(3,) * 128)
-    found = busiest(two_layers)
-    assert found[0] == (1, 9, pytest.approx(32.5), 3)
-    assert busiest(large()) == busiest(group(expert_loads=(0.0,) * 256)) == []
-    assert "layer 1 expert 9" in shown(
-        group(layer_count=2, expert_loads=tuple(loads), expert_replicas=(3,) * 128)
-    )
+    found = group(layer_count=2, expert_loads=tuple(loads), expert_replicas=(3,) * 128)
+    assert "busiest: layer 1 expert 9 32× an even share on 3 ranks, layer 0 expert 0 1× " in shown(found)
+    assert "busiest" not in shown(large())
 
 
 def test_progress_names_what_is_missing():
