@@ -37,7 +37,7 @@ def listed(group: ExpertGroupState, count: int) -> Sequence[ExpertRankStatus]:
     the busiest, `count` in all."""
     if len(group.ranks) <= count:
         return group.ranks
-    ordered = sorted(group.ranks, key=lambda r: (r.phase is ExpertRankPhase.READY, -r.load, r.name))
+    ordered = sorted(group.ranks, key=lambda r: (r.phase is ExpertRankPhase.READY, -r.load))
     return ordered[:count]
 
 

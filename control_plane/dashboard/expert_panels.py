@@ -33,7 +33,7 @@ REPLICA_COLORS = ("bad", "e3", "e2", "e1", "e0")
 
 REPLICA_KEYS = [
     (name, color, "area")
-    for name, color in zip(("0", "1", "2", "3", "4 or more replicas"), REPLICA_COLORS, strict=True)
+    for name, color in zip(("0", "1", "2", "3", "4 or more"), REPLICA_COLORS, strict=True)
 ]
 
 Rates = Mapping[ExpertRankId, RankRate]

@@ -10,6 +10,7 @@ from control_plane.dashboard.actions import ask_drain_rank, ask_rebalance, ask_s
 from control_plane.dashboard.detail_pages import PagePanel
 from control_plane.dashboard.expert_groups import RankRate
 from control_plane.dashboard.shell import Card, Shell, button, draw
+from control_plane.dashboard.text import h
 from control_plane.dashboard.view import DashboardModel
 
 CHARTS = {
@@ -29,7 +30,7 @@ class ExpertsPage:
         self._panels: dict[str, ExpertGroupPanel] = {}
         self._drawn: tuple[str, int] | None = None
         with shell.page:
-            self._none = ui.html("", sanitize=False)
+            self._none = ui.html(h(NO_RANKS), sanitize=False).classes("panel dim")
             self._groups = ui.element("div").classes("group")
             workers = PagePanel("Experts by worker", "tokens by expert, all layers, last 5 min")
             with workers.buttons:
@@ -57,7 +58,7 @@ class ExpertsPage:
             self._drawn = None
             with self._groups:
                 self._panels = {name: ExpertGroupPanel(shell, name) for name in names}
-        shell.put(self._none, "" if groups else f'<div class="panel dim">{NO_RANKS}</div>')
+        self._none.set_visibility(not groups)
         step = (shell.window.key, self._dash.step(shell.window))
         is_new_step, self._drawn = step != self._drawn, step
         rates = self._dash.collector.rank_rates.rates()
@@ -86,7 +87,8 @@ class ExpertGroupPanel:
             self._charts = {key: self._card(*CHARTS[key]) for key in CHARTS}
         experts = PagePanel(f"Experts: {name}", "replicas, and load lately")
         with experts.buttons:
-            keys = markup.keys([*expert_panels.REPLICA_KEYS, *expert_strips.legend()])
+            replicas, loads = markup.keys(expert_panels.REPLICA_KEYS), markup.keys(expert_strips.legend())
+            keys = f"<span>replicas</span>{replicas}<span>&nbsp; load</span>{loads}"
             ui.html(keys, sanitize=False).classes("keys")
         self._experts = experts.html()
         self._ranks = PagePanel(f"Ranks: {name}").html()
