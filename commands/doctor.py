@@ -130,11 +130,13 @@ def diagnose(health: Mapping[str, Any], workers: Sequence[KnownWorker]) -> Itera
 
 def _experts(url: str, workers: Sequence[KnownWorker], *, control: str, key: str) -> list[Finding]:
     ids = [worker.worker_id for worker in workers]
+    is_in_use = "experts.dispatched_rows" in _sums(workers)
     try:
         seen = look_at_experts(url, ids, control=control, key=key)
     except LinkBroken as error:
-        return [Finding("bad", f"the control plane does not answer: {error}")]
-    return list(diagnose_experts(seen, is_in_use="experts.dispatched_rows" in _sums(workers)))
+        level: Level = "bad" if is_in_use else "note"
+        return [Finding(level, f"expert ranks were not looked at, no answer of the control plane: {error}")]
+    return list(diagnose_experts(seen, is_in_use=is_in_use))
 
 
 def _machine() -> Iterator[Finding]:
