@@ -121,6 +121,7 @@ class ExpertCaller:
         """layer_count: of the model's layers that have experts. dtype: of the model. `report` is called from
         several threads. Raises NativeUnavailable."""
         self._config, self._name, self._tell = config, name, report
+        self.overlaps = config.overlap
         self._native = functions()
         self._layers, self._experts, self._hidden = layer_count, expert_count, hidden
         self._wire_dtype = torch.bfloat16 if dtype is torch.bfloat16 else torch.float32

@@ -23,6 +23,7 @@ class RemoteExperts:
     ) -> None:
         """layers_before: layers with experts in the pipeline stages before this one."""
         self._caller, self._layers_before = caller, layers_before
+        self.overlaps = caller.overlaps
         self._own = slice(tensor_rank, None, tensor_size)
         self._is_divided = tensor_size > 1
 

@@ -188,6 +188,9 @@ class Norm:
 class RoutedExperts(Protocol):
     """Experts that are elsewhere. Layers are counted from 0 among the rank's that have experts."""
 
+    overlaps: bool
+    """Whether large batches are computed as two halves in turn."""
+
     def begin(self, layer: int, x: Tensor, chosen: Tensor) -> Any:
         """Send rows x [T, hidden] to their experts, chosen int64 [T, k]. `finish` must follow."""
         ...

@@ -10,7 +10,7 @@ from engine.kernels.weights import ExpertMatrices, Matrix, join_rows
 from engine.model_files.spec import ModelSpec, MoeSpec
 from engine.models.expert_counts import ExpertCounts
 from engine.models.linear import Linear, Loader, MatrixSource, StepContext
-from engine.models.mlp import GatedMlp
+from engine.models.mlp import Finish, GatedMlp
 
 
 class MixtureOfExperts(Generic[Packed, PackedExperts]):
@@ -50,22 +50,22 @@ class MixtureOfExperts(Generic[Packed, PackedExperts]):
         if moe.shared_gate:
             self._shared_gate = loader.linear((f"{name}.shared_expert_gate", 1), in_size=hidden)
 
-    def __call__(self, x: Tensor, step: StepContext[Any], *, residual: Tensor | None = None) -> Tensor:
+    def begin(self, x: Tensor, step: StepContext[Any], *, residual: Tensor | None = None) -> Finish:
+        """See `Mlp`."""
         chosen, weights = choose_experts(self._moe, self._router.logits(x), self._correction)
         self._counts.add(self._row, chosen, step.is_token)
         if self._routed is None:
             assert self._experts is not None
             out = self._kernels.experts(x, self._experts, chosen, weights, self._activation)
+            out = _sum(out, self._of_shared(x, step), residual)
+            return lambda: out
+        routed, sent = self._routed, self._routed.begin(self._row, x, chosen)
+        try:  # the shared expert computes while the rows are away
             shared = self._of_shared(x, step)
-        else:
-            sent = self._routed.begin(self._row, x, chosen)
-            # The shared expert computes while the rows are away.
-            try:
-                shared = self._of_shared(x, step)
-            finally:
-                out = self._routed.finish(sent, weights)
-        out = out if shared is None else out + shared
-        return out if residual is None else out + residual
+        except BaseException:
+            routed.finish(sent, weights)
+            raise
+        return lambda: _sum(routed.finish(sent, weights), shared, residual)
 
     def _of_shared(self, x: Tensor, step: StepContext[Any]) -> Tensor | None:
         """What the expert that every token passes gives [T, hidden]; None: there is none."""
@@ -73,6 +73,11 @@ class MixtureOfExperts(Generic[Packed, PackedExperts]):
             return None
         shared = self._shared(x, step)
         return shared if self._shared_gate is None else shared * _sigmoid(self._shared_gate(x, step))
+
+
+def _sum(out: Tensor, shared: Tensor | None, residual: Tensor | None) -> Tensor:
+    out = out if shared is None else out + shared
+    return out if residual is None else out + residual
 
 
 def choose_experts(moe: MoeSpec, logits: Tensor, correction: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,9 @@ import torch
 from baton.config import EngineConfig, ModelConfig
 from baton.config.experts import ExpertsConfig
 from engine.execution.executor import Executor
+from engine.kernels.interface import BatchLayout, Span
 from engine.loading.load import load_model
+from engine.models.halves import halves_of
 from tests.expert_ranks import LocalExperts, local_experts
 from tests.models import Kind, make_model
 from tests.thread_ranks import ThreadGroup, run_ranks
@@ -153,3 +155,46 @@ def test_memory_of_ranks_and_bytes_of_rows(tmp_path: Path) -> None:
         assert stats.pairs == 50 * chosen
         assert stats.result_bytes == 50 * chosen * hidden * 4
         assert {len(rank.held) for rank in experts.ranks.values()} == {2 * 16 // 4}
+
+
+@pytest.mark.parametrize("tensor", [1, 2])
+@pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss"])
+def test_two_halves_in_turn_give_the_same_tokens(
+    tmp_path: Path, kind: Kind, tensor: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches of chunks, of decodes, and of both are divided; a long chunk is divided within itself."""
+    halved: list[int] = []
+
+    def counted(*args: Any) -> Any:
+        found = halves_of(*args)
+        halved.append(found is not None)
+        return found
+
+    monkeypatch.setattr("engine.models.decoder.OVERLAP_ROWS_MIN", 1e-9)
+    monkeypatch.setattr("engine.models.decoder.halves_of", counted)
+    folder = make_model(tmp_path, kind, with_tokenizer=False, num_hidden_layers=3)
+    prompts = [prompt(36), prompt(130), prompt(61)]
+    expected = [expected_tokens(folder, tokens) for tokens in prompts]
+    with local_experts(folder) as experts:
+
+        def generate(group: ThreadGroup | None) -> list[list[int]]:
+            return generated(connected(experts, folder, group=group), prompts)
+
+        found = [generate(None)] if tensor == 1 else run_ranks(tensor, generate)
+    assert found == [[*expected, *expected]] * tensor
+    assert sum(halved) > 10
+
+
+def test_halves_have_the_same_tokens_in_order() -> None:
+    spans = [Span(7, 1, (0,)), Span(9, 1, (1,)), Span(16, 40, (2, 3, 4, 5)), Span(0, 5, (6,))]
+    layout = BatchLayout.of(spans)
+    found = halves_of(layout, 16)
+    assert found is not None
+    first, second = found
+    assert abs(first.token_count - second.token_count) <= 2
+    positions = [*first.positions(), *second.positions()]
+    assert positions == list(layout.positions())
+    for span in (*first.spans, *second.spans):
+        assert len(span.block_ids) == -(-span.context_tokens // 16)
+    assert halves_of(BatchLayout.of([Span(3, 1, (0,))]), 16) is None
+    assert halves_of(BatchLayout.of([Span(3, 2, (0,))]), 16) is None
