@@ -25,7 +25,6 @@ from baton.core.operate import (
     Pool,
     RollOut,
     RouterState,
-    Version,
     pool_of,
 )
 from baton.core.sharing import RouterMember
