@@ -194,10 +194,11 @@ async def test_ranks_beside_workers_follow_the_pool_and_workers_that_changed_the
     processes.workers = 2
     assert wanted(0) == [2], "two workers were started in this role and go on using its ranks"
     processes.workers = 0
+    ended = asyncio.Event()
+    groups.on_changed = lambda: None if groups.states() else ended.set()
     wanted(0)
     async with asyncio.timeout(30):
-        while groups.states():
-            await asyncio.sleep(0)  # noqa: ASYNC110 - tasks of the loop end the ranks
+        await ended.wait()
     groups.close()
 
 
