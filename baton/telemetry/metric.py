@@ -20,6 +20,7 @@ Unit = Literal[
     "nodes",
     "sessions",
     "events",
+    "epoch",
 ]
 Kind = Literal["counter", "gauge", "histogram"]
 
