@@ -16,6 +16,7 @@ Unit = Literal[
     "experts",
     "replicas",
     "rows",
+    "pairs",
     "routers",
     "nodes",
     "sessions",
