@@ -67,21 +67,22 @@ def make_moe_model(folder: Path, sizes: MoeSizes = SERVICE) -> Path:
         return folder
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(1)
-    config = Qwen3MoeConfig(
-        hidden_size=HIDDEN,
-        num_hidden_layers=sizes.layers,
-        num_attention_heads=16,
-        num_key_value_heads=4,
-        head_dim=64,
-        intermediate_size=sizes.inner,
-        moe_intermediate_size=sizes.inner,
-        num_experts=sizes.experts,
-        num_experts_per_tok=sizes.chosen,
-        norm_topk_prob=True,
-        vocab_size=8192,
-        max_position_embeddings=4096,
-        tie_word_embeddings=False,
-    )
+    fields: dict[str, Any] = {
+        "hidden_size": HIDDEN,
+        "num_hidden_layers": sizes.layers,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+        "intermediate_size": sizes.inner,
+        "moe_intermediate_size": sizes.inner,
+        "num_experts": sizes.experts,
+        "num_experts_per_tok": sizes.chosen,
+        "norm_topk_prob": True,
+        "vocab_size": 8192,
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": False,
+    }
+    config = Qwen3MoeConfig(**fields)
     model: Any = Qwen3MoeForCausalLM(config)
     model.to(torch.bfloat16).save_pretrained(folder)
     (folder / _MADE).touch()
