@@ -68,6 +68,8 @@ def progress(group: ExpertGroupState) -> str:
 
 def _lines(group: ExpertGroupState) -> list[str]:
     total = group.layer_count * group.expert_count
+    if not total:
+        return ["no rank has said yet how many experts the model has"]
     lines = [
         f"{group.layer_count} layers of {group.expert_count} experts; replicas: at least "
         f"{group.replicas_min}, {group.replicas_mean:.3g} on average; "
