@@ -26,8 +26,8 @@ from baton.core.operate import (
 )
 from baton.wire.server import start_server
 from commands.app import app
-from commands.show_experts import RANKS_SHOWN, progress, rows_between, show
-from control_plane.expert_summary import listed
+from commands.show_experts import RANKS_SHOWN, rows_between, show
+from control_plane.expert_summary import listed, progress
 from tests.unit.control_plane.expert_groups import group, large, rank
 
 DECODE, PREFILL = group(), group(role=Role.PREFILL)
@@ -116,6 +116,16 @@ def test_a_drain_is_over_when_the_group_is_whole_again_and_progress_is_told_mean
     assert "decode of m: 3 of 4 ranks ready, 1 draining, 9 experts loading" in result.output
     assert re.search(r"as told; all ranks are ready, \d", result.output)
     assert control.later == []
+
+
+def test_a_rank_that_is_not_replaced_is_waited_for_in_its_own_group_alone(control):
+    broken = group(rank(0, role=Role.PREFILL), role=Role.PREFILL, wanted_ranks=3)
+    smaller = group(rank(0), rank(2), rank(3))
+    control.groups = (broken, DECODE)
+    control.later = [(broken, smaller)]
+    result = run("drain", "experts-decode-1", "--no-replace")
+    assert result.exit_code == 0, result.exception
+    assert "all ranks are ready" in result.output
 
 
 def test_a_group_that_stays_incomplete_is_said_to_be_on_its_way(control):
