@@ -76,6 +76,18 @@ Aggregated = Annotated[
     str | None, _workers("Workers that run both phases; given alone, they replace the two pools.")
 ]
 
+Experts = Annotated[
+    int | None,
+    typer.Option(
+        "--experts",
+        min=1,
+        metavar="N",
+        help="Put the experts of a mixture on N expert ranks per pool, apart from its workers; "
+        "experts.parallel=workers has one beside each worker.",
+        show_default=False,
+    ),
+]
+
 
 def _pools(prefill: str | None, decode: str | None, aggregated: str | None) -> dict[str, str | None]:
     """Worker counts of the three roles. `--aggregated 2` alone means two workers, not two beside the default
@@ -89,6 +101,10 @@ def _pools(prefill: str | None, decode: str | None, aggregated: str | None) -> d
     }
 
 
+def _experts(ranks: int | None) -> dict[str, str | int | None]:
+    return {"experts.parallel": None if ranks is None else "ranks", "experts.ranks": ranks}
+
+
 @app.command()
 def serve(
     model: Model = None,
@@ -99,6 +115,7 @@ def serve(
     prefill: Prefill = None,
     decode: Decode = None,
     aggregated: Aggregated = None,
+    experts: Experts = None,
     routers: Annotated[int | None, typer.Option(min=1, help="Router processes that share the port.")] = None,
     dtype: DType = None,
     device: Device = None,
@@ -126,6 +143,7 @@ def serve(
         "router.port": port,
         "router.processes": routers,
         **_pools(prefill, decode, aggregated),
+        **_experts(experts),
         "cluster.ray_address": ray_address,
         "store.directory": store,
     }
@@ -139,6 +157,7 @@ def control(
     prefill: Prefill = None,
     decode: Decode = None,
     aggregated: Aggregated = None,
+    experts: Experts = None,
     port: Annotated[int | None, typer.Option(help="Port that the control plane listens on.")] = None,
     ray_address: Annotated[str | None, typer.Option(help="Ray cluster to join; default: start one.")] = None,
     store: Store = None,
@@ -166,6 +185,7 @@ def control(
     flags = {
         "model.path": model,
         **_pools(prefill, decode, aggregated),
+        **_experts(experts),
         "cluster.control_port": port,
         "cluster.ray_address": ray_address,
         "store.directory": store,
