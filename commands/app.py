@@ -8,8 +8,10 @@ import typer
 from baton.core.errors import SetupError
 from baton.core.shape import CountedShape
 from commands.certs import app as certs_app
+from commands.experts import app as experts_app
 from commands.keys import app as keys_app
 from commands.operate import mount as mount_operations
+from commands.orders import Control
 from commands.parts import PASS_ON, run_part
 from commands.store import app as store_app
 from commands.tokens import app as tokens_app
@@ -259,16 +261,22 @@ def worker(
 @app.command()
 def doctor(
     url: Annotated[str, typer.Option(help="The router's URL.")] = "http://127.0.0.1:8000",
+    control: Control = "",
+    key: Annotated[
+        str,
+        typer.Option(envvar="OPENAI_API_KEY", help="API key for the test request.", show_default=False),
+    ] = "",
 ) -> None:
     """Check that every part is present, compatible and really in use.
 
-    The exit status is 1 if a check fails.
+    The control plane knows the expert ranks. Where there are any, a short request to each of their models
+    proves that rows travel. The exit status is 1 if a check fails.
 
     Example: baton doctor --url http://127.0.0.1:8000
     """
     from commands.doctor import examine
 
-    raise typer.Exit(examine(url))
+    raise typer.Exit(examine(url, control=control, key=key))
 
 
 @app.command()
@@ -286,6 +294,7 @@ def config(
 
 
 mount_operations(app)
+app.add_typer(experts_app, name="experts")
 app.add_typer(store_app, name="store")
 app.add_typer(keys_app, name="keys")
 app.add_typer(certs_app, name="certs")

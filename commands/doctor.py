@@ -5,7 +5,7 @@ Counters are the proof: a feature that is switched on and has never moved a byte
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import httpx
 import msgspec
@@ -20,6 +20,8 @@ from baton.wire.client import worker_status
 from baton.wire.link import LinkBroken
 from baton.wire.services import WorkerStatusReply
 from baton.wire.transport import secure
+from commands.doctor_experts import diagnose_experts, look_at_experts
+from commands.findings import Finding, Level
 from commands.settings import load_config
 
 BACKENDS_OF_CHOICE = {
@@ -28,13 +30,7 @@ BACKENDS_OF_CHOICE = {
 
 HTTP_S = 5.0
 
-Level = Literal["ok", "note", "bad"]
 MARKS: dict[Level, tuple[str, str]] = {"ok": ("✓", "green"), "note": ("·", "yellow"), "bad": ("✗", "red")}
-
-
-class Finding(msgspec.Struct, frozen=True):
-    level: Level
-    text: str
 
 
 class ListedWorker(msgspec.Struct, frozen=True):
@@ -64,14 +60,16 @@ class KnownWorker(msgspec.Struct, frozen=True):
     model: str = ""
 
 
-def examine(url: str) -> int:
-    """Print the findings and return the exit status: 1 if a finding is bad. Raises SetupError if there is no
-    router at `url`."""
+def examine(url: str, *, control: str = "", key: str = "") -> int:
+    """Print the findings and return the exit status: 1 if a finding is bad. `control` is the address of the
+    control plane, which knows the expert ranks; empty: this machine's. `key` is an API key for a test request
+    where there are expert ranks. Raises SetupError if there is no router at `url`."""
     config = load_config()
     secure(config.tls, config.access)
     health = _health(url)
     workers = asyncio.run(_ask_workers(health))
-    findings = [*diagnose(health, workers), *_machine()]
+    experts = _experts(url, workers, control=control, key=key)
+    findings = [*diagnose(health, workers), *experts, *_machine()]
     console = new_console()
     for finding in findings:
         mark, style = MARKS[finding.level]
@@ -128,6 +126,17 @@ def diagnose(health: Mapping[str, Any], workers: Sequence[KnownWorker]) -> Itera
     yield from _context_ranks(workers)
     yield from _caches(workers)
     yield from _store(workers)
+
+
+def _experts(url: str, workers: Sequence[KnownWorker], *, control: str, key: str) -> list[Finding]:
+    ids = [worker.worker_id for worker in workers]
+    is_in_use = "experts.dispatched_rows" in _sums(workers)
+    try:
+        seen = look_at_experts(url, ids, control=control, key=key)
+    except LinkBroken as error:
+        level: Level = "bad" if is_in_use else "note"
+        return [Finding(level, f"expert ranks were not looked at, no answer of the control plane: {error}")]
+    return list(diagnose_experts(seen, is_in_use=is_in_use))
 
 
 def _machine() -> Iterator[Finding]:

@@ -1,15 +1,6 @@
 """Commands that inspect and change a running cluster: status, scale, switch-role, drain, rollout."""
 
-import asyncio
-import getpass
-import os
-import sys
-import tempfile
-import time
-from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
@@ -19,46 +10,27 @@ from baton.core.messages import Role
 from baton.core.operate import (
     Action,
     ClusterState,
-    Decision,
     DrainNode,
     DrainWorker,
-    Order,
-    Outcome,
     RollOut,
     Scale,
     SwitchRole,
     Version,
 )
 from baton.core.shape import CountedShape
-from baton.wire.link import LinkBroken, LinkRefused
-from baton.wire.operate import OperateClient
-from baton.wire.transport import secure
-from commands.settings import load_config
-
-Control = Annotated[
-    str,
-    typer.Option(
-        metavar="HOST:PORT",
-        envvar="BATON_CONTROL",
-        help="Address of the control plane; default: the one that `baton serve` runs on this machine.",
-        show_default=False,
-    ),
-]
-Reason = Annotated[str, typer.Option(help="Reason to keep in the decision log.", show_default=False)]
-ModelName = Annotated[
-    str, typer.Option("--model", help="Model name that clients use; default: the only model.")
-]
-OneModel = Annotated[str, typer.Option("--model", help="Only the workers of this model.")]
-Advise = Annotated[bool, typer.Option("--advise", help="Only say what would be done; change nothing.")]
-Wait = Annotated[float, typer.Option(min=0, help="Seconds to wait until it is done; 0: do not wait.")]
-Yes = Annotated[
-    bool,
-    typer.Option("--yes", "-y", help="Do not ask for confirmation, even if a role loses its last worker."),
-]
-
-WAIT_S = 600.0
-ASK_S = 2.0
-"""Longest wait for the names of a cluster's models, which only an error text shows."""
+from commands.orders import (
+    WAIT_S,
+    Advise,
+    Control,
+    ModelName,
+    OneModel,
+    OrderOptions,
+    Reason,
+    Wait,
+    Yes,
+    give_order,
+    with_control,
+)
 
 
 def status(
@@ -70,7 +42,7 @@ def status(
 
     Example: baton status --control 127.0.0.1:7000
     """
-    state = _of_model(_with(control, lambda client: client.state()), model)
+    state = _of_model(with_control(control, lambda client: client.state()), model)
     if as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode(state), indent=2).decode())
         return
@@ -98,7 +70,7 @@ def scale(
     Example: baton scale decode 3 --reason "evening peak"
     """
     action = Scale(_role(role), _worker_count(count), model)
-    _order(control, lambda state: action, _OrderOptions(reason, advise, wait, yes))
+    give_order(control, lambda state: action, OrderOptions(reason, advise, wait, yes))
 
 
 def switch_role(
@@ -118,10 +90,10 @@ def switch_role(
     Example: baton switch-role prefill-1 decode
     """
     asked = _role(role)
-    _order(
+    give_order(
         control,
         lambda state: SwitchRole(_worker(state, worker, model), asked),
-        _OrderOptions(reason, advise, wait, yes),
+        OrderOptions(reason, advise, wait, yes),
     )
 
 
@@ -156,6 +128,8 @@ def drain(
                     "start another one with `baton scale` if none was started in its place"
                 )
             return DrainWorker(_worker(state, target, model), replace)
+        if any(target in (r.name, r.rank_id) for group in state.experts for r in group.ranks):
+            raise SetupError(f"{target} is an expert rank: use `baton experts drain {target}`")
         if not any(target and target in (n.host, n.node[: len(target)]) for n in state.nodes):
             names = ", ".join(
                 [*(r.name for r in state.replicas[:20]), *(n.node[:12] for n in state.nodes[:20])]
@@ -163,7 +137,7 @@ def drain(
             raise SetupError(f"no worker and no node {target!r} here: choose one of {names}")
         return DrainNode(target, undo)
 
-    _order(control, action, _OrderOptions(reason, advise, wait, yes))
+    give_order(control, action, OrderOptions(reason, advise, wait, yes))
 
 
 def rollout(
@@ -193,7 +167,7 @@ def rollout(
     Example: baton rollout v2 --set engine.kv_bytes=1073741824 --unavailable 1 --surge 0
     """
     action = RollOut(Version(version, tuple(sets)), model, surge, unavailable)
-    _order(control, lambda state: action, _OrderOptions(reason, advise, wait))
+    give_order(control, lambda state: action, OrderOptions(reason, advise, wait))
 
 
 def mount(app: typer.Typer) -> None:
@@ -221,6 +195,7 @@ def _of_model(state: ClusterState, model: str) -> ClusterState:
         pools=tuple(pool for pool in state.pools if pool.model == model),
         replicas=tuple(replica for replica in state.replicas if replica.model == model),
         autoscale=tuple(one for one in state.autoscale if one.model == model),
+        experts=tuple(group for group in state.experts if group.model == model),
     )
 
 
@@ -234,9 +209,6 @@ def _worker(state: ClusterState, worker: str, model: str) -> str:
         names = ", ".join(r.name for r in state.replicas if r.model == model) or "none"
         raise SetupError(f"{model} has no worker {worker!r}: choose one of {names}")
     return replica.name
-
-
-# --- orders ---------------------------------------------------------------------------------------
 
 
 def _role(name: str) -> Role:
@@ -260,156 +232,3 @@ def _worker_count(text: str) -> int:
         f"{text} names a shape, and `baton scale` takes a number of workers, which keep theirs. A new shape "
         f"is a new version: baton rollout NAME --set engine.shape={shape}"
     )
-
-
-@dataclass(frozen=True)
-class _OrderOptions:
-    """The options that all orders share."""
-
-    reason: str
-    is_advice: bool
-    wait_s: float
-    is_sure: bool = False
-
-
-def _order(control: str, action: Callable[[ClusterState], Action], options: _OrderOptions) -> None:
-    async def act(client: OperateClient) -> tuple[Decision, str]:
-        state = await client.state()
-        wanted = action(state)
-        _mind_losses(wanted, state, options)
-        who = f"operator {getpass.getuser()}"
-        decision = await client.order(Order(wanted, who, options.reason, options.is_advice))
-        if decision.outcome is not Outcome.ACCEPTED or not options.wait_s:
-            return decision, ""
-        print(f"{decision.text}: accepted", file=sys.stderr)
-        try:
-            async with asyncio.timeout(options.wait_s):
-                ended = await _until_over(client, decision)
-                if ended.outcome is Outcome.DONE and _is_replaced(wanted):
-                    print(f"{ended.text}; waiting for the replacements", file=sys.stderr)
-                    return ended, await _until_all_there(client, _model_of(wanted, state))
-                return ended, ""
-        except TimeoutError:
-            raise SetupError(
-                f"not done within {options.wait_s:g} s; but it is still running: see `baton status`"
-            ) from None
-
-    decision, then = _with(control, act)
-    took = "" if decision.done_after_s is None else f" after {decision.done_after_s:.2f} s"
-    typer.echo(f"{decision.outcome}{took}: {decision.text}{then}")
-    if decision.outcome in (Outcome.REFUSED, Outcome.FAILED):
-        raise typer.Exit(1)
-
-
-def _mind_losses(action: Action, state: ClusterState, options: _OrderOptions) -> None:
-    """Ask the operator to confirm that a role loses its last worker. Raises SetupError if there is nobody to
-    ask, or if the answer is no."""
-    from control_plane.order_impact import impact_of
-
-    loss = impact_of(action, state)
-    if loss is None:
-        return
-    print(f"baton: warning: {loss.text}", file=sys.stderr)
-    if not loss.is_lasting or options.is_advice or options.is_sure:
-        return
-    if not sys.stdin.isatty():
-        raise SetupError("nothing was ordered: confirm it with --yes")
-    if not typer.confirm("Do it?", err=True):
-        raise SetupError("nothing was ordered")
-
-
-def _is_replaced(action: Action) -> bool:
-    return (isinstance(action, DrainWorker) and action.is_replaced) or (
-        isinstance(action, DrainNode) and not action.is_undone
-    )
-
-
-async def _until_over(client: OperateClient, decision: Decision) -> Decision:
-    """Wait for the outcome, also across a restart of the control plane, whose decision log survives it."""
-    while True:
-        try:
-            async for state in client.changes():
-                for known in state.decisions:
-                    if known.number == decision.number and known.outcome is not Outcome.ACCEPTED:
-                        return known
-        except LinkBroken:
-            await asyncio.sleep(1.0)
-
-
-def _model_of(action: Action, state: ClusterState) -> str:
-    """The model of the worker that is drained; empty for a single-model cluster or any other action."""
-    replica = state.replica(action.worker) if isinstance(action, DrainWorker) else None
-    return replica.model if replica is not None else ""
-
-
-async def _until_all_there(client: OperateClient, model: str) -> str:
-    """Wait until all wanted workers of this model, or of all models, serve again. Returns that as text."""
-    from control_plane.orders import has_all
-
-    began_s = time.monotonic()
-    while True:
-        try:
-            async for state in client.changes():
-                pool = state.pool(model) if len(state.pools) > 1 else None
-                if state.is_settled or (pool is not None and has_all(pool, state)):
-                    return f"; all wanted workers serve, {time.monotonic() - began_s:.2f} s later"
-        except LinkBroken:
-            pass
-        await asyncio.sleep(1.0)
-
-
-def _with(control: str, call: Callable[[OperateClient], Coroutine[Any, Any, Any]]) -> Any:
-    config = load_config()
-    secure(config.tls, config.access)
-
-    async def run() -> Any:
-        client = OperateClient(control or await _only_cluster())
-        try:
-            return await call(client)
-        except LinkRefused as error:
-            raise SetupError(f"the control plane refuses it: {error}") from None
-        except LinkBroken as error:
-            raise SetupError(f"the control plane does not answer: {error}") from None
-        finally:
-            await client.close()
-
-    return asyncio.run(run())
-
-
-async def _only_cluster() -> str:
-    """The control plane's address of the only cluster that this user runs on this machine. Raises
-    SetupError."""
-    found = sorted(set(_local_clusters()))
-    if len(found) == 1:
-        return found[0][0]
-    if found:
-        clusters = await asyncio.gather(*(_described(address, folder) for address, folder in found))
-        raise SetupError(f"several clusters run here: choose one with --control: {', '.join(clusters)}")
-    raise SetupError("no cluster runs on this machine: name its control plane with --control HOST:PORT")
-
-
-async def _described(address: str, folder: str) -> str:
-    """The address, models and folder of a cluster, as text."""
-    client = OperateClient(address)
-    try:
-        async with asyncio.timeout(ASK_S):
-            state = await client.state()
-        models = " and ".join(pool.model for pool in state.pools) or "no model"
-    except (LinkBroken, TimeoutError):
-        models = "which does not answer"
-    finally:
-        await client.close()
-    return f"{address} ({models}, {folder})"
-
-
-def _local_clusters() -> Iterator[tuple[str, str]]:
-    """The address and folder of every cluster that this user runs here."""
-    from control_plane.runtime_folder import ADDRESS_NAME, FOLDER_PREFIX, is_in_use
-
-    for parent in {os.environ.get("XDG_RUNTIME_DIR", ""), tempfile.gettempdir(), "/tmp"} - {""}:
-        for file in Path(parent).glob(f"{FOLDER_PREFIX}*/{ADDRESS_NAME}"):
-            try:
-                if file.stat().st_uid == os.getuid() and is_in_use(file.parent):
-                    yield file.read_text(encoding="utf-8").strip(), str(file.parent)
-            except OSError:
-                continue  # the cluster is just ending

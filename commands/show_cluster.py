@@ -8,6 +8,7 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
+from baton.core.experts import ExpertGroupState
 from baton.core.messages import Role
 from baton.core.operate import (
     AutoscaleState,
@@ -36,6 +37,8 @@ def show(state: ClusterState, console: Console | None = None) -> None:
         is_there = "all running" if has_all(pool, state) else "in progress"
         model, version = escape(pool.model), escape(pool.version.name)
         console.print(f"[bold]{model}[/bold] version {version}: {counts} wanted, {is_there}")
+    for group in state.experts:
+        console.print(expert_summary(group))
     console.print(_replicas(state))
     for one in state.autoscale:
         console.print(_learnt(one, named=len(state.autoscale) > 1))
@@ -48,6 +51,15 @@ def show(state: ClusterState, console: Console | None = None) -> None:
             console.print(Padding(line, (0, 0, 0, 2)))
     elif state.decisions:
         console.print(_decisions(state))
+
+
+def expert_summary(group: ExpertGroupState) -> str:
+    """A group of expert ranks in one line."""
+    from control_plane.expert_summary import ready_count
+
+    missing = f"[red]{group.missing:,} experts without a replica[/red], " if group.missing else ""
+    ranks = f"{ready_count(group)} of {group.wanted_ranks} expert ranks ready"
+    return f"[bold]{escape(group.group)}[/bold]: {ranks}, {missing}balance {group.balance:.0%}"
 
 
 def _replicas(state: ClusterState) -> Table:

@@ -23,6 +23,7 @@ from baton.wire.background import Background
 from baton.wire.crash import Crash
 from baton.wire.server import start_server
 from control_plane.dashboard_child import END_S, DashboardChild, DashboardCommand
+from control_plane.expert_metrics import ExpertMetrics
 from control_plane.plane import ControlPlane
 from control_plane.ray_cluster import RayCluster
 from control_plane.ray_ops import RayReplicas
@@ -74,6 +75,7 @@ class Control:
             ranks_of=self._workers.ranks_of,
         )
         self._store_directory = StoreDirectory(config.store, meter=self._plane.meter)
+        self._expert_metrics = ExpertMetrics(self._plane.meter)
         self._metrics = MetricsServer(render=self._render, health=self._health)
         self._server: grpc.aio.Server | None = None
         self._start_dashboard: Callable[[str], None] = lambda control_address: None
@@ -190,6 +192,7 @@ class Control:
 
     def _render(self) -> bytes:
         self._store_directory.count()
+        self._expert_metrics.count(self._plane.state().experts)
         return self._plane.meter.render()
 
     def _health(self) -> dict[str, object]:

@@ -1,19 +1,23 @@
 """The capacity that a cluster loses once an order is followed, said before the order is given. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from baton.core.experts import ExpertGroupState, ExpertRankPhase, ExpertRankStatus
 from baton.core.messages import Role
 from baton.core.operate import (
     Action,
     ClusterState,
+    DrainExpertRank,
     DrainNode,
     DrainWorker,
     Pool,
+    RebalanceExperts,
     ReplicaState,
     ReplicaStatus,
     RollOut,
+    ScaleExperts,
 )
 from control_plane.desired import OrderRefused, node_of, pool_after
 
@@ -30,6 +34,8 @@ class OrderImpact(msgspec.Struct, frozen=True):
 def impact_of(action: Action, state: ClusterState) -> OrderImpact | None:
     """Return the impact of an action. None: every role that has workers keeps some, or the order will be
     refused with a reason of its own."""
+    if isinstance(action, DrainExpertRank | ScaleExperts | RebalanceExperts):
+        return impact_on_experts(action, state.experts)
     try:
         after = pool_after(action, state)
         node = node_of(state, action.node).node if isinstance(action, DrainNode) else ""
@@ -50,6 +56,46 @@ def impact_of(action: Action, state: ClusterState) -> OrderImpact | None:
         case _:
             return None
     return _meanwhile(leaving, state)
+
+
+def impact_on_experts(
+    action: DrainExpertRank | ScaleExperts | RebalanceExperts, groups: Sequence[ExpertGroupState]
+) -> OrderImpact | None:
+    """Return the impact of an order on expert ranks. None: every expert can have as many replicas as before,
+    or the order will be refused."""
+    match action:
+        case DrainExpertRank(rank, is_replaced):
+            found = [g for g in groups if any(rank in (r.name, r.rank_id) for r in g.ranks)]
+            leaving = [r for g in found for r in g.ranks if rank in (r.name, r.rank_id)]
+            return _fewer(found[0], leaving, is_lasting=not is_replaced) if found else None
+        case ScaleExperts(count, name):
+            found = [g for g in groups if name in (g.group, "")]
+            return _fewer(found[0], _surplus(found[0], count), is_lasting=True) if len(found) == 1 else None
+        case RebalanceExperts():
+            return None
+
+
+def _surplus(group: ExpertGroupState, count: int) -> list[ExpertRankStatus]:
+    """Return as many ranks as a group of `count` has too many; all have the same slots."""
+    return list(group.ranks[max(0, count) :])
+
+
+def _fewer(
+    group: ExpertGroupState, leaving: Sequence[ExpertRankStatus], *, is_lasting: bool
+) -> OrderImpact | None:
+    staying = [r for r in group.ranks if r not in leaving and r.phase is not ExpertRankPhase.LOST]
+    before = sum(rank.slots for rank in group.ranks) / max(1, group.expert_count)
+    after = sum(rank.slots for rank in staying) / max(1, group.expert_count)
+    if after < 1 or not leaving:  # refused, or nothing happens
+        return None
+    if after < 2 <= before:
+        when = "" if is_lasting else " meanwhile"
+        text = (
+            f"{group.group} will have no room for a second replica of every expert{when}: if a rank is lost "
+            "then, streams pause until its experts are loaded again."
+        )
+        return OrderImpact(text, is_lasting)
+    return None
 
 
 def _exchanged(before: Pool, after: Pool) -> OrderImpact | None:

@@ -1,6 +1,6 @@
 """What a worker counts."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from baton.core.ids import WorkerId, replica_name
 from baton.core.messages import StepOutput
@@ -39,6 +39,15 @@ STREAM_COUNTERS: dict[str, Metric] = {
     "streamed_wait_s": catalogue.STREAMED_WAIT,
 }
 """Counters of streamed layers by their accounts, which workers without any do not have."""
+
+EXPERT_COUNTERS: dict[str, Metric] = {
+    "experts.dispatched_rows": catalogue.EXPERT_DISPATCHED_ROWS,
+    "experts.dispatched_bytes": catalogue.EXPERT_DISPATCHED_BYTES,
+    "experts.combined_bytes": catalogue.EXPERT_COMBINED_BYTES,
+    "experts.rerouted_rows": catalogue.EXPERT_REROUTED_ROWS,
+    "experts.suspected_ranks": catalogue.EXPERT_SUSPECTED_RANKS,
+}
+"""Counters of rows for expert ranks by their accounts, which workers that hold all experts do not have."""
 
 STORE_COUNTERS: dict[str, Metric] = {
     "store.offered_blocks": catalogue.OFFERED_BLOCKS,
@@ -118,6 +127,9 @@ class WorkerMetrics:
             self.meter.inc(metric, self._risen(name, accounts[name]), worker=self._worker)
         for name, metric in STREAM_COUNTERS.items():
             self.meter.inc(metric, self._risen(name, accounts.get(name, 0.0)), worker=self._worker)
+        for name in EXPERT_COUNTERS.keys() & accounts.keys():
+            risen = self._risen(name, accounts[name])
+            self.meter.inc(EXPERT_COUNTERS[name], risen, worker=self._worker)
         self._store_accounts(accounts)
         for backend, counters in transfer.items():
             new_bytes = self._risen(backend, counters.bytes_read)
@@ -134,6 +146,11 @@ class WorkerMetrics:
                 self.meter.forget(catalogue.EXPERT_BALANCE, **labels)
             else:
                 self.meter.set(catalogue.EXPERT_BALANCE, balance, **labels)
+
+    def expert_waits(self, waits_s: Iterable[float]) -> None:
+        """Count how long layers waited for rows from expert ranks."""
+        for seconds in waits_s:
+            self.meter.observe(catalogue.EXPERT_WAIT, seconds, worker=self._worker)
 
     def _store_accounts(self, accounts: Mapping[str, float]) -> None:
         self.meter.set(catalogue.STORE_JOINED, accounts.get("store.joined", 0.0), worker=self._worker)

@@ -258,9 +258,43 @@ def _store() -> Iterator[Alert]:
     )
 
 
+def _expert_ranks() -> Iterator[Alert]:
+    q = Promql()
+    group = ("namespace", "group")
+    yield Alert(
+        "BatonExpertsMissing",
+        f"{q.gauge(cat.MISSING_EXPERTS, 'max', *group)} > 0",
+        "1m",
+        "page",
+        "No rank of {{ $labels.group }} holds {{ $value }} experts: sequences that need them wait",
+    )
+    ready = q.gauge(cat.EXPERT_RANKS, "sum", *group, phase="ready")
+    yield Alert(
+        "BatonExpertRanksMissing",
+        f"{q.gauge(cat.EXPERT_WANTED_RANKS, 'max', *group)} - {ready} > 0",
+        "15m",
+        "ticket",
+        "{{ $labels.group }} has been {{ $value }} expert ranks short for a quarter of an hour",
+    )
+    yield Alert(
+        "BatonExpertRanksLost",
+        f"{q.increase(cat.EXPERT_RANK_LOSSES, '1h', *group)} > 3",
+        "0m",
+        "ticket",
+        "{{ $labels.group }} lost {{ $value | humanize }} expert ranks in an hour",
+    )
+    yield Alert(
+        "BatonExpertsUneven",
+        f"{q.gauge(cat.EXPERT_RANK_BALANCE, 'min', *group, layers='mean')} < 0.5",
+        "30m",
+        "ticket",
+        "The busiest rank of {{ $labels.group }} has had more than twice the mean load for half an hour",
+    )
+
+
 def alerts() -> tuple[Alert, ...]:
     """Return all alerts in the order of the runbook. Burn rates share a name by severity."""
-    return (*_burn_alerts(), *_capacity(), *_leaks(), *_trust(), *_store())
+    return (*_burn_alerts(), *_capacity(), *_leaks(), *_trust(), *_store(), *_expert_ranks())
 
 
 def rules() -> dict[str, Any]:

@@ -93,6 +93,7 @@ WITH_SSD = "without an SSD tier"
 WITH_PEERS = "without a second store node"
 WITH_STORE = "without a store, or before it is asked"
 WITH_EXPERTS = "while no model with experts is served"
+WITH_EXPERT_RANKS = "without expert ranks"
 BUSIEST = 8
 
 
@@ -348,9 +349,51 @@ def _experts() -> Row:
     )
 
 
+def _expert_groups() -> Row:
+    quiet = WITH_EXPERT_RANKS
+    return Row(
+        "Groups of expert ranks",
+        (
+            measured(cat.EXPERT_RANKS, "Ranks by phase", "sum", "group", "phase", quiet=quiet),
+            measured(cat.EXPERT_WANTED_RANKS, "Wanted ranks", "max", "group", quiet=quiet),
+            measured(cat.EXPERT_REPLICAS_MIN, "Fewest replicas of an expert", "min", "group", quiet=quiet),
+            measured(cat.MISSING_EXPERTS, "Experts without a replica", "max", "group", quiet=quiet),
+            measured(cat.SINGLE_EXPERTS, "Experts with one replica", "max", "group", quiet=quiet),
+            measured(cat.EXPERT_RANK_BALANCE, "Balance of ranks", "min", "group", "layers", quiet=quiet),
+            counted(cat.EXPERT_MIGRATIONS, "Experts that migrate", "group", quiet=quiet),
+            counted(cat.EXPERT_MIGRATED_BYTES, "Bytes that migrate", "group", quiet=quiet),
+            counted(cat.EXPERT_REBALANCES, "Placements decided", "group", quiet=quiet),
+            counted(cat.EXPERT_RANK_LOSSES, "Ranks lost", "group", quiet=quiet),
+            measured(cat.EXPERT_EPOCH, "Epoch of the map", "max", "group", quiet=quiet),
+            measured(cat.EXPERT_CALLERS, "Callers", "max", "group", quiet=quiet),
+        ),
+    )
+
+
+def _expert_rows() -> Row:
+    quiet = WITH_EXPERT_RANKS
+    rerouted = Q.rate(cat.EXPERT_REROUTED_ROWS, WINDOW, "worker")
+    dispatched = Q.rate(cat.EXPERT_DISPATCHED_ROWS, WINDOW, "worker")
+    again = cat.EXPERT_REROUTED_ROWS.help
+    return Row(
+        "Rows for expert ranks",
+        (
+            counted(cat.EXPERT_RANK_ROWS, "Rows computed", "group", "rank", quiet=quiet),
+            counted(cat.EXPERT_RANK_BUSY, "Time spent computing", "group", "rank", quiet=quiet),
+            counted(cat.EXPERT_DISPATCHED_ROWS, "Rows sent", "worker", quiet=quiet),
+            counted(cat.EXPERT_DISPATCHED_BYTES, "Bytes sent", "worker", quiet=quiet),
+            counted(cat.EXPERT_COMBINED_BYTES, "Bytes that came back", "worker", quiet=quiet),
+            percentiles(cat.EXPERT_WAIT, "Waiting for rows", "worker", quiet=quiet),
+            share("Rows sent again", rerouted, dispatched, "{{worker}}", description=again, quiet=quiet),
+            counted(cat.EXPERT_SUSPECTED_RANKS, "Ranks suspected", "worker", quiet=quiet),
+        ),
+    )
+
+
 DASHBOARDS = (
     Dashboard("baton-overview", "Baton: overview", (_goodput(), _latency(), _volume(), _pools())),
     Dashboard("baton-workers", "Baton: workers and KV", (_engine(), _blocks(), _experts())),
+    Dashboard("baton-experts", "Baton: expert ranks", (_expert_groups(), _expert_rows())),
     Dashboard("baton-store", "Baton: KV store", (_tiers(), _paths(), _store_use(), _directory())),
     Dashboard("baton-placement", "Baton: placement", (_placement(), _failures())),
 )

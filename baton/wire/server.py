@@ -13,6 +13,7 @@ from baton.core.sharing import RouterMember
 from baton.wire.budgets import BudgetsServicer
 from baton.wire.client import disagreement
 from baton.wire.demand import DemandHandler, DemandServicer
+from baton.wire.experts import ExpertsHandler, ExpertsServicer
 from baton.wire.link import END, Link
 from baton.wire.operate import OperateHandler, OperateServicer
 from baton.wire.proto import baton_pb2 as pb
@@ -150,6 +151,7 @@ async def start_server(
     router: RouterHandler | None = None,
     operate: OperateHandler | None = None,
     demand: DemandHandler | None = None,
+    experts: ExpertsHandler | None = None,
 ) -> tuple[grpc.aio.Server, int]:
     """Serve the given handlers and return the server and the bound port.
 
@@ -169,6 +171,8 @@ async def start_server(
         pb_grpc.add_BudgetsServicer_to_server(BudgetsServicer(budgets), server)
     if demand is not None:
         pb_grpc.add_DemandServicer_to_server(DemandServicer(demand), server)
+    if experts is not None:
+        pb_grpc.add_ExpertsServicer_to_server(ExpertsServicer(experts), server)
     if operate is not None:
         pb_grpc.add_OperateServicer_to_server(OperateServicer(operate), server)
     if store is not None:

@@ -81,6 +81,16 @@ def channel_to(address: str, party: Party) -> grpc.aio.Channel:
     return grpc.aio.secure_channel(address, credentials, options=[*CHANNEL_OPTIONS, name])
 
 
+def blocking_channel_to(address: str, party: Party) -> grpc.Channel:
+    """The same for a thread that has no event loop."""
+    identity = chosen().identity
+    if identity is None:
+        return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+    name = ("grpc.ssl_target_name_override", name_of(party, identity.domain))
+    credentials = identity.current().for_channel()
+    return grpc.secure_channel(address, credentials, options=[*CHANNEL_OPTIONS, name])
+
+
 class Standing:
     """A stub on a channel that lasts.
 

@@ -61,21 +61,27 @@ def place_globally(loads: Loads, sizes: Integers) -> Slots:
 
 
 def place_in_groups(loads: Loads, sizes: Integers, *, group_count: int, node_count: int) -> Slots:
-    """Experts as [B, R, S]. Ranks of a node follow one another, and all have as many slots."""
+    """Experts as [B, R, S]. Ranks of a node follow one another, and all nodes have as many."""
     rows, experts = loads.shape
     group_size, of_node = experts // group_count, group_count // node_count
     group_loads = loads.reshape(rows, group_count, group_size).sum(axis=2)
     nodes = balanced_packing(group_loads, np.full(node_count, of_node))
     groups = np.argsort(nodes, axis=1, kind="stable").reshape(rows, node_count, of_node)
     names = (groups[..., None] * group_size + np.arange(group_size)).reshape(rows, node_count, -1)
-    node_loads = loads[np.arange(rows)[:, None, None], names].reshape(rows * node_count, -1)
-    inside = place_globally(node_loads, sizes[: len(sizes) // node_count])
-    named = names.reshape(rows * node_count, -1)[np.arange(len(inside))[:, None, None], inside]
-    return named.reshape(rows, len(sizes), -1).astype(np.int32)
+    node_ranks = len(sizes) // node_count
+    found = np.full((rows, len(sizes), int(sizes.max())), EMPTY, dtype=np.int32)
+    for node in range(node_count):
+        own = names[:, node]
+        ranks = slice(node * node_ranks, (node + 1) * node_ranks)
+        inside = place_globally(np.take_along_axis(loads, own, axis=1), sizes[ranks])
+        named = np.concatenate([own, np.full((rows, 1), EMPTY)], axis=1)
+        found[:, ranks, : inside.shape[2]] = named[np.arange(rows)[:, None, None], inside]
+    return found
 
 
 def place_as_eplb(loads: Loads, sizes: Integers, *, group_count: int, node_count: int) -> Slots:
-    is_even = sizes.min() == sizes.max() and len(sizes) % node_count == 0
-    if group_count > 1 and node_count > 1 and group_count % node_count == 0 and is_even:
-        return place_in_groups(loads, sizes, group_count=group_count, node_count=node_count)
+    if group_count > 1 and node_count > 1 and group_count % node_count == 0 and not len(sizes) % node_count:
+        of_nodes = sizes.reshape(node_count, -1).sum(axis=1)
+        if of_nodes.min() * node_count >= loads.shape[1]:
+            return place_in_groups(loads, sizes, group_count=group_count, node_count=node_count)
     return place_globally(loads, sizes)

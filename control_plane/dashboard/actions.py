@@ -7,18 +7,22 @@ from typing import Any
 from nicegui import ui
 from nicegui.elements.mixins.value_element import ValueElement
 
+from baton.core.experts import ExpertGroupState, ExpertRankStatus
 from baton.core.messages import Role
 from baton.core.operate import (
     Action,
     ClusterState,
     Decision,
+    DrainExpertRank,
     DrainNode,
     DrainWorker,
     NodeState,
     Order,
     Outcome,
+    RebalanceExperts,
     ReplicaStatus,
     Scale,
+    ScaleExperts,
     SwitchRole,
 )
 from baton.wire.link import LinkBroken
@@ -161,3 +165,32 @@ def ask_node(shell: Shell, node: NodeState) -> OrderDialog:
         )
         ask = OrderDialog(shell, f"Drain node {name}?", text, verb="Drain node", is_harsh=True)
     return ask.open(lambda: DrainNode(node.node, is_undone=node.is_drained))
+
+
+def ask_rebalance(shell: Shell, group: ExpertGroupState) -> OrderDialog:
+    text = (
+        "The experts are placed anew, however small the gain. Ranks load experts beside their work; nothing "
+        "pauses."
+    )
+    ask = OrderDialog(shell, f"Rebalance {group.group}?", text, verb="Rebalance")
+    return ask.open(lambda: RebalanceExperts(group.group))
+
+
+def ask_drain_rank(shell: Shell, rank: ExpertRankStatus) -> OrderDialog:
+    text = "Other ranks take over the experts that it holds; then its process ends."
+    ask = OrderDialog(shell, f"Drain {rank.name}?", text, verb="Drain", is_harsh=True)
+    with ask.fields:
+        replaced = ui.checkbox("Start a replacement", value=True)
+    return ask.open(lambda: DrainExpertRank(rank.name, is_replaced=bool(replaced.value)), replaced)
+
+
+def ask_scale_experts(shell: Shell, group: ExpertGroupState) -> OrderDialog:
+    text = (
+        "Set the number of expert ranks that are apart from workers. New ranks take their share of the "
+        "experts; surplus ones hand over theirs first."
+    )
+    ask = OrderDialog(shell, f"Scale {group.group}?", text, verb="Scale")
+    with ask.fields:
+        count = ui.number("Expert ranks", value=group.wanted_ranks, min=1, max=COUNT_MAX, precision=0)
+        count.props("outlined dense")
+    return ask.open(lambda: ScaleExperts(int(count.value or 0), group.group), count)

@@ -42,6 +42,7 @@ def checks(config: Config, state: ClusterState | None, past: MetricsFrame | None
         _predictor(config, past),
         _objectives(config, past),
         _speculation(config, past),
+        *_expert_ranks(state),
         *_routers(state, past),
         _encryption(config),
     ]
@@ -174,6 +175,22 @@ def _speculation(config: Config, past: MetricsFrame) -> Check:
     return Check(
         name, "on", f"{share(share_of(right, drafted))} of {number(drafted)} draft tokens were accepted"
     )
+
+
+def _expert_ranks(state: ClusterState) -> Iterator[Check]:
+    if not state.experts:
+        return
+    name = "Expert ranks"
+    rows = sum(rank.rows for group in state.experts for rank in group.ranks)
+    if incomplete := [group.group for group in state.experts if not group.is_ready]:
+        yield Check(name, "bad", f"experts without a replica: {', '.join(incomplete)}")
+    elif unused := [group.group for group in state.experts if not group.callers]:
+        yield Check(name, "bad", f"no worker uses its expert ranks: {', '.join(unused)}")
+    elif rows:
+        count = sum(len(group.ranks) for group in state.experts)
+        yield Check(name, "on", f"{plural(count, 'rank')} computed {number(rows)} rows")
+    else:
+        yield Check(name, "idle", "no row has reached an expert rank yet")
 
 
 def _routers(state: ClusterState, past: MetricsFrame) -> Iterator[Check]:

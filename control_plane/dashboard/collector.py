@@ -25,6 +25,7 @@ from baton.wire.link import LinkBroken
 from baton.wire.operate import OperateClient
 from baton.wire.routers import recent_requests_of
 from baton.wire.services import WorkerStatusReply
+from control_plane.dashboard.expert_groups import ExpertRankRates, group_table
 from control_plane.dashboard.experts import ExpertHistory
 from control_plane.dashboard.history import History
 from control_plane.dashboard.samples import TEXT_BYTES_MAX, Labels, MetricsReader, Table, frame_of
@@ -87,6 +88,7 @@ class ClusterCollector:
         self.config = config
         self.history = History()
         self.experts = ExpertHistory()
+        self.rank_rates = ExpertRankRates()
         self.state: ClusterState | None = None
         self.trouble = "not connected yet"
         """Error of the connection to the control plane; empty: it answers."""
@@ -100,6 +102,8 @@ class ClusterCollector:
         self._stores: tuple[StoreMember, ...] = ()
         self._reader = MetricsReader(metric.name for metric in c.CATALOGUE)
         self._scraped_s: float | None = None
+        self._groups: Table | None = None
+        """Series of the groups of expert ranks at the last scrape."""
         self._is_first = True
         scheme = "https" if config.router.tls_cert else "http"
         self._schemes: dict[Kind, str] = {"router": scheme, "worker": "http", "store node": "http"}
@@ -173,10 +177,19 @@ class ClusterCollector:
                 scrapes.append(({} if seen.table is None and seen.is_new else seen.table, table))
                 seen.table = table
         self.experts.add(self._unix_s(), scrapes)
+        scrapes += self._expert_groups(now_s)
         if span_s > 0:
             self.history.add(frame_of(self._unix_s(), span_s, scrapes, replica_levels(self.state)))
         ticked, self.ticked = self.ticked, asyncio.Event()
         ticked.set()
+
+    def _expert_groups(self, now_s: float) -> list[tuple[Table | None, Table]]:
+        """Return what the control plane says of expert ranks, in the form of a scrape."""
+        if self.state is None:
+            return []
+        self.rank_rates.add(now_s, self.state.experts)
+        before, self._groups = self._groups, group_table(self.state.experts)
+        return [(before, self._groups)]
 
     def _follow_targets(self, targets: Iterable[ScrapeTarget]) -> None:
         wanted = {f"{target.kind} {target.name}": target for target in targets}

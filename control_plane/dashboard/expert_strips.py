@@ -3,6 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
+from typing import TypeVar
 
 from control_plane.dashboard.experts import ExpertGroup, ExpertRow
 from control_plane.dashboard.markup import empty
@@ -18,6 +19,8 @@ ROWS_MAX = 5
 """Most workers of a model in the overview."""
 
 BUSIEST = 3
+Cell = TypeVar("Cell")
+
 APART_MAX = 64
 """Most experts that are drawn with gaps between them."""
 
@@ -77,27 +80,31 @@ def _strip(row: ExpertRow) -> str:
         return empty("No token was routed in the last five minutes.")
     width = _width(len(cells))
     paths: dict[int, str] = {}
-    for color, begin, count in _runs(cells):
+    for color, begin, count in runs(cells):
         each = [(begin, count)] if width == 1 else [(begin + i, width) for i in range(count)]
         paths[color] = paths.get(color, "") + "".join(f"M{at} 0h{wide}v1h-{wide}z" for at, wide in each)
-    return _svg(len(cells), 1, "strip", paths, row)
+    return _svg(len(cells), 1, "strip", paths, _label(row, len(cells)))
 
 
 def _bars(row: ExpertRow) -> str:
     """Draw a bar for each expert, and a line across at an even share."""
-    shares = row.shares
-    if not shares:
+    if not row.shares:
         return empty("No token was routed in the last five minutes.")
+    return bars(row.shares, _label(row, len(row.shares)))
+
+
+def bars(shares: Sequence[float], label: str) -> str:
+    """Draw a bar for each share, given in multiples of an even one, and a line across at an even share."""
     top = max(2.0, *shares)
     width, paths = _width(len(shares)), dict[int, str]()
     for expert, times in enumerate(shares):
         high, color = round(100 * times / top, 1), bisect_right(BOUNDS, times)
         paths[color] = paths.get(color, "") + f"M{expert} 100v-{high}h{width}v{high}z"
     even = f'<path class="even" d="M0 {100 - 100 / top:.1f}H{len(shares)}"/>'
-    return _svg(len(shares), 100, "bars", paths, row, even)
+    return _svg(len(shares), 100, "bars", paths, label, even)
 
 
-def _runs(cells: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+def runs(cells: Sequence[Cell]) -> Iterator[tuple[Cell, int, int]]:
     """Yield runs of equal values as (value, first, count)."""
     at = 0
     for value, same in groupby(cells):
@@ -111,11 +118,14 @@ def _width(count: int) -> float:
     return 0.94 if count <= APART_MAX else 1
 
 
-def _svg(wide: int, high: int, kind: str, paths: dict[int, str], row: ExpertRow, more: str = "") -> str:
-    drawn = "".join(f'<path style="fill:var(--e{color})" d="{d}"/>' for color, d in sorted(paths.items()))
+def _label(row: ExpertRow, count: int) -> str:
     said = ", ".join(f"expert {e}: {number(times, digits=2)}" for e, times in row.busiest[:BUSIEST])
-    label = h(f"{row.name}, load of {wide} experts; times an even share, {said}")
+    return f"{row.name}, load of {count} experts; times an even share, {said}"
+
+
+def _svg(wide: int, high: int, kind: str, paths: dict[int, str], label: str, more: str = "") -> str:
+    drawn = "".join(f'<path style="fill:var(--e{color})" d="{d}"/>' for color, d in sorted(paths.items()))
     return (
         f'<svg class="{kind}" viewBox="0 0 {wide} {high}" preserveAspectRatio="none" role="img" '
-        f'aria-label="{label}">{drawn}{more}</svg>'
+        f'aria-label="{h(label)}">{drawn}{more}</svg>'
     )

@@ -7,7 +7,7 @@ from fastapi import FastAPI, Request
 from nicegui import app as nicegui_app
 from nicegui import ui
 
-from control_plane.dashboard import expert_strips, markup, overview
+from control_plane.dashboard import expert_panels, expert_strips, markup, overview
 from control_plane.dashboard.collector import ClusterCollector
 from control_plane.dashboard.detail_pages import (
     DecisionsPage,
@@ -16,6 +16,7 @@ from control_plane.dashboard.detail_pages import (
     WorkerPage,
     WorkersPage,
 )
+from control_plane.dashboard.experts_page import ExpertsPage
 from control_plane.dashboard.sessions import SessionStore
 from control_plane.dashboard.shell import Card, Shell, draw
 from control_plane.dashboard.view import DashboardModel
@@ -58,6 +59,10 @@ def mount(app: FastAPI, collector: ClusterCollector, sessions: SessionStore) -> 
     @ui.page("/decisions")
     def decisions_page(request: Request) -> None:
         DecisionsPage(dash, request)
+
+    @ui.page("/experts")
+    def experts_page(request: Request) -> None:
+        ExpertsPage(dash, request)
 
     ui.run_with(
         app,
@@ -174,8 +179,9 @@ class OverviewPage:
         shell.put(self._tiers, markup.tiers(view.tiers))
         shell.put(self._checks, markup.checks(dash.checks()))
         groups = dash.experts()
-        self._expert_card.set_visibility(bool(groups))
-        shell.put(self._experts, expert_strips.expert_balance(groups))
+        ranks = state.experts if state else ()
+        self._expert_card.set_visibility(bool(groups or ranks))
+        shell.put(self._experts, expert_panels.summaries(ranks) + expert_strips.expert_balance(groups))
 
 
 def _keys(card: Card, items: list[tuple[str, str, str]]) -> None:

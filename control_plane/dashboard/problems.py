@@ -5,11 +5,13 @@ from typing import Literal
 
 import msgspec
 
+from baton.core.experts import ExpertGroupState
 from baton.core.operate import ClusterState, ReplicaState, ReplicaStatus
 from baton.telemetry import catalogue as c
 from control_plane.dashboard.derive import level
 from control_plane.dashboard.samples import MetricsFrame
-from control_plane.dashboard.text import span
+from control_plane.dashboard.text import plural, span
+from control_plane.expert_summary import ready_count
 
 SHOWN_MAX = 6
 
@@ -40,6 +42,7 @@ def troubles(
         )
     if state is not None and not control:
         found += _replicas(state.replicas)
+        found += _experts(state.experts)
         if not state.routers:
             found.append(Trouble("bad", "No router follows this cluster: no request can arrive."))
         found += [
@@ -75,3 +78,15 @@ def _replicas(replicas: Iterable[ReplicaStatus]) -> Iterator[Trouble]:
                 )
             case _:
                 pass
+
+
+def _experts(groups: Iterable[ExpertGroupState]) -> Iterator[Trouble]:
+    for group in groups:
+        ready = ready_count(group)
+        if group.missing:
+            text = f"No expert rank of {group.group} holds {plural(group.missing, 'expert')}"
+            yield Trouble("bad", f"{text:.160}: sequences that need them wait.")
+        if ready < group.wanted_ranks:
+            yield Trouble(
+                "warn", f"{group.group:.160}: {ready} of {group.wanted_ranks} expert ranks are ready."
+            )

@@ -15,12 +15,15 @@ from control_plane.dashboard.sessions import Session
 from control_plane.dashboard.text import h, span
 from control_plane.dashboard.view import DashboardModel
 
-TABS = (("Overview", "/"), ("Workers", "/workers"), ("Requests", "/requests"), ("Decisions", "/decisions"))
+TABS = (
+    *(("Overview", "/"), ("Workers", "/workers"), ("Requests", "/requests"), ("Decisions", "/decisions")),
+    ("Experts", "/experts"),
+)
 REFRESH_S = 1.0
 THEMES: dict[str, bool | None] = {"auto": None, "light": False, "dark": True}
 YEAR_S = 365 * 24 * 3600
 
-HELP = "1 to 4: pages. W: time window. T: theme. ?: this help. Tab and Enter reach everything else."
+HELP = "1 to 5: pages. W: time window. T: theme. ?: this help. Tab and Enter reach everything else."
 
 
 class Shell:
@@ -120,7 +123,7 @@ class Shell:
         if not event.action.keydown or event.modifiers.ctrl or event.modifiers.alt or event.modifiers.meta:
             return
         key = event.key.name
-        if key in ("1", "2", "3", "4"):
+        if key in ("1", "2", "3", "4", "5"):
             ui.navigate.to(TABS[int(key) - 1][1])
         elif key in ("t", "T"):
             self._next_theme()

@@ -23,6 +23,7 @@ from control_plane.dashboard.derive import (
     quantile,
     share_of,
 )
+from control_plane.dashboard.expert_groups import group_charts
 from control_plane.dashboard.experts import ExpertGroup, ExpertRow, expert_groups
 from control_plane.dashboard.history import WINDOWS, TimeWindow
 from control_plane.dashboard.problems import Trouble, troubles
@@ -152,6 +153,11 @@ class DashboardModel:
             serving=serving,
             wanted=wanted,
         )
+
+    def group_charts(self, window: TimeWindow, group: str) -> dict[str, charts.Options]:
+        """Return the charts of a group of expert ranks."""
+        now_s, ring = self._unix_s(), self.collector.history.rings[window.key]
+        return group_charts(ring.times(now_s), ring.points(now_s), group)
 
     def experts(self) -> list[ExpertGroup]:
         """Return the expert groups. Empty: no served model has experts, or they are not counted."""

@@ -30,6 +30,8 @@ class GroupRows:
     """[N, M]: the ranks of each node; the number of all ranks where a node has fewer."""
     capacity: Counts
     """[N, M]: their slots; 0 where a node has fewer ranks."""
+    speeds: Loads
+    """[N, M]: their speeds."""
     rank_count: int
     group_count: int
     group_size: int
@@ -39,7 +41,12 @@ class GroupRows:
 
     @staticmethod
     def of(
-        nodes: npt.NDArray[np.intp], capacity: Counts, expert_count: int, group_count: int, copies: int
+        nodes: npt.NDArray[np.intp],
+        capacity: Counts,
+        speeds: Loads,
+        expert_count: int,
+        group_count: int,
+        copies: int,
     ) -> "GroupRows | None":
         """None if groups cannot be divided evenly among the nodes, or a node has too few slots for its
         share."""
@@ -55,7 +62,8 @@ class GroupRows:
         group_size, groups_of_node = expert_count // group_count, copies * group_count // node_count
         if int(sizes.sum(axis=1).min()) < groups_of_node * group_size:
             return None
-        return GroupRows(ranks, sizes, len(nodes), group_count, group_size, groups_of_node, copies)
+        of_ranks = np.append(speeds, 0.0)[ranks]
+        return GroupRows(ranks, sizes, of_ranks, len(nodes), group_count, group_size, groups_of_node, copies)
 
     def split(self, loads: Loads, held: Slots, groups: Groups) -> tuple[Loads, Slots, Slots]:
         """The loads [L·N, K·E/G] and slots [L·N, M, S] of all rows, in which experts are numbered within
@@ -94,10 +102,14 @@ def groups_to_nodes(loads: Loads, held: Slots, rows: GroupRows) -> Groups:
     slots = _groups_held(held, rows)
     capacity = np.full((layers, node_count), rows.groups_of_node, dtype=np.int64)
     counts = np.full((layers, rows.group_count), rows.copies, dtype=np.int64)
-    packing = Packing(group_loads, slots, capacity, np.zeros(node_count, dtype=np.intp))
+    speeds = rows.speeds.sum(axis=1)
+    per_load = np.tile(speeds.mean() / speeds, (layers, 1))
+    packing = Packing(group_loads, slots, capacity, np.zeros(node_count, dtype=np.intp), per_load)
     packing.fill(counts)
-    mean = packing.rank_loads.mean(axis=1)
-    anew = reference_load(group_loads, capacity, most=rows.copies, least=rows.copies)
+    mean = group_loads.sum(axis=1) / node_count
+    copies = np.full((layers, 1), rows.copies)
+    largest = group_loads.max(axis=1) / rows.copies
+    anew = reference_load(group_loads, capacity, per_load, largest, most=copies, least=rows.copies)
     load = np.maximum(mean, anew) * (1 + GROUP_BALANCED)
     balance(packing, Goals(load, load, np.full(layers, np.inf)))
     return packing.slots

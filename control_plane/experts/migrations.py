@@ -16,20 +16,20 @@ def migrations(
 ) -> list[ExpertMigration]:
     """Everything that ranks of `target` do not hold yet.
 
-    `held` says which ranks have each expert now. Experts that no rank has come first, and the most used first
-    among these and among the others. Each is read from the rank that has been given least to send, on the
-    same node if possible.
+    `held` says which ranks have each expert now. Experts that no rank has come first, each for one rank, and
+    the most used first among these and among the others. Each is read from the rank that has been given least
+    to send, on the same node if possible.
     """
     wanted = [
-        (key, rank)
+        (key, rank, bool(held.get(key)) or rank != ranks[0])
         for key, ranks in target.replicas().items()
         for rank in ranks
         if rank not in held.get(key, ())
     ]
-    wanted.sort(key=lambda one: (bool(held.get(one[0])), -float(loads[one[0]]), one))
+    wanted.sort(key=lambda one: (one[2], -float(loads[one[0]]), one))
     sends: dict[RankId, int] = {}
     found: list[ExpertMigration] = []
-    for key, rank in wanted:
+    for key, rank, _ in wanted:
         source = _choose_source(held.get(key, ()), rank, nodes, sends)
         if source is not None:
             sends[source] = sends.get(source, 0) + 1

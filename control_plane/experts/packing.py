@@ -20,12 +20,14 @@ Flags = npt.NDArray[np.bool_]
 class Packing:
     """The replicas of all rows while they are moved. `slots` is changed in place."""
 
-    def __init__(self, loads: Loads, slots: Slots, capacity: Counts, nodes: Indices) -> None:
-        """`loads` is [B, E], `slots` [B, R, S], `capacity` [B, R] and `nodes` [R]. No rank holds more than
-        its capacity or an expert twice."""
+    def __init__(self, loads: Loads, slots: Slots, capacity: Counts, nodes: Indices, per_load: Loads) -> None:
+        """`loads` is [B, E], `slots` [B, R, S], `capacity` [B, R], `nodes` [R] and `per_load` [B, R]: what a
+        replica of load 1 adds to the load of a rank, which is less on a fast one. No rank holds more than its
+        capacity or an expert twice."""
         rows, ranks, _ = slots.shape
         columns = loads.shape[1] + 1
         self.loads, self.slots, self.capacity, self.nodes = loads, slots, capacity, nodes
+        self.per_load = per_load
         self.rows: Indices = np.arange(rows)
         at = self.rows[:, None, None]
         self.placed = _number_of_each(at * columns + slots % columns, (rows, columns))
@@ -45,13 +47,16 @@ class Packing:
         self.on_node = _number_of_each(places, (rows, columns, node_count))
         """[B, E + 1, N]: replicas on each node."""
         self.on_node[:, EMPTY] = 0
+        self._much = 1 + 2 * loads.sum(axis=1) * per_load.max(axis=1, initial=0.0)
+        self._is_even = bool((per_load == 1.0).all())
         self._divide()
 
     def _divide(self) -> None:
         """Compute the loads of replicas and ranks anew."""
         self.sizes: Loads = np.zeros(self.counts.shape)
         self.sizes[:, :EMPTY] = self.loads / np.maximum(self.counts[:, :EMPTY], 1)
-        self.rank_loads: Loads = self.sizes[self.rows[:, None, None], self.slots].sum(axis=2)
+        held = self.sizes[self.rows[:, None, None], self.slots]
+        self.rank_loads: Loads = held.sum(axis=2) * self.per_load
         self._open_loads = self.rank_loads
 
     @property
@@ -78,18 +83,22 @@ class Packing:
         for experts in _by_size(self.placed - self.counts, self.sizes).T:
             rows = np.nonzero(experts != EMPTY)[0]
             experts = experts[rows]
-            much = 1 + self.rank_loads[rows].max(axis=1)[:, None]
-            priority = self.rank_loads[rows] + much * (self.used[rows] == self.capacity[rows])
+            of, holders = np.nonzero(self.holds[rows, experts])
+            at, much = rows[of], self._much[rows[of]]
+            is_full = self.used[at, holders] == self.capacity[at, holders]
+            priority = np.full((len(rows), self.holds.shape[2]), -1.0)
+            priority[of, holders] = self.rank_loads[at, holders] + much * is_full
             if self.has_nodes:
-                priority += 2 * much * (self.on_node[rows, experts][:, self.nodes] > 1)
-            ranks = np.where(self.holds[rows, experts], priority, -1.0).argmax(axis=1)
+                is_on_two = self.on_node[at, experts[of], self.nodes[holders]] > 1
+                priority[of, holders] += 2 * much * is_on_two
+            ranks = priority.argmax(axis=1)
             places = (self.slots[rows, ranks] == experts[:, None]).argmax(axis=1)
             self.slots[rows, ranks, places] = EMPTY
             self.moved[rows] -= ~self.held_before[rows, experts, ranks]
             self.holds[rows, experts, ranks] = False
             self.used[rows, ranks] -= 1
             self.placed[rows, experts] -= 1
-            self.rank_loads[rows, ranks] -= self.sizes[rows, experts]
+            self.rank_loads[rows, ranks] -= self.sizes[rows, experts] * self.per_load[rows, ranks]
             if self.has_nodes:
                 self.on_node[rows, experts, self.nodes[ranks]] -= 1
 
@@ -97,6 +106,8 @@ class Packing:
         """Put one replica of one expert in each of these rows on the rank with the least load, on a second
         node if the expert is on one."""
         loads = self._open_loads[rows]
+        if not self._is_even:
+            loads += self.sizes[rows, experts][:, None] * self.per_load[rows]
         again = np.nonzero(self.placed[rows, experts] > 0)[0]
         if len(again):
             loads[again] = self._loads_for_another(rows[again], experts[again], loads[again])
@@ -111,10 +122,9 @@ class Packing:
         other on the only node that has it."""
         loads = np.where(self.holds[rows, experts], np.inf, loads)
         if self.has_nodes:
-            on_node = self.on_node[rows, experts]
-            is_on_one = (on_node > 0).sum(axis=1) == 1
-            avoided = is_on_one[:, None] & (on_node[:, self.nodes] > 0)
-            loads += np.where(avoided, 1 + 2 * self.loads[rows].sum(axis=1)[:, None], 0.0)
+            on_node = self.on_node[rows, experts] > 0
+            on_one = np.nonzero(on_node.sum(axis=1) == 1)[0]
+            loads[on_one] += np.where(on_node[on_one][:, self.nodes], self._much[rows[on_one], None], 0.0)
         return loads
 
     def _put(self, rows: Indices, experts: Slots, ranks: Indices) -> None:
@@ -124,7 +134,7 @@ class Packing:
         self.used[rows, ranks] += 1
         self.placed[rows, experts] += 1
         self.moved[rows] += ~self.held_before[rows, experts, ranks]
-        self.rank_loads[rows, ranks] += self.sizes[rows, experts]
+        self.rank_loads[rows, ranks] += self.sizes[rows, experts] * self.per_load[rows, ranks]
         self._refresh(rows, ranks)
         if self.has_nodes:
             self.on_node[rows, experts, self.nodes[ranks]] += 1
@@ -144,8 +154,8 @@ class Packing:
         is_valid &= ~self.holds[rows, experts][:, :, None]
         size = self.sizes[rows, experts][:, None, None]
         reached = np.maximum(
-            self.rank_loads[rows, free][:, None, None] + moved,
-            self.rank_loads[rows][:, :, None] - moved + size,
+            (self.rank_loads[rows, free] + moved.T * self.per_load[rows, free]).T,
+            self.rank_loads[rows][:, :, None] + (size - moved) * self.per_load[rows][:, :, None],
         )
         reached = np.where(is_valid, reached, np.inf).reshape(len(rows), -1)
         best = reached.argmin(axis=1)
@@ -173,8 +183,8 @@ class Packing:
         self.holds[rows, EMPTY] = False
         self.on_node[rows, EMPTY] = 0
         less = self.sizes[rows, one] - self.sizes[rows, two]
-        self.rank_loads[rows, ranks] -= less
-        self.rank_loads[rows, others] += less
+        self.rank_loads[rows, ranks] -= less * self.per_load[rows, ranks]
+        self.rank_loads[rows, others] += less * self.per_load[rows, others]
         if (one == EMPTY).any() or (two == EMPTY).any():
             change = (one != EMPTY).astype(np.int64) - (two != EMPTY)
             self.used[rows, ranks] -= change
@@ -195,27 +205,37 @@ class Packing:
         if not self.has_nodes:
             return False
         is_on_one = (self.counts > 1) & (self.on_node.max(axis=2) == self.counts)
-        found = [self._spread_one(int(row), int(expert)) for row, expert in np.argwhere(is_on_one)]
+        rows, experts = np.nonzero(is_on_one)
+        turns = _rank_in_run(rows)
+        found = [
+            self._spread(rows[turns == turn], experts[turns == turn])
+            for turn in range(turns.max(initial=-1) + 1)
+        ]
         return any(found)
 
-    def _spread_one(self, row: int, expert: int) -> bool:
-        held = np.nonzero(self.holds[row, expert])[0]
-        rank = int(held[self.rank_loads[row, held].argmax()])
-        others = self.slots[row]
-        ranks = np.arange(others.shape[0])[:, None]
-        is_valid = (np.arange(others.shape[1]) < self.capacity[row][:, None]) & ~self.holds[row, others, rank]
-        is_valid &= (self.nodes[ranks] != self.nodes[rank]) & ~self.holds[row, expert][:, None]
-        is_valid &= ~self.leaves_one_node(np.array(row), others, ranks, np.array(rank))
-        less = self.sizes[row, expert] - self.sizes[row, others]
-        reached = np.maximum(self.rank_loads[row, rank] - less, self.rank_loads[row][:, None] + less)
-        reached = np.where(is_valid, reached, np.inf)
-        best = int(reached.argmin())
-        other, place = divmod(best, others.shape[1])
-        if not np.isfinite(reached[other, place]):
-            return False
-        at = int((self.slots[row, rank] == expert).argmax())
-        self.move(*(np.array([value]) for value in (row, rank, at, other, place)))
-        return True
+    def _spread(self, rows: Indices, experts: Indices) -> bool:
+        """Bring one expert of each of these rows to a second node."""
+        here = np.arange(len(rows))
+        held = np.where(self.holds[rows, experts], self.rank_loads[rows], -1.0)
+        rank = held.argmax(axis=1)
+        others, at = self.slots[rows], rows[:, None, None]
+        ranks, from_rank = np.arange(others.shape[1])[:, None], rank[:, None, None]
+        is_valid = np.arange(others.shape[2]) < self.capacity[rows][:, :, None]
+        is_valid &= ~self.holds[at, others, from_rank] & ~self.holds[rows, experts][:, :, None]
+        is_valid &= self.nodes[ranks] != self.nodes[from_rank]
+        is_valid &= ~self.leaves_one_node(at, others, ranks, from_rank)
+        less = self.sizes[rows, experts][:, None, None] - self.sizes[at, others]
+        reached = np.maximum(
+            (self.rank_loads[rows, rank] - less.T * self.per_load[rows, rank]).T,
+            self.rank_loads[rows][:, :, None] + less * self.per_load[rows][:, :, None],
+        )
+        reached = np.where(is_valid, reached, np.inf).reshape(len(rows), -1)
+        best = reached.argmin(axis=1)
+        found = np.isfinite(reached[here, best])
+        other, place = np.divmod(best, others.shape[2])
+        at_place = (self.slots[rows, rank] == experts[:, None]).argmax(axis=1)
+        self.move(*(values[found] for values in (rows, rank, at_place, other, place)))
+        return bool(found.any())
 
 
 def _number_of_each(values: Indices, shape: tuple[int, ...]) -> Counts:

@@ -11,6 +11,8 @@ from control_plane.experts.values import Loads
 
 Counts = npt.NDArray[np.int64]
 """Numbers as [B, E]: replicas; or as [B, R]: slots."""
+Most = npt.NDArray[np.int64]
+"""[B, 1]: replicas that an expert may have."""
 
 BISECTIONS = 30
 LARGE_REPLICA = (0.75, 0.4, 0.0)
@@ -19,28 +21,40 @@ if ranks cannot be balanced. A larger one leaves too little room for others besi
 for nothing: with 0.9 balance is lost at 32 and 64 ranks, with 0.4 a quarter more experts migrate."""
 
 
-def load_per_replica_min(loads: Loads, slot_counts: npt.NDArray[np.int64], *, most: int, least: int) -> Loads:
+def load_per_replica_min(
+    loads: Loads, slot_counts: npt.NDArray[np.int64], *, most: Most, least: int
+) -> Loads:
     """The smallest load of the largest replica that can be reached, as [B]."""
     low = np.zeros(len(loads))
     high = np.maximum(loads.max(axis=1), 1e-9) * (1 + 1e-9)
+    wanted = np.empty_like(loads)
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
-        wanted = np.clip(np.ceil(loads / middle[:, None]), least, most).sum(axis=1)
-        fits = wanted <= slot_counts
+        np.divide(loads, middle[:, None], out=wanted)
+        np.ceil(wanted, out=wanted)
+        np.maximum(wanted, least, out=wanted)
+        np.minimum(wanted, most, out=wanted)
+        fits = wanted.sum(axis=1) <= slot_counts
         high, low = np.where(fits, middle, high), np.where(fits, low, middle)
     return high
 
 
 def replica_counts(
-    loads: Loads, current: Counts, slot_counts: npt.NDArray[np.int64], *, most: int, least: int, enough: Loads
+    loads: Loads,
+    current: Counts,
+    slot_counts: npt.NDArray[np.int64],
+    smallest: Loads,
+    *,
+    most: Most,
+    least: int,
+    enough: Loads,
 ) -> Counts:
     """Replicas of each expert as [B, E], near the current ones.
 
-    Every expert has at least `least` and at most `most`. All slots are used unless nothing is left to copy.
-    Replicas are taken from one expert for another until no replica is larger than `enough` [B], or than what
-    can be reached.
+    Every expert has at least `least` and at most `most` [B, 1]. All slots are used unless nothing is left to
+    copy. Replicas are taken from one expert for another until no replica is larger than `enough` [B], or than
+    what can be reached: `smallest`, of `load_per_replica_min`.
     """
-    smallest = load_per_replica_min(loads, slot_counts, most=most, least=least)
     counts = np.clip(current, least, most)
     _take_surplus(loads, counts, slot_counts, least)
     needed = np.clip(np.ceil(loads / (smallest * (1 + 1e-7))[:, None]), least, most).astype(np.int64)
@@ -57,22 +71,22 @@ def _take_surplus(loads: Loads, counts: Counts, slot_counts: npt.NDArray[np.int6
         counts[rows, left.argmin(axis=1)] -= 1
 
 
-def _use_free_slots(loads: Loads, counts: Counts, slot_counts: npt.NDArray[np.int64], most: int) -> None:
+def _use_free_slots(loads: Loads, counts: Counts, slot_counts: npt.NDArray[np.int64], most: Most) -> None:
     rows = np.arange(len(loads))
     while len(rows := rows[counts[rows].sum(axis=1) < slot_counts[rows]]):
-        largest = _load_of_replica(loads[rows], counts[rows], most)
+        largest = _load_of_replica(loads[rows], counts[rows], most[rows])
         experts = largest.argmax(axis=1)
         has_use = largest[np.arange(len(rows)), experts] > 0
         rows = rows[has_use]
         counts[rows, experts[has_use]] += 1
 
 
-def _exchange(loads: Loads, counts: Counts, enough: Loads, *, most: int, least: int) -> None:
+def _exchange(loads: Loads, counts: Counts, enough: Loads, *, most: Most, least: int) -> None:
     """Take replicas where they are missed least and give them to the largest. Each step lowers the
     largest."""
     rows = np.arange(len(loads))
     for _ in range(int(counts.sum(axis=1).max(initial=0))):
-        largest = _load_of_replica(loads[rows], counts[rows], most)
+        largest = _load_of_replica(loads[rows], counts[rows], most[rows])
         left = _load_if_one_less(loads[rows], counts[rows], least)
         here = np.arange(len(rows))
         given, taken = largest.argmax(axis=1), left.argmin(axis=1)
@@ -85,7 +99,7 @@ def _exchange(loads: Loads, counts: Counts, enough: Loads, *, most: int, least: 
         counts[rows, taken] -= 1
 
 
-def _load_of_replica(loads: Loads, counts: Counts, most: int) -> Loads:
+def _load_of_replica(loads: Loads, counts: Counts, most: Most) -> Loads:
     return np.where(counts < most, loads / np.maximum(counts, 1), -1.0)
 
 
@@ -93,25 +107,28 @@ def _load_if_one_less(loads: Loads, counts: Counts, least: int) -> Loads:
     return np.where(counts > least, loads / np.maximum(counts - 1, 1), np.inf)
 
 
-def reference_load(loads: Loads, slots: Counts, *, most: int, least: int) -> Loads:
+def reference_load(
+    loads: Loads, slots: Counts, per_load: Loads, smallest: Loads, *, most: Most, least: int
+) -> Loads:
     """The busiest rank's load as [B] if everything were placed anew: replicas by size, each on the rank with
-    the least load that has a free slot. `slots` is [B, R]."""
+    the least load that has a free slot. `slots` and `per_load` are [B, R], `smallest` is
+    `load_per_replica_min`."""
     none = np.zeros(loads.shape, dtype=np.int64)
     nothing = np.zeros(len(loads))
-    counts = replica_counts(loads, none, slots.sum(axis=1), most=most, least=least, enough=nothing)
+    counts = replica_counts(loads, none, slots.sum(axis=1), smallest, most=most, least=least, enough=nothing)
     totals = counts.sum(axis=1)
     sizes = np.zeros((len(loads), int(totals.max(initial=0))))
     sizes[np.arange(sizes.shape[1]) < totals[:, None]] = np.repeat(
         (loads / np.maximum(counts, 1)).ravel(), counts.ravel()
     )
     sizes = -np.sort(-sizes, axis=1)
-    left = slots.copy()
+    left, is_even = slots.copy(), bool((per_load == 1.0).all())
     rank_loads = np.where(left > 0, 0.0, np.inf)
     busiest = np.zeros(len(loads))
     rows = np.arange(len(loads))
     for size in sizes.T:
-        rank = rank_loads.argmin(axis=1)
-        reached = rank_loads[rows, rank] + size
+        rank = (rank_loads if is_even else rank_loads + size[:, None] * per_load).argmin(axis=1)
+        reached = rank_loads[rows, rank] + size * per_load[rows, rank]
         np.maximum(busiest, np.where(np.isfinite(reached), reached, 0.0), out=busiest)
         left[rows, rank] -= 1
         rank_loads[rows, rank] = np.where(left[rows, rank] > 0, reached, np.inf)

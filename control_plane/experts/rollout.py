@@ -6,24 +6,29 @@ time, except when ranks are lost: a map without them is announced at once.
 
 What always holds: a map names only replicas that have been announced and are not lost; a replica is dropped
 only if no map in use names it and another rank holds the expert; no rank holds and loads more experts than it
-has memory for; no rank sends or receives more bytes per second than the limit.
+has memory for; no rank sends or receives more bytes per second than the limit, except for experts that no
+rank holds: these are loaded first, and at once.
 
 Memory: a rank loads into a free slot and keeps one free. If all ranks that have something to load wait for
 others to load first, one of them uses its last slot for an expert that only another rank has, which can then
 be dropped there. So at most one rank has no free slot, and the rollout cannot come to a stop.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import inf
 from typing import assert_never
 
 from control_plane.experts.migrations import migrations
 from control_plane.experts.rollout_values import (
     AnnounceMap,
     DropExpert,
+    EpochRaised,
     EpochUnused,
     ExpertAnnounced,
-    ExpertLoadFailed,
+    ExpertNotLoaded,
+    ExpertRankJoined,
     ExpertRankLost,
     LoadExpert,
     LoadId,
@@ -46,7 +51,7 @@ class _Wanted:
 
     key: ExpertKey
     rank: RankId
-    not_before_s: float = 0.0
+    failed_s: float = 0.0
     failures: int = 0
 
 
@@ -85,7 +90,15 @@ class ExpertRollout:
         self._wanted: list[_Wanted] = []
         """What is not being loaded yet, in order."""
         self._loads: dict[LoadId, _Load] = {}
+        self._loading: Counter[RankId] = Counter()
+        """Loads under way by rank."""
+        self._loading_keys: Counter[ExpertKey] = Counter()
         self._load_count = 0
+        self._is_first = False
+        """Nobody is served before the target is reached, so that nothing is limited."""
+        self._is_dirty = False
+        """Something happened that another map or a drop may follow from."""
+        self._announced_s = -inf
         self._free: dict[RankId, int] = {}
         """Experts that each rank has memory for besides those that it holds and loads."""
         self._sends_from_s: dict[RankId, float] = {}
@@ -103,32 +116,63 @@ class ExpertRollout:
         return self._next_tick_s
 
     @property
+    def old_epochs(self) -> tuple[int, ...]:
+        """Earlier epochs that are in use, as far as is known here."""
+        return tuple(self._old)
+
+    @property
+    def loading(self) -> Mapping[RankId, int]:
+        """Loads under way by rank."""
+        return self._loading
+
+    def held_by(self, rank: RankId) -> Collection[ExpertKey]:
+        """What a rank has announced and not been told to drop."""
+        return self._held.get(rank, ())
+
+    def is_loading(self, load_id: LoadId) -> bool:
+        return load_id in self._loads
+
+    def needs(self, rank: RankId) -> bool:
+        """Whether a map in use names the rank, or it holds an expert that no other rank holds."""
+        maps = (self._named, *self._old.values())
+        is_named = any(rank in names for named in maps for names in named.values())
+        return is_named or any(self._holders[key] == {rank} for key in self._held.get(rank, ()))
+
+    @property
     def is_done(self) -> bool:
         """Whether the target is reached, and nothing is left to drop."""
         return not (self._wanted or self._loads or self._old) and self._named == self._next_map()
 
     def handle(self, event: RolloutEvent, *, now_s: float) -> list[RolloutAction]:
         actions: list[RolloutAction] = []
-        must_announce = False
+        self._is_dirty |= not isinstance(event, RolloutTick)
         match event:
             case TargetSet():
                 self._set_target(event)
             case ExpertAnnounced(load_id):
-                if (load := self._loads.pop(load_id, None)) is not None:
+                if (load := self._ended(load_id)) is not None:
                     self._hold(load.wanted.rank, load.wanted.key)
-            case ExpertLoadFailed(load_id):
+            case ExpertNotLoaded(load_id):
                 self._fail(load_id, now_s)
+            case ExpertRankJoined(rank, held):
+                if self._join_with(rank, held):
+                    actions += self._announce(now_s)
             case ExpertRankLost(rank_id):
-                must_announce = self._lose(rank_id)
+                if self._lose(rank_id):
+                    actions += self._announce(now_s)
+            case EpochRaised(above):
+                actions += self._announce(now_s, above=above, is_forced=True)
             case EpochUnused(epoch):
-                self._old.pop(epoch, None)
+                self._old = {old: named for old, named in self._old.items() if old > epoch}
             case RolloutTick():
                 actions += self._give_up_late_loads(now_s)
             case _:
                 assert_never(event)
-        if not isinstance(event, RolloutTick):
-            if must_announce or not self._old:
-                actions += self._announce()
+        if self._is_dirty and now_s >= self._announced_s + self._limits.announce_s:
+            self._is_dirty = False
+            has_more = len(self._holders) > len(self._named)
+            if not self._old or has_more:
+                actions += self._announce(now_s)
             actions += self._drop()
         actions += self._start_loads(now_s)
         return actions
@@ -143,8 +187,24 @@ class ExpertRollout:
                 self._held[rank.rank_id] = set()
                 self._free[rank.rank_id] = slots + self._limits.spare_slots
             else:
-                self._free[rank.rank_id] += slots - before.slots * self._layers
+                # Memory that a rank has used once is not demanded back: it might be in use.
+                self._free[rank.rank_id] += max(0, slots - before.slots * self._layers)
+                rank = replace(rank, slots=max(rank.slots, before.slots))
             self._ranks[rank.rank_id] = rank
+
+    def _join_with(self, rank: ExpertRank, held: Iterable[ExpertKey]) -> bool:
+        """Add a rank and what it holds. Return whether the map changes."""
+        if rank.rank_id in self._ranks:
+            return False
+        self._join((rank,))
+        named = dict(self._named)
+        for key in held:
+            self._free[rank.rank_id] -= 1
+            self._hold(rank.rank_id, key)
+            # An earlier epoch in use, which nobody here knows, may name it.
+            named[key] = tuple(sorted((*named.get(key, ()), rank.rank_id)))
+        self._named = named
+        return True
 
     def _hold(self, rank: RankId, key: ExpertKey) -> None:
         self._held[rank].add(key)
@@ -153,6 +213,7 @@ class ExpertRollout:
     def _set_target(self, event: TargetSet) -> None:
         """Ranks that are lost or unknown are no part of it."""
         self._join(tuple(rank for rank in event.ranks if rank.state is not ExpertRankState.LOST))
+        self._is_first = event.is_first
         self._target = {
             key: tuple(name for name in names if name in self._held)
             for key, names in event.target.replicas().items()
@@ -169,17 +230,25 @@ class ExpertRollout:
             if one.target in self._held and (one.key, one.target) not in under_way
         ]
 
+    def _ended(self, load_id: LoadId) -> _Load | None:
+        load = self._loads.pop(load_id, None)
+        if load is not None:
+            self._loading[load.wanted.rank] -= 1
+            self._loading_keys[load.wanted.key] -= 1
+            if not self._loading_keys[load.wanted.key]:
+                del self._loading_keys[load.wanted.key]
+        return load
+
     def _fail(self, load_id: LoadId, now_s: float) -> None:
         """Want it again, after a while."""
-        load = self._loads.pop(load_id, None)
+        load = self._ended(load_id)
         if load is None:
             return
         self._free[load.wanted.rank] += 1
         if load.wanted.rank not in self._target.get(load.wanted.key, ()):
             return
-        wanted, limits = load.wanted, self._limits
-        wanted.not_before_s = now_s + min(limits.retry_s * 2.0**wanted.failures, limits.retry_max_s)
-        wanted.failures = min(wanted.failures + 1, FAILURES_COUNTED)
+        wanted = load.wanted
+        wanted.failed_s, wanted.failures = now_s, min(wanted.failures + 1, FAILURES_COUNTED)
         self._wanted.append(wanted)
 
     def _give_up_late_loads(self, now_s: float) -> Iterator[RolloutAction]:
@@ -195,8 +264,12 @@ class ExpertRollout:
         for key in self._held.pop(rank_id):
             self._forget(rank_id, key)
         del self._free[rank_id]
+        self._sends_from_s.pop(rank_id, None)
+        self._receives_from_s.pop(rank_id, None)
         self._wanted = [one for one in self._wanted if one.rank != rank_id]
-        self._loads = {n: load for n, load in self._loads.items() if load.wanted.rank != rank_id}
+        for load_id in [n for n, load in self._loads.items() if load.wanted.rank == rank_id]:
+            self._ended(load_id)
+        del self._loading[rank_id]
         self._target = {k: tuple(r for r in names if r != rank_id) for k, names in self._target.items()}
         return True
 
@@ -227,20 +300,33 @@ class ExpertRollout:
         """Ranks that have something to load, and nowhere to load it."""
         return {one.rank for one in self._wanted if self._free[one.rank] < 2}
 
-    def _announce(self) -> Iterator[RolloutAction]:
+    def _announce(self, now_s: float, *, above: int = 0, is_forced: bool = False) -> Iterator[RolloutAction]:
         named = self._next_map()
-        if named == self._named:
+        if named == self._named and not is_forced:
             return
         self._old[self.map.epoch] = self._named
-        self._named = named
+        self._merge_old_maps()
+        if named != self._named:
+            self._named = named
+        self._announced_s = now_s
         self.map = ExpertMap.of(
             named,
-            epoch=self.map.epoch + 1,
+            epoch=max(self.map.epoch, above) + 1,
             layer_count=self._layers,
             expert_count=self._experts,
             ranks=tuple(self._held),
         )
         yield AnnounceMap(self.map)
+
+    def _merge_old_maps(self) -> None:
+        """Keep few maps: the two oldest become one that names what either did, and is in use as long as the
+        later one."""
+        while len(self._old) > self._limits.old_maps_max:
+            first, second = sorted(self._old)[:2]
+            merged = dict(self._old.pop(first))
+            for key, names in self._old[second].items():
+                merged[key] = tuple({*merged.get(key, ()), *names})
+            self._old[second] = merged
 
     def _drop(self) -> Iterator[RolloutAction]:
         for key, holders in list(self._holders.items()):
@@ -265,6 +351,9 @@ class ExpertRollout:
                 waiting.append(wanted)
                 continue
             has_room = True
+            if self._loading[wanted.rank] >= self._limits.loads_max:
+                waiting.append(wanted)
+                continue
             source = self._source(wanted)
             start_s = self._start_s(wanted, source)
             if start_s > now_s:
@@ -281,6 +370,8 @@ class ExpertRollout:
                 self._wanted.remove(stuck)
                 yield self._start(stuck, source, now_s)
         waits_s += [load.deadline_s for load in self._loads.values()]
+        if self._is_dirty:
+            waits_s.append(self._announced_s + self._limits.announce_s)
         self._next_tick_s = min((at_s for at_s in waits_s if at_s > now_s), default=None)
 
     def _source(self, wanted: _Wanted) -> RankId | None:
@@ -293,14 +384,30 @@ class ExpertRollout:
         return min(self._holders.get(wanted.key, ()), key=cost, default=None)
 
     def _start_s(self, wanted: _Wanted, source: RankId | None) -> float:
+        limits = self._limits
+        retry_s = 0.0
+        if wanted.failures:
+            retry_s = min(limits.retry_s * 2.0 ** (wanted.failures - 1), limits.retry_max_s)
+        if self._is_missing(wanted.key):
+            return wanted.failed_s + min(retry_s, limits.missing_retry_s) if wanted.failures else 0.0
+        not_before_s = wanted.failed_s + retry_s
+        if self._is_first:
+            return not_before_s
         sends_s = self._sends_from_s.get(source, 0.0) if source is not None else 0.0
-        return max(wanted.not_before_s, sends_s, self._receives_from_s.get(wanted.rank, 0.0))
+        return max(not_before_s, sends_s, self._receives_from_s.get(wanted.rank, 0.0))
+
+    def _is_missing(self, key: ExpertKey) -> bool:
+        """Whether no rank holds the expert or is loading it."""
+        return key not in self._holders and key not in self._loading_keys
 
     def _start(self, wanted: _Wanted, source: RankId | None, now_s: float) -> LoadExpert:
         until_s = now_s + self._expert_bytes / self._limits.bytes_per_s
-        self._receives_from_s[wanted.rank] = until_s
-        if source is not None:
-            self._sends_from_s[source] = until_s
+        if not (self._is_first or self._is_missing(wanted.key)):
+            self._receives_from_s[wanted.rank] = until_s
+            if source is not None:
+                self._sends_from_s[source] = until_s
+        self._loading[wanted.rank] += 1
+        self._loading_keys[wanted.key] += 1
         self._free[wanted.rank] -= 1
         self._load_count += 1
         load_id = LoadId(self._load_count)

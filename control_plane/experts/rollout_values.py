@@ -12,7 +12,8 @@ LoadId = NewType("LoadId", int)
 @dataclass(frozen=True, slots=True)
 class RolloutLimits:
     bytes_per_s: float
-    """Bytes that a rank sends to others, and bytes that it receives, in a second."""
+    """Bytes that a rank sends to others, and bytes that it receives, in a second. Experts that no rank holds
+    are loaded without this limit."""
     spare_slots: int = 2
     """Experts that a rank has memory for beside its slots of all layers. One is kept for ranks that exchange
     experts none of which has another replica."""
@@ -21,9 +22,19 @@ class RolloutLimits:
     retry_s: float = 1.0
     """The time before a failed load is tried again. It doubles with every failure of the same load."""
     retry_max_s: float = 60.0
+    missing_retry_s: float = 0.2
+    """The longest time before a failed load of an expert that no rank holds is tried again."""
+    loads_max: int = 8
+    """Loads that a rank has under way at once."""
+    announce_s: float = 0.0
+    """The shortest time between two maps. A lost rank is taken out of the map at once nevertheless."""
+    old_maps_max: int = 16
+    """Maps of earlier epochs that are told apart while they are in use."""
 
     def __post_init__(self) -> None:
         assert self.bytes_per_s > 0
+        assert self.loads_max > 0
+        assert self.old_maps_max > 0
         assert self.spare_slots >= 2
 
 
@@ -35,6 +46,8 @@ class TargetSet:
     ranks: tuple[ExpertRank, ...]
     loads: Loads
     """Decayed counts as [L, E]: the most used expert is loaded first."""
+    is_first: bool = False
+    """Nobody is served before it is reached, so that no bytes are limited."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +58,19 @@ class ExpertAnnounced:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertLoadFailed:
+class ExpertNotLoaded:
     """A rank could not load an expert and has no memory in use for it."""
 
     load_id: LoadId
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertRankJoined:
+    """A rank is there that holds experts from an earlier time. Ranks that hold nothing come with a target."""
+
+    rank: ExpertRank
+    held: tuple[ExpertKey, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +79,16 @@ class ExpertRankLost:
 
 
 @dataclass(frozen=True, slots=True)
+class EpochRaised:
+    """Somebody knows maps up to this epoch, or shall take up again what the present map names: announce it
+    once more with a higher epoch."""
+
+    above: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class EpochUnused:
-    """Nobody uses this epoch of the map any more, nor will."""
+    """Nobody uses this epoch of the map or an earlier one any more, nor will."""
 
     epoch: int
 
@@ -69,7 +98,16 @@ class RolloutTick:
     pass
 
 
-RolloutEvent = TargetSet | ExpertAnnounced | ExpertLoadFailed | ExpertRankLost | EpochUnused | RolloutTick
+RolloutEvent = (
+    TargetSet
+    | ExpertAnnounced
+    | ExpertNotLoaded
+    | ExpertRankJoined
+    | ExpertRankLost
+    | EpochRaised
+    | EpochUnused
+    | RolloutTick
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,8 @@ class ExpertRank:
     slots: int
     """Experts of each layer that the rank has memory for, without the memory in which it loads new ones."""
     state: ExpertRankState = ExpertRankState.READY
+    speed: float = 1.0
+    """Load that the rank computes in the time in which the others compute 1. A slower rank is given less."""
 
 
 class ExpertKey(NamedTuple):

@@ -8,13 +8,12 @@ one, the dearest first, to the rank with the least work.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from baton.core.costs import prompt_pairs
-from baton.core.geometry import blocks_for
 from engine.kernels.interface import BatchLayout, Span
 
 Places = npt.NDArray[np.int64]
@@ -81,7 +80,7 @@ def divide_step(layout: BatchLayout, ranks: int, *, block_tokens: int, pair_cost
         if active > 1 and span.token_count >= 2 * active * PIECE_TOKENS_MIN:
             has_cuts = True
             for rank, start, end in _pieces(span.token_count, active):
-                piece = _cut(span, start, end, block_tokens)
+                piece = span.cut(start, end, block_tokens=block_tokens)
                 spans[rank].append(piece)
                 firsts[rank].append(first + start)
                 costs[rank] += _cost(piece, pair_cost)
@@ -117,17 +116,6 @@ def _pieces(count: int, ranks: int) -> list[tuple[int, int, int]]:
     for rank in range(last):
         pieces += [(rank, cuts[rank], cuts[rank + 1]), (rank, cuts[-rank - 2], cuts[-rank - 1])]
     return pieces
-
-
-def _cut(span: Span, start: int, end: int, block_tokens: int) -> Span:
-    """Tokens [start, end) of a span."""
-    blocks = blocks_for(span.first_position + end, block_tokens)
-    return replace(
-        span,
-        first_position=span.first_position + start,
-        token_count=end - start,
-        block_ids=span.block_ids[:blocks],
-    )
 
 
 def _cost(span: Span, pair_cost: float) -> float:

@@ -1,8 +1,8 @@
 """Computes steps: the torch side of a worker, driven by plain values."""
 
 import time
-from collections.abc import Callable, Iterator, MutableSequence, Sequence
-from typing import ClassVar, cast
+from collections.abc import Callable, Iterator, Sequence
+from typing import ClassVar
 
 import msgspec
 import torch
@@ -11,9 +11,8 @@ from torch import Tensor
 from baton.config import EngineConfig, ModelConfig
 from baton.core.errors import SetupError
 from baton.core.geometry import KVGeometry
-from baton.core.ids import SeqKey, SequenceId
+from baton.core.ids import SeqKey
 from baton.core.messages import AdapterRef
-from baton.core.sampling import SamplingParams
 from baton.core.shape import Shape
 from baton.core.steps import (
     NOTHING_SAMPLED,
@@ -38,14 +37,16 @@ from engine.execution.load_ranks import (
     set_threads,
 )
 from engine.execution.ranks import Ranks, SharedTokens, StagedModel, UnfinishedSteps, other_token_count
-from engine.execution.self_timing import Measured, execute_together, time_steps
+from engine.execution.self_timing import Measured, execute_together, time_steps, warm_up_plans
 from engine.execution.spread import Spread
 from engine.execution.step_batch import BegunStep, PromptRows, StepBatch
-from engine.execution.team import Launch, RankTeam
+from engine.execution.team import Launch, RankTeam, generations_of
+from engine.experts.access import ExpertAccess
+from engine.experts.connecting import connection_to
+from engine.experts.following import ExpertConnection
 from engine.grammar import GrammarStore
 from engine.kernels.interface import BatchLayout, Span
 from engine.kv.parts import PoolPart
-from engine.kv.pool import KVPool
 from engine.kv.swap import SwapSpace
 from engine.loading.adapters import AdapterSlots, AdapterWeights
 from engine.loading.load import LoadedModel, load_model
@@ -77,9 +78,11 @@ class Executor:
         ranks: Ranks | None = None,
         team: RankTeam | None = None,
         parts: tuple[PoolPart, ...] = (),
+        experts: ExpertConnection | None = None,
     ) -> None:
         """ranks: None where there is one. team: the leader's followers. parts: the pools of all ranks, if
-        this one leads; empty: this one's is the whole."""
+        this one leads; empty: this one's is the whole. experts: where they are on ranks of their own."""
+        self.experts = experts
         self._ranks, self._team = ranks, team
         self._unfinished = UnfinishedSteps() if ranks is not None and ranks.leads_stages else None
         self._owns_pool = ranks is None or ranks.has_pool
@@ -94,7 +97,7 @@ class Executor:
         self.notes = (*loaded.notes, *(draft.notes if draft is not None else ()))
         """Lines for `Member.notes`."""
         self.kernels, self.kv = loaded.kernels, loaded.kv
-        self.generations = _written(loaded.kv, team)
+        self.generations = generations_of(loaded.kv, team)
         """The table of whoever gives blocks out."""
         self.geometry: KVGeometry = loaded.kv.geometry
         self.max_model_tokens = loaded.context_tokens
@@ -124,8 +127,8 @@ class Executor:
             device=loaded.kv.device,
         )
         self.offloading, self.floor_s = loaded.offloading, loaded.floor_s
-        # What ranks do together has not been recorded on a device yet.
-        recorded = recorded_sequences(engine, loaded.floor_s) if ranks is None else 0
+        # What ranks do together is not recorded on a device, nor are rows that go to other processes.
+        recorded = recorded_sequences(engine, loaded.floor_s) if ranks is None and experts is None else 0
         self._graphs = make_graphs(loaded.model, loaded.kernels, loaded.kv, sequences_max=recorded)
         self._engine = engine
 
@@ -141,17 +144,20 @@ class Executor:
         progress: Progress | None = None,
         spread: Spread | None = None,
         launch: Launch | None = None,
+        access: ExpertAccess | None = None,
     ) -> "Executor":
         """Load a model, with followers if `engine.shape` asks for several ranks: on this host, or where
-        `spread` says. `launch`: see `RankTeam.start`. Raises SetupError, see `load_model`, `RankTeam` and
-        `DraftModel.load`, and GroupBroken for a rank that is lost."""
+        `spread` says. `launch`: see `RankTeam.start`. `access`: to expert ranks; None: experts are loaded.
+        Raises SetupError, see `load_model`, `RankTeam` and `DraftModel.load`, and GroupBroken for a rank that
+        is lost."""
         set_threads(engine)
         Executor.load_count += 1
         shape = Shape.parse(engine.shape)
-        if not shape.is_single:
-            return cls._load_leader(model, engine, shape, progress, spread, launch)
-        loaded = load_model(model, engine, progress=progress)
-        return cls(loaded, engine, draft=load_draft(model, engine, loaded))
+        with connection_to(access) as experts:
+            if not shape.is_single:
+                return cls._load_leader(model, engine, shape, progress, spread, launch, experts)
+            loaded = load_model(model, engine, routed=experts and experts.routed, progress=progress)
+            return cls(loaded, engine, draft=load_draft(model, engine, loaded), experts=experts)
 
     @classmethod
     def _load_leader(
@@ -162,18 +168,22 @@ class Executor:
         progress: Progress | None,
         spread: Spread | None,
         launch: Launch | None,
+        experts: ExpertConnection | None,
     ) -> "Executor":
         check_ranks(model, engine, shape)
         divisions = divisions_of(model, shape)  # a shape that does not fit is said before anything starts
-        team = RankTeam.start(shape, model, engine, spread, launch)
+        team = RankTeam.start(shape, model, engine, spread, launch, experts and experts.access)
         model = on_device(model, 0)
         try:
-            loaded = load_rank(model, engine, team.ranks, divisions[team.ranks.rank], progress)
+            division = divisions[team.ranks.rank]
+            loaded = load_rank(model, engine, team.ranks, division, progress, experts)
             draft = load_draft(model, engine, loaded)
             ready = team.wait_ready()
             addresses = {rank: ready[rank].pool_address for rank in team.local_ranks[1:]}
             parts = mapped_parts(model, engine, divisions, loaded.kv, addresses)
-            executor = cls(loaded, engine, draft=draft, ranks=team.ranks, team=team, parts=parts)
+            executor = cls(
+                loaded, engine, draft=draft, ranks=team.ranks, team=team, parts=parts, experts=experts
+            )
             floors = {rank: report.floor_s for rank, report in ready.items()}
             executor.floor_s = team.ranks.floor_s({**floors, team.ranks.rank: executor.floor_s})
             return executor
@@ -182,12 +192,16 @@ class Executor:
             raise
 
     @classmethod
-    def load_part(cls, model: ModelConfig, engine: EngineConfig, ranks: Ranks) -> "Executor":
+    def load_part(
+        cls, model: ModelConfig, engine: EngineConfig, ranks: Ranks, access: ExpertAccess | None = None
+    ) -> "Executor":
         """Load a follower's part. Raises SetupError, see `load_model`."""
         set_threads(engine)
         Executor.load_count += 1
-        loaded = load_rank(model, engine, ranks, divisions_of(model, ranks.shape)[ranks.rank], None)
-        return cls(loaded, engine, ranks=ranks)
+        division = divisions_of(model, ranks.shape)[ranks.rank]
+        with connection_to(access) as experts:
+            loaded = load_rank(model, engine, ranks, division, experts=experts)
+            return cls(loaded, engine, ranks=ranks, experts=experts)
 
     @property
     def has_remote_parts(self) -> bool:
@@ -413,17 +427,8 @@ class Executor:
     def warm_up(self) -> None:
         """Compute a full prompt chunk and a batch of decodes, so that the first request does not pay
         for reading weights and first-time set-up. Call before any block holds anything."""
-        block_count = self.kv.block_count
-        chunk = min(self._engine.step_tokens_max, self.max_model_tokens - 1)
-        decodes = min(self._engine.batch_sequences_max, block_count)
-        greedy = SamplingParams(max_tokens=1)
-
-        def item(number: int, tokens: tuple[int, ...], blocks: tuple[int, ...]) -> StepItem:
-            key = SeqKey(SequenceId(f"warm-up/{number}"), 0)
-            return StepItem(key, tokens, 0, blocks, 0, greedy)
-
-        self.execute(StepPlan((item(0, (0,) * max(1, chunk), tuple(range(block_count))),), 0))
-        self.execute(StepPlan(tuple(item(n, (0,), (n,)) for n in range(decodes)), 1))
+        for plan in warm_up_plans(self._engine, self.max_model_tokens, self.kv.block_count):
+            self.execute(plan)
         self._forget_experts()
 
     def time_itself(self, budget_s: float) -> Measured:
@@ -490,8 +495,5 @@ class Executor:
             self._team.close()
         if self.offloading is not None:
             self.offloading.close()
-
-
-def _written(pool: KVPool, team: RankTeam | None) -> MutableSequence[int]:
-    """The leader's table of generations, through which ranks on other hosts learn what changes in it."""
-    return team.noted(pool.generations) if team is not None else cast(MutableSequence[int], pool.generations)
+        if self.experts is not None:
+            self.experts.close()

@@ -26,6 +26,7 @@ from engine.execution.load_ranks import claim_device
 from engine.execution.ranks import Ranks
 from engine.execution.spread import FollowerSetup, join_mesh
 from engine.execution.team import JOIN_S, place_of, world_timeout_s
+from engine.experts.access import ExpertAccess
 from engine.loading.adapters import AdapterWeights
 from engine.parallel.group import GroupBroken
 from engine.parallel.order_channel import OrderReceiver
@@ -134,7 +135,8 @@ def follow(setup: FollowerSetup, beside: Beside = contextlib.nullcontext) -> int
         return 1
     try:
         began_s = time.monotonic()
-        executor = Executor.load_part(model, engine, ranks)
+        access = ExpertAccess.from_json(setup.experts) if setup.experts else None
+        executor = Executor.load_part(model, engine, ranks, access)
         with beside(executor):
             orders.report(FollowerReady(executor.kv.address, time.monotonic() - began_s, executor.floor_s))
             Follower(executor, orders, ranks).run()

@@ -12,6 +12,7 @@ from engine.devices import TORCH_DTYPES, torch_device
 from engine.execution.context import ContextStage
 from engine.execution.draft import DraftModel
 from engine.execution.ranks import Ranks, StagedModel
+from engine.experts.following import ExpertConnection
 from engine.kv.parts import PoolPart
 from engine.kv.pool import KVPool
 from engine.loading.load import LoadedModel, load_model
@@ -67,7 +68,12 @@ def divisions_of(model: ModelConfig, shape: Shape) -> tuple[Division, ...]:
 
 
 def load_rank(
-    model: ModelConfig, engine: EngineConfig, ranks: Ranks, division: Division, progress: Progress | None
+    model: ModelConfig,
+    engine: EngineConfig,
+    ranks: Ranks,
+    division: Division,
+    progress: Progress | None = None,
+    experts: ExpertConnection | None = None,
 ) -> LoadedModel:
     is_staged = ranks.shape.pipeline > 1
     loaded = load_model(
@@ -77,6 +83,7 @@ def load_rank(
         context=ranks.context,
         layers=division.layers if is_staged else None,
         shares_pool=not ranks.is_leader and not has_own_pool(model, engine),
+        routed=experts.routed if experts is not None else None,
         progress=progress,
     )
     if not is_staged and ranks.context is None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
+from baton.config import EngineConfig
 from baton.core.costs import prompt_pairs
 from baton.core.geometry import blocks_for
 from baton.core.ids import SeqKey, SequenceId
@@ -163,3 +164,16 @@ class _Maker:
             sampling=self._sampling,
             prompt_token_count=end,
         )
+
+
+def warm_up_plans(engine: EngineConfig, max_model_tokens: int, block_count: int) -> tuple[StepPlan, StepPlan]:
+    """A full prompt chunk, and a batch of decodes."""
+    chunk = min(engine.step_tokens_max, max_model_tokens - 1)
+    decodes = min(engine.batch_sequences_max, block_count)
+    greedy = SamplingParams(max_tokens=1)
+
+    def item(number: int, tokens: tuple[int, ...], blocks: tuple[int, ...]) -> StepItem:
+        return StepItem(SeqKey(SequenceId(f"warm-up/{number}"), 0), tokens, 0, blocks, 0, greedy)
+
+    whole = item(0, (0,) * max(1, chunk), tuple(range(block_count)))
+    return StepPlan((whole,), 0), StepPlan(tuple(item(n, (0,), (n,)) for n in range(decodes)), 1)

@@ -36,6 +36,8 @@ class FollowerSetup(msgspec.Struct, frozen=True):
     """The ranks are on several hosts."""
     tls: str = ""
     """`TlsConfig` as JSON, where the rank connects to others over TCP; empty: it does not."""
+    experts: str = ""
+    """`ExpertAccess` as JSON; empty: the rank holds its part of all experts."""
 
 
 class StageHost(Protocol):

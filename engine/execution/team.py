@@ -37,7 +37,9 @@ from engine.execution.spread import (
     cores_on_host,
     on_this_host,
 )
+from engine.experts.access import ExpertAccess
 from engine.kv.generations import NotedGenerations
+from engine.kv.pool import KVPool
 from engine.parallel.collectives import collectives_of
 from engine.parallel.group import Group, GroupBroken, broadcast_address
 from engine.parallel.order_channel import OrderSender
@@ -227,16 +229,18 @@ class RankTeam:
         engine: EngineConfig,
         spread: Spread | None = None,
         launch: Launch | None = None,
+        access: ExpertAccess | None = None,
     ) -> "RankTeam":
         """Start the followers' processes and wait until all have joined. Stages are on this host, or where
-        `spread` says. `launch` starts followers of this host that the worker has parts of its KV in. Raises
-        SetupError, and GroupBroken if one of them does not get so far."""
+        `spread` says. `launch` starts followers of this host that the worker has parts of its KV in. `access`
+        is that of the leader to expert ranks, if there are any. Raises SetupError, and GroupBroken if one of
+        them does not get so far."""
         spread = spread if spread is not None and spread.has_others else None
         world, orders = _begun(shape, engine, spread)
         team, joined = cls(shape, world, orders, spread, launch), threading.Event()
         watcher = threading.Thread(target=team._watch_start, args=(joined,), name="ranks-start", daemon=True)
         try:
-            team._spawn_all(model, engine)
+            team._spawn_all(model, engine, access)
             watcher.start()
             world.wait_for_all(timeout_s=JOIN_S)
             orders.wait_for_all(timeout_s=JOIN_S)
@@ -351,10 +355,10 @@ class RankTeam:
         if self._listener.is_alive():
             self._listener.join()
 
-    def _spawn_all(self, model: ModelConfig, engine: EngineConfig) -> None:
+    def _spawn_all(self, model: ModelConfig, engine: EngineConfig, access: ExpertAccess | None) -> None:
         """Raises SetupError, GroupBroken."""
         tls = ""
-        if self.has_remote_parts:
+        if self.has_remote_parts or access is not None:
             identity = chosen().identity
             tls = (identity.config if identity is not None else TlsConfig()).model_dump_json()
         launch = self._launch or launch_follower
@@ -373,6 +377,7 @@ class RankTeam:
                 engine.model_dump_json(),
                 is_spread=self._spread is not None,
                 tls=tls,
+                experts=access.of_rank(rank).to_json() if access is not None else "",
             )
             if host is None:
                 self._processes.append(launch(setup))
@@ -422,3 +427,8 @@ class RankTeam:
         self._orders.abort(reason)
         if on_lost is not None:
             on_lost(reason)
+
+
+def generations_of(pool: KVPool, team: RankTeam | None) -> MutableSequence[int]:
+    """The leader's table of generations, through which ranks on other hosts learn what changes in it."""
+    return team.noted(pool.generations) if team is not None else cast(MutableSequence[int], pool.generations)

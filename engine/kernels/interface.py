@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from baton.core.geometry import blocks_for
 from engine.kernels.movable import MovableWeights
 from engine.kernels.weights import ExpertMatrices, Matrix
 
@@ -39,6 +40,12 @@ class Span:
     def context_tokens(self) -> int:
         """Positions to attend to, from the last token's view."""
         return self.first_position + self.token_count
+
+    def cut(self, start: int, end: int, *, block_tokens: int) -> "Span":
+        """The part of tokens `start` to `end` of these."""
+        first, count = self.first_position + start, end - start
+        blocks = blocks_for(first + count, block_tokens)
+        return Span(first, count, self.block_ids[:blocks], self.adapter_slot)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +114,8 @@ class Kernels(Protocol[Plan, Packed, PackedExperts]):
     """
 
     is_batch_invariant: bool
+    block_tokens: int
+    """Positions of a block of the pool."""
 
     # --- weights, at load ---
 

@@ -123,6 +123,7 @@ class NativeAttention:
     def __init__(self, pool: KVPool) -> None:
         """Raises SetupError: a kind of KV this has no code for; NativeUnavailable: no compiler."""
         geometry = pool.geometry
+        self.block_tokens = pool.geometry.block_tokens
         _check(geometry, pool.device)
         self._native = _library()
         self._memory = pool  # the struct below holds its address

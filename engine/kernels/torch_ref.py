@@ -35,6 +35,7 @@ class TorchKernels:
     def __init__(self, pool: KVPool) -> None:
         geometry = pool.geometry
         self._pool = pool
+        self.block_tokens = pool.geometry.block_tokens
         self._dtype = TORCH_DTYPES[geometry.dtype]
         self._planner = TorchPlanner(geometry, pool.device)
         self._rows = kv_rows(pool)

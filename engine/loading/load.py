@@ -1,7 +1,7 @@
 """The way from a model folder and the configuration to a model that computes."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,12 +34,15 @@ from engine.model_files.sizes import context_tokens, kv_geometry, pool_block_cou
 from engine.model_files.spec import ModelSpec
 from engine.models.decoder import Decoder, Progress
 from engine.models.fallback import FallbackModel
-from engine.models.linear import Linear, Loader
+from engine.models.linear import Linear, Loader, RoutedExperts
 from engine.models.model import LanguageModel
 from engine.models.tensor_ranks import TensorRanks
 from engine.offload.choice import MEMORY_ADVICE, Room
 from engine.offload.memory import memory_room
 from engine.parallel.group import Group, broadcast_address
+
+RoutedFactory = Callable[[Division, torch.dtype], RoutedExperts]
+"""Connects a rank of a model, of this data type, to the expert ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +84,13 @@ def load_model(
     context: Group | None = None,
     layers: range | None = None,
     shares_pool: bool = False,
+    routed: RoutedFactory | None = None,
     progress: Progress | None = None,
 ) -> LoadedModel:
     """Read a rank's part of the model and allocate its KV pool. group: the tensor ranks; None: there is one.
     context: the context ranks, which have one pool together; None: there is one. layers: of the pipeline
-    stage; None: all. shares_pool: other processes may map the pool. `progress(layers loaded, layers in all)`.
+    stage; None: all. shares_pool: other processes may map the pool. routed: connects to expert ranks; None:
+    the model's experts are loaded. `progress(layers loaded, layers in all)`.
 
     Raises SetupError: no such model, an unsupported or damaged one, one that cannot be divided so, no such
     device, too little memory.
@@ -108,7 +113,8 @@ def load_model(
         dtype = TORCH_DTYPES[geometry.dtype]
         source = open_source(checkpoint, spec, model, dtype=dtype, device=device)
         offloading = _offloading(model, engine, division, checkpoint, dtype, kv_bytes)
-        loader = _loader(source, kernels, division, group, offloading)
+        remote = None if routed is None else routed(division, dtype)
+        loader = _loader(source, kernels, division, group, offloading, remote)
         network, linears = _decoder(division, loader, offloading, checkpoint, tokens, progress)
         notes.extend(offloading.notes)
     else:
@@ -229,11 +235,12 @@ def _loader(
     division: Division,
     group: Group | None,
     offloading: Offloading,
+    routed: RoutedExperts | None,
 ) -> Loader[Any, Any, Any]:
     if group is None or group.size == 1:
-        return Loader(source, kernels, keeper=offloading)
+        return Loader(source, kernels, keeper=offloading, routed=routed)
     ranks = TensorRanks(group, division.vocabulary)
-    return Loader(DividedSource(source, division), kernels, ranks, offloading)
+    return Loader(DividedSource(source, division), kernels, ranks, offloading, routed)
 
 
 def _made_dense(types: list[str]) -> Iterator[str]:

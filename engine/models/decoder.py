@@ -12,9 +12,10 @@ from engine.model_files.division import ONLY_STAGE, StagePlace
 from engine.model_files.spec import ModelSpec
 from engine.models.attention import Attention, GroupedAttention
 from engine.models.expert_counts import ExpertCounts
-from engine.models.linear import LayerPlace, Linear, Loader, Norm, StepContext
+from engine.models.halves import OVERLAP_ROWS_MIN, Half, halves_of
+from engine.models.linear import LayerPlace, Linear, Loader, MatrixSource, Norm, StepContext
 from engine.models.mla import LatentAttention
-from engine.models.mlp import GatedMlp, Mlp
+from engine.models.mlp import Finish, GatedMlp, Mlp
 from engine.models.moe import MixtureOfExperts
 from engine.models.rope import frequencies
 
@@ -23,6 +24,11 @@ Progress = Callable[[int, int], None]
 
 _PREFIXES = ("model.", "language_model.model.", "model.language_model.")
 """Places of the decoder in a checkpoint: alone, or inside a model that also reads images."""
+
+
+def decoder_prefix(source: MatrixSource) -> str:
+    """Where the decoder is in a checkpoint, with a dot: the beginning of the names of its tensors."""
+    return next((p for p in _PREFIXES if source.has(f"{p}embed_tokens")), _PREFIXES[0])
 
 
 class Layer:
@@ -66,12 +72,19 @@ class Layer:
     def finish(self, hidden: Tensor, attended: Tensor, step: StepContext[Plan]) -> Tensor:
         """The rest of the layer after attention. `hidden` is the layer's input, of the same rows, and may be
         overwritten."""
-        if self._after_attention is None or self._after_mlp is None:
+        return self.begin(hidden, attended, step)()
+
+    def begin(self, hidden: Tensor, attended: Tensor, step: StepContext[Plan]) -> Finish:
+        """`finish` in two parts: when this returns, rows that go to experts elsewhere are on their way."""
+        after_mlp = self._after_mlp
+        if self._after_attention is None or after_mlp is None:
             residual = self._own_residual(hidden)
             hidden = self._total(self.attention.output(attended, step, residual=residual))
-            return self._total(self._mlp(self._mlp_norm(hidden), step, residual=self._own_residual(hidden)))
-        hidden = hidden + self._after_attention(self._total(self.attention.output(attended, step)))
-        return hidden + self._after_mlp(self._total(self._mlp(self._mlp_norm(hidden), step)))
+            rest = self._mlp.begin(self._mlp_norm(hidden), step, residual=self._own_residual(hidden))
+            return lambda: self._total(rest())
+        after = hidden + self._after_attention(self._total(self.attention.output(attended, step)))
+        rest = self._mlp.begin(self._mlp_norm(after), step)
+        return lambda: after + after_mlp(self._total(rest()))
 
     def leave_out(self) -> None:
         """The step ends after `queries`."""
@@ -123,7 +136,8 @@ class Decoder(Generic[Plan, Packed, PackedExperts]):
         source = loader.source
         self._spec, self._kernels, self._ranks, self._stage = spec, loader.kernels, loader.ranks, stage
         self.layer_count, self.is_last = spec.layer_count, stage.is_last
-        at = next((p for p in _PREFIXES if source.has(f"{p}embed_tokens")), _PREFIXES[0])
+        self._routed, self._block_tokens = loader.routed, loader.kernels.block_tokens
+        at = decoder_prefix(source)
         vocab, hidden = spec.vocab_size, spec.hidden_size
         self._embedding: Tensor | None = None
         if stage.is_first or (stage.is_last and spec.tie_embeddings):
@@ -172,9 +186,64 @@ class Decoder(Generic[Plan, Packed, PackedExperts]):
         on_written: called in every layer when the KV of all tokens is written, before any is read.
         A stage that is not the last returns all rows, before any norm."""
         positions = torch.from_numpy(layout.positions()).to(tokens.device)
+        halves = None if on_written is not None else self._halves(layout)
+        if halves is not None:
+            return self._compute_halves(tokens, halves, rows, positions, hidden)
         plan = self._kernels.plan(layout, self.ropes(positions), windows=self.windows)
         step = _step_context(plan, layout, tokens.device)
         return self.compute(tokens, step, rows, hidden=hidden, on_written=on_written)
+
+    def _halves(self, layout: BatchLayout) -> tuple[BatchLayout, BatchLayout] | None:
+        """Two batches that are computed in turn, one's attention while the other's rows are with experts
+        elsewhere; None: it is not worth it, or no rows go elsewhere."""
+        moe, routed = self._spec.moe, self._routed
+        if moe is None or routed is None or not routed.overlaps:
+            return None
+        if any(isinstance(layer, StreamedLayer) for layer in self._layers):
+            return None
+        rows_of_expert = layout.token_count * moe.experts_per_token / moe.expert_count
+        return halves_of(layout, self._block_tokens) if rows_of_expert >= OVERLAP_ROWS_MIN else None
+
+    def _compute_halves(
+        self,
+        tokens: Tensor,
+        halves: tuple[BatchLayout, BatchLayout],
+        rows: Tensor,
+        positions: Tensor,
+        hidden: Tensor | None,
+    ) -> Tensor:
+        hidden = self._embedded(tokens) if hidden is None else hidden
+        cut = halves[0].token_count
+        of_half = (rows < cut, rows >= cut)
+        parts: list[Half[Plan]] = []
+        for number, layout in enumerate(halves):
+            own = slice(0, cut) if number == 0 else slice(cut, None)
+            plan = self._kernels.plan(layout, self.ropes(positions[own]), windows=self.windows)
+            asked = rows[of_half[number]] - (cut if number else 0)
+            parts.append(Half(hidden[own], _step_context(plan, layout, tokens.device), asked))
+        layers = [layer for layer in self._layers if isinstance(layer, Layer)]
+        for layer in layers[:-1] if self._stage.is_last else layers:
+            for half in parts:
+                own_hidden = half.collect()
+                q = layer.queries(own_hidden, half.step)
+                half.rest = layer.begin(own_hidden, layer.attention.attend(q, half.step), half.step)
+        if self._norm is None:
+            return torch.cat([half.collect() for half in parts])
+        last = layers[-1]
+        for half in parts:
+            own_hidden, asked = half.collect(), half.rows
+            q = last.queries(own_hidden, half.step)
+            if not len(asked):
+                continue
+            attended = last.attention.attend(q, half.step)[asked]
+            half.rest = last.begin(own_hidden[asked], attended, half.step.rows(asked))
+        if not len(rows) and self._ranks is not None:
+            self._ranks.meet(hidden)  # see `compute`
+        out = hidden.new_empty((len(rows), hidden.shape[1]))
+        for mine, half in zip(of_half, parts, strict=True):
+            if len(half.rows):
+                out[mine] = half.collect()
+        return self._norm(out)
 
     def ropes(self, positions: Tensor) -> RopeTables:
         """positions int64 [T]."""

@@ -185,6 +185,21 @@ class Norm:
         return self._kernels.rms_norm(x, self._weight, self._eps)
 
 
+class RoutedExperts(Protocol):
+    """Experts that are elsewhere. Layers are counted from 0 among the rank's that have experts."""
+
+    overlaps: bool
+    """Whether large batches are computed as two halves in turn."""
+
+    def begin(self, layer: int, x: Tensor, chosen: Tensor) -> Any:
+        """Send rows x [T, hidden] to their experts, chosen int64 [T, k]. `finish` must follow."""
+        ...
+
+    def finish(self, sent: Any, weights: Tensor) -> Tensor:
+        """Sum over j of weights[t, j] * MLP_{chosen[t, j]}(x[t]); weights float32 [T, k] -> [T, hidden]."""
+        ...
+
+
 class Loader(Generic[Plan, Packed, PackedExperts]):
     """Makes the parts of a model out of a source, for one set of kernels."""
 
@@ -194,9 +209,11 @@ class Loader(Generic[Plan, Packed, PackedExperts]):
         kernels: Kernels[Plan, Packed, PackedExperts],
         ranks: TensorRanks | None = None,
         keeper: LayerKeeper | None = None,
+        routed: RoutedExperts | None = None,
     ) -> None:
         """ranks: those among which the model is divided, `source` giving one's part; None: it is whole.
-        keeper: None if all layers stay in memory."""
+        keeper: None if all layers stay in memory. routed: None if the model's experts are loaded here."""
+        self.routed = routed
         self.source, self.kernels, self.ranks, self._keeper = source, kernels, ranks, keeper
         self._packed: list[Packed | PackedExperts | Tensor] = []
         """Weights of the layer that is read now."""

@@ -1,5 +1,6 @@
 """The gated MLP of a layer (arXiv 2002.05202)."""
 
+from collections.abc import Callable
 from typing import Any, Generic, Protocol
 
 from torch import Tensor
@@ -8,10 +9,14 @@ from engine.kernels.interface import Activation, Packed, PackedExperts, Plan
 from engine.model_files.spec import ModelSpec
 from engine.models.linear import Linear, Loader, StepContext
 
+Finish = Callable[[], Tensor]
+"""Waits for the rest of a computation and returns its result [T, hidden]. It is called once."""
+
 
 class Mlp(Protocol):
-    def __call__(self, x: Tensor, step: StepContext[Any], *, residual: Tensor | None = None) -> Tensor:
-        """x [T, hidden], normed -> [T, hidden]; may overwrite `residual` and return it."""
+    def begin(self, x: Tensor, step: StepContext[Any], *, residual: Tensor | None = None) -> Finish:
+        """x [T, hidden], normed -> what gives [T, hidden]; may overwrite `residual` and return it. Rows that
+        go elsewhere are on their way when it returns."""
         ...
 
 
@@ -31,6 +36,11 @@ class GatedMlp(Generic[Packed]):
         self._down: Linear[Packed] = loader.linear(
             (f"{name}.down_proj", spec.hidden_size), in_size=inner_size, bias=spec.mlp_bias
         )
+
+    def begin(self, x: Tensor, step: StepContext[Any], *, residual: Tensor | None = None) -> Finish:
+        """See `Mlp`."""
+        out = self(x, step, residual=residual)
+        return lambda: out
 
     def __call__(self, x: Tensor, step: StepContext[Any], *, residual: Tensor | None = None) -> Tensor:
         return self._down(self._gate_up.gated(x, step, self._activation), step, residual=residual)

@@ -9,8 +9,8 @@ from engine.kernels.interface import Activation, Packed, PackedExperts, Plan
 from engine.kernels.weights import ExpertMatrices, Matrix, join_rows
 from engine.model_files.spec import ModelSpec, MoeSpec
 from engine.models.expert_counts import ExpertCounts
-from engine.models.linear import Linear, Loader, StepContext
-from engine.models.mlp import GatedMlp
+from engine.models.linear import Linear, Loader, MatrixSource, StepContext
+from engine.models.mlp import Finish, GatedMlp
 
 
 class MixtureOfExperts(Generic[Packed, PackedExperts]):
@@ -30,7 +30,7 @@ class MixtureOfExperts(Generic[Packed, PackedExperts]):
         self._counts, self._row = counts, counts.layers.index(layer)
         self._activation: Activation = spec.activation
         moe, hidden = spec.moe, spec.hidden_size
-        name = at + ("block_sparse_moe" if moe.expert_names == "block_sparse_moe" else "mlp")
+        name = experts_name(moe, at)
         router = f"{name}.router" if moe.expert_names == "gpt_oss" else f"{name}.gate"
         matrix = loader.source.matrix(router, moe.expert_count, hidden, bias=moe.router_bias)
         self._router: Linear[Packed] = loader.joined([matrix], [(router, moe.expert_count)])
@@ -38,7 +38,10 @@ class MixtureOfExperts(Generic[Packed, PackedExperts]):
         if moe.has_correction_bias:
             bias_name = f"{router}.e_score_correction_bias"
             self._correction = loader.source.tensor(bias_name, moe.expert_count, dtype=torch.float32)
-        self._experts: PackedExperts = loader.experts(_load_experts(spec, moe, loader, name))
+        self._routed = loader.routed
+        self._experts: PackedExperts | None = None
+        if self._routed is None:
+            self._experts = loader.experts(_load_experts(spec, moe, loader.source, name))
         self._shared: GatedMlp[Packed] | None = None
         self._shared_gate: Linear[Packed] | None = None
         if moe.shared_intermediate_size:
@@ -47,16 +50,34 @@ class MixtureOfExperts(Generic[Packed, PackedExperts]):
         if moe.shared_gate:
             self._shared_gate = loader.linear((f"{name}.shared_expert_gate", 1), in_size=hidden)
 
-    def __call__(self, x: Tensor, step: StepContext[Any], *, residual: Tensor | None = None) -> Tensor:
+    def begin(self, x: Tensor, step: StepContext[Any], *, residual: Tensor | None = None) -> Finish:
+        """See `Mlp`."""
         chosen, weights = choose_experts(self._moe, self._router.logits(x), self._correction)
         self._counts.add(self._row, chosen, step.is_token)
-        out = self._kernels.experts(x, self._experts, chosen, weights, self._activation)
-        if self._shared is not None:
-            shared = self._shared(x, step)
-            if self._shared_gate is not None:
-                shared = shared * _sigmoid(self._shared_gate(x, step))
-            out = out + shared
-        return out if residual is None else out + residual
+        if self._routed is None:
+            assert self._experts is not None
+            out = self._kernels.experts(x, self._experts, chosen, weights, self._activation)
+            out = _sum(out, self._of_shared(x, step), residual)
+            return lambda: out
+        routed, sent = self._routed, self._routed.begin(self._row, x, chosen)
+        try:  # the shared expert computes while the rows are away
+            shared = self._of_shared(x, step)
+        except BaseException:
+            routed.finish(sent, weights)
+            raise
+        return lambda: _sum(routed.finish(sent, weights), shared, residual)
+
+    def _of_shared(self, x: Tensor, step: StepContext[Any]) -> Tensor | None:
+        """What the expert that every token passes gives [T, hidden]; None: there is none."""
+        if self._shared is None:
+            return None
+        shared = self._shared(x, step)
+        return shared if self._shared_gate is None else shared * _sigmoid(self._shared_gate(x, step))
+
+
+def _sum(out: Tensor, shared: Tensor | None, residual: Tensor | None) -> Tensor:
+    out = out if shared is None else out + shared
+    return out if residual is None else out + residual
 
 
 def choose_experts(moe: MoeSpec, logits: Tensor, correction: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -94,24 +115,27 @@ def _within_best_groups(moe: MoeSpec, scores: Tensor) -> Tensor:
     return grouped.masked_fill(left_out[..., None], float("-inf")).flatten(1)
 
 
-def _load_experts(spec: ModelSpec, moe: MoeSpec, loader: Loader[Any, Any, Any], name: str) -> ExpertMatrices:
+def experts_name(moe: MoeSpec, at: str) -> str:
+    """The module of a layer's mixture in the checkpoint. at: the layer's name with a dot."""
+    return at + ("block_sparse_moe" if moe.expert_names == "block_sparse_moe" else "mlp")
+
+
+def expert_matrices(spec: ModelSpec, source: MatrixSource, name: str, expert: int) -> tuple[Matrix, Matrix]:
+    """One routed expert: gate and up rows as one matrix [2 I, hidden], and down [hidden, I]. name: see
+    `experts_name`. Raises SetupError, see `MatrixSource`."""
+    moe = spec.moe
+    assert moe is not None
     gate, up, down = ("w1", "w3", "w2") if moe.expert_names == "block_sparse_moe" else _PROJECTIONS
-    source, hidden, inner = loader.source, spec.hidden_size, moe.intermediate_size
-
-    def gate_up(expert: int) -> Matrix:
-        both = [
-            source.matrix(f"{name}.experts.{expert}.{part}", inner, hidden, bias=moe.expert_bias)
-            for part in (gate, up)
-        ]
-        return join_rows(both, source.dtype)
-
-    return ExpertMatrices(
-        tuple(gate_up(expert) for expert in range(moe.expert_count)),
-        tuple(
-            source.matrix(f"{name}.experts.{expert}.{down}", hidden, inner, bias=moe.expert_bias)
-            for expert in range(moe.expert_count)
-        ),
+    hidden, inner, bias = spec.hidden_size, moe.intermediate_size, moe.expert_bias
+    both = [source.matrix(f"{name}.experts.{expert}.{part}", inner, hidden, bias=bias) for part in (gate, up)]
+    return join_rows(both, source.dtype), source.matrix(
+        f"{name}.experts.{expert}.{down}", hidden, inner, bias=bias
     )
+
+
+def _load_experts(spec: ModelSpec, moe: MoeSpec, source: MatrixSource, name: str) -> ExpertMatrices:
+    found = [expert_matrices(spec, source, name, expert) for expert in range(moe.expert_count)]
+    return ExpertMatrices(tuple(gate_up for gate_up, _ in found), tuple(down for _, down in found))
 
 
 _PROJECTIONS = ("gate_proj", "up_proj", "down_proj")

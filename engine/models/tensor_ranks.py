@@ -19,6 +19,14 @@ class TensorRanks:
         self._tokens = vocabulary[group.rank]
         self._sizes = tuple(map(len, vocabulary))
 
+    @property
+    def rank(self) -> int:
+        return self._group.rank
+
+    @property
+    def size(self) -> int:
+        return self._group.size
+
     def residual(self, hidden: Tensor) -> Tensor | None:
         """The summand that goes into this rank's part of a sum: one rank adds it."""
         return hidden if self._group.rank == 0 else None

@@ -125,7 +125,7 @@ def test_a_wrong_command_and_a_wrong_option_are_noticed():
 
 SECTIONS = Config.model_json_schema()["properties"]
 VALUES = yaml.safe_load((ROOT / "deploy/helm/baton/values.yaml").read_text())
-ACCOUNTS = {"store.predicted_load_s", "store.actual_load_s"}
+ACCOUNTS = {"store.predicted_load_s", "store.actual_load_s", "experts.worst_layer"}
 """Figures that workers report under names like those of settings."""
 
 

@@ -57,3 +57,93 @@ DIRECTORY_DROPPED = Metric(
     "blocks",
     "Entries that the control plane's directory dropped for want of room.",
 )
+
+# --- control plane: expert ranks --------------------------------------------------------------------
+
+EXPERT_RANKS = Metric(
+    "baton_expert_ranks",
+    "gauge",
+    "ranks",
+    "Expert ranks of a group by phase: starting, ready, draining, lost.",
+    ("group", "phase"),
+)
+EXPERT_WANTED_RANKS = Metric(
+    "baton_expert_wanted_ranks", "gauge", "ranks", "Expert ranks that a group should have.", ("group",)
+)
+EXPERT_REPLICAS_MIN = Metric(
+    "baton_expert_min_replicas",
+    "gauge",
+    "replicas",
+    "Ranks that hold the expert which fewest hold; 0: rows for some expert wait.",
+    ("group",),
+)
+MISSING_EXPERTS = Metric(
+    "baton_expert_missing_experts",
+    "gauge",
+    "experts",
+    "Experts of all layers that no rank holds.",
+    ("group",),
+)
+SINGLE_EXPERTS = Metric(
+    "baton_expert_single_experts",
+    "gauge",
+    "experts",
+    "Experts of all layers that one rank holds alone: its loss stops their rows until they are loaded again.",
+    ("group",),
+)
+EXPERT_RANK_BALANCE = Metric(
+    "baton_expert_rank_balance_ratio",
+    "gauge",
+    "ratio",
+    "The mean load of a group's ranks over the busiest rank's: 1 is even, 1/R is all on one of R; layers: "
+    "mean (over layers), worst (of the layer with the least).",
+    ("group", "layers"),
+)
+EXPERT_EPOCH = Metric(
+    "baton_expert_map_epoch", "gauge", "events", "Epoch of the map of a group's experts.", ("group",)
+)
+EXPERT_CALLERS = Metric(
+    "baton_expert_caller_sessions",
+    "gauge",
+    "sessions",
+    "Processes of workers that follow the map of a group's experts.",
+    ("group",),
+)
+EXPERT_MIGRATIONS = Metric(
+    "baton_expert_migrations_total",
+    "counter",
+    "experts",
+    "Experts that ranks loaded beyond the first placement of their group.",
+    ("group",),
+)
+EXPERT_MIGRATED_BYTES = Metric(
+    "baton_expert_migrated_bytes_total", "counter", "bytes", "Bytes of these experts.", ("group",)
+)
+EXPERT_RANK_LOSSES = Metric(
+    "baton_expert_rank_losses_total",
+    "counter",
+    "ranks",
+    "Expert ranks that ended, or did not answer, without an order.",
+    ("group",),
+)
+EXPERT_REBALANCES = Metric(
+    "baton_expert_rebalances_total",
+    "counter",
+    "events",
+    "Placements of experts that were decided.",
+    ("group",),
+)
+EXPERT_RANK_ROWS = Metric(
+    "baton_expert_rank_rows_total",
+    "counter",
+    "rows",
+    "Rows that an expert rank computed, as it reports them; a row that goes to two experts counts twice.",
+    ("group", "rank"),
+)
+EXPERT_RANK_BUSY = Metric(
+    "baton_expert_rank_busy_seconds_total",
+    "counter",
+    "seconds",
+    "Time that an expert rank spent computing.",
+    ("group", "rank"),
+)

@@ -128,6 +128,52 @@ EXPERT_BALANCE = Metric(
     ("worker", "layers"),
 )
 
+# --- worker: expert ranks ---------------------------------------------------------------------------
+
+EXPERT_DISPATCHED_ROWS = Metric(
+    "baton_expert_dispatched_rows_total",
+    "counter",
+    "rows",
+    "Rows that the worker sent to expert ranks; a row that goes to two experts counts twice.",
+    ("worker",),
+)
+EXPERT_DISPATCHED_BYTES = Metric(
+    "baton_expert_dispatched_bytes_total",
+    "counter",
+    "bytes",
+    "Bytes of rows that the worker sent to expert ranks. A row travels once per rank.",
+    ("worker",),
+)
+EXPERT_COMBINED_BYTES = Metric(
+    "baton_expert_combined_bytes_total",
+    "counter",
+    "bytes",
+    "Bytes of rows that expert ranks sent back to the worker.",
+    ("worker",),
+)
+EXPERT_REROUTED_ROWS = Metric(
+    "baton_expert_rerouted_rows_total",
+    "counter",
+    "rows",
+    "Rows that were sent again to another replica, since the first rank did not answer.",
+    ("worker",),
+)
+EXPERT_WAIT = Metric(
+    "baton_expert_wait_seconds",
+    "histogram",
+    "seconds",
+    "Time for which a layer of a step waited for rows from expert ranks after its own work was done.",
+    ("worker",),
+    SHORT_BUCKETS,
+)
+EXPERT_SUSPECTED_RANKS = Metric(
+    "baton_expert_suspected_ranks_total",
+    "counter",
+    "ranks",
+    "Expert ranks that did not answer the worker in time, and got no more rows from it.",
+    ("worker",),
+)
+
 # --- worker: the store ------------------------------------------------------------------------------
 
 STORE_JOINED = Metric(

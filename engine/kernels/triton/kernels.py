@@ -57,6 +57,7 @@ class TritonKernels:
                 f"{self._facts.capability / 10}: use engine.kernels=torch"
             )
         self._pool, self._dtype = pool, TORCH_DTYPES[pool.geometry.dtype]
+        self.block_tokens = pool.geometry.block_tokens
         self._on_pool = PoolKernels(pool, self._dtype, self._facts)
         self._products = Products(self._dtype, self._facts)
         self._planner = TritonPlanner(pool.geometry, self._facts)

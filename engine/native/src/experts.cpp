@@ -1,6 +1,7 @@
 // Mixture of experts: the tokens of each expert become the rows of its products.
 #include <vector>
 
+#include "expert_exchange.h"
 #include "matrix.h"
 #include "vmath.h"
 
@@ -15,7 +16,7 @@ struct Workspace {
 };
 thread_local Workspace workspace;
 
-struct Call {
+struct ExpertsCall {
     const Matrix* const* gate_up;
     const Matrix* const* down;
     int64_t expert_count, tokens, chosen_count, hidden, inner;
@@ -28,7 +29,7 @@ struct Call {
 };
 
 // Pairs (token, choice) in the order of their experts. An expert out of range is nobody's: it adds nothing.
-void group(const Call& call, Workspace& w) {
+void group(const ExpertsCall& call, Workspace& w) {
     const int64_t pairs = call.tokens * call.chosen_count;
     w.starts.assign(static_cast<size_t>(call.expert_count + 1), 0);
     w.token_of.resize(static_cast<size_t>(pairs));
@@ -51,7 +52,7 @@ void* aligned(std::vector<char>& memory, int64_t bytes) {
     return reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(memory.data()) + 63) / 64 * 64);
 }
 
-bool run_products(const Call& call, Workspace& w, char* hidden, float* outputs) {
+bool run_products(const ExpertsCall& call, Workspace& w, char* hidden, float* outputs) {
     const int64_t size = call.dtype == F32 ? 4 : 2;
     for (const bool first : {true, false}) {
         w.products.clear();
@@ -74,26 +75,29 @@ bool run_products(const Call& call, Workspace& w, char* hidden, float* outputs) 
     return true;
 }
 
-void combine(const Call& call, const Workspace& w, const float* outputs) {
-    parallel_for(call.tokens, [&](int64_t t, int) {
-        const size_t bytes = static_cast<size_t>(call.hidden) * 4;
+}  // namespace
+
+void combine_rows(const float* outputs, const float* weights, const int32_t* place_of, int64_t tokens,
+                  int64_t chosen_count, int64_t hidden, int32_t dtype, void* out) {
+    parallel_for(tokens, [&](int64_t t, int) {
+        const size_t bytes = static_cast<size_t>(hidden) * 4;
         float* sum = static_cast<float*>(thread_scratch(0, bytes));
         std::memset(sum, 0, bytes);
-        for (int64_t j = 0; j < call.chosen_count; ++j) {
-            const int64_t pair = t * call.chosen_count + j;
-            if (w.place_of[static_cast<size_t>(pair)] < 0) continue;
-            const float weight = call.weights[pair];
-            const float* from = outputs + w.place_of[static_cast<size_t>(pair)] * call.hidden;
-            for (int64_t c = 0; c < call.hidden; ++c) sum[c] += weight * from[c];
+        for (int64_t j = 0; j < chosen_count; ++j) {
+            const int64_t pair = t * chosen_count + j;
+            const int64_t place = place_of ? place_of[pair] : pair;
+            if (place < 0) continue;
+            const float weight = weights[pair];
+            const float* from = outputs + place * hidden;
+            for (int64_t c = 0; c < hidden; ++c) sum[c] += weight * from[c];
         }
-        if (call.dtype == F32)
-            store_row(static_cast<float*>(call.out) + t * call.hidden, sum, call.hidden);
+        if (dtype == F32)
+            store_row(static_cast<float*>(out) + t * hidden, sum, hidden);
         else
-            store_row(static_cast<bf16*>(call.out) + t * call.hidden, sum, call.hidden);
+            store_row(static_cast<bf16*>(out) + t * hidden, sum, hidden);
     });
 }
 
-}  // namespace
 }  // namespace baton
 
 // out [tokens, hidden] = sum over j of weights[t, j] * down(act(gate) * up) of expert chosen[t, j], in the order
@@ -107,7 +111,7 @@ BATON_API int32_t baton_experts(const void* const* gate_up, const void* const* d
     if (tokens == 0) return 0;
     const auto matrices = [](const void* const* list) { return reinterpret_cast<const Matrix* const*>(list); };
     const Matrix* first = matrices(gate_up)[0];
-    const Call call{matrices(gate_up), matrices(down), expert_count, tokens, chosen_count, first->k, first->n / 2,
+    const ExpertsCall call{matrices(gate_up), matrices(down), expert_count, tokens, chosen_count, first->k, first->n / 2,
                     x, x_stride, dtype, activation, chosen, weights, out};
     Workspace& w = workspace;
     group(call, w);
@@ -115,6 +119,6 @@ BATON_API int32_t baton_experts(const void* const* gate_up, const void* const* d
     char* hidden = static_cast<char*>(aligned(w.hidden, pairs * call.inner * (dtype == F32 ? 4 : 2)));
     float* outputs = static_cast<float*>(aligned(w.outputs, pairs * call.hidden * 4));
     if (!run_products(call, w, hidden, outputs)) return 1;
-    combine(call, w, outputs);
+    combine_rows(outputs, weights, w.place_of.data(), tokens, chosen_count, call.hidden, dtype, out);
     return 0;
 }

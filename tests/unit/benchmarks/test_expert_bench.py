@@ -6,8 +6,16 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.experts.counts import adversarial
 from benchmarks.experts.eplb import balanced_packing, place_as_eplb, replicate_experts
-from benchmarks.experts.placement import ExpertCase, migration_count, slots_of_ranks
+from benchmarks.experts.placement import (
+    BALANCE_LOSS_MAX,
+    MIGRATION_PART_MAX,
+    ExpertCase,
+    compare,
+    migration_count,
+    slots_of_ranks,
+)
 from commands.bench import app
 from control_plane.experts.values import EMPTY
 
@@ -45,7 +53,9 @@ def test_a_migration_is_an_expert_that_a_rank_did_not_have():
     ("balance", "migrations", "is_within"), [(0.90, 50, True), (0.88, 50, False), (0.95, 51, False)]
 )
 def test_bounds(balance, migrations, is_within):
-    case = ExpertCase(*("zipf", 1, 8, 2, 0.0, 1, [balance], [0.9], 0.0, [migrations], [100], [1.0], 1.0))
+    case = ExpertCase(
+        *("zipf", 1, 8, 2, 0.0, 1, [balance], [0.9], 0.0, [migrations], [100], [1.0], [1.0], 1.0)
+    )
     assert case.is_within_bounds == is_within
 
 
@@ -71,3 +81,27 @@ def test_recorded_counts_follow_the_text(tmp_path):
     assert len(notes) == 2
     assert first.sum(axis=1).tolist() == [first[0].sum()] * 8, "every layer sees every token"
     assert not np.allclose(first / first.sum(), second / second.sum(), rtol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "redundancy", "groups"), [(32, 0.0625, 1), (64, 0.25, 1), (32, 0.25, 8), (64, 0.25, 8)]
+)
+def test_counts_that_change_altogether_keep_the_bounds(ranks, redundancy, groups):
+    """Rows in which no exchange of two ranks helps are among them, and nodes with little load."""
+    counts = adversarial(4, 61, 256, seed=1)
+    case = compare(
+        counts, name="adversarial", ranks=ranks, redundancy=redundancy, node_ranks=8, groups=groups
+    )
+    assert case.balance_difference >= -BALANCE_LOSS_MAX
+    assert case.migration_part <= MIGRATION_PART_MAX
+    assert case.worst_layer > -0.1
+
+
+def test_the_baseline_keeps_groups_on_nodes_of_unlike_slots():
+    loads = np.random.default_rng(3).random((2, 16))
+    slots = place_as_eplb(loads, np.array([5, 5, 4, 4]), group_count=4, node_count=2)
+    for of_layer in slots:
+        assert [int((of_rank != EMPTY).sum()) for of_rank in of_layer] == [5, 5, 4, 4]
+        nodes = [{int(e) // 4 for e in of_node if e != EMPTY} for of_node in of_layer.reshape(2, -1)]
+        assert sorted(nodes[0] | nodes[1]) == [0, 1, 2, 3]
+        assert not nodes[0] & nodes[1]

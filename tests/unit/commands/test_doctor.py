@@ -3,7 +3,9 @@ import pytest
 
 from baton.core.errors import SetupError
 from baton.core.messages import INFO_NOTE, Role
+from baton.wire.link import LinkBroken
 from baton.wire.services import WorkerStatusReply
+from commands import doctor
 from commands.doctor import KnownWorker, diagnose, examine
 
 HEALTH = {"status": "ok", "model": "m", "directory": "current"}
@@ -147,3 +149,17 @@ def test_another_server_is_told_in_one_line(health, monkeypatch):
 def test_a_url_that_is_none_is_told_in_one_line():
     with pytest.raises(SetupError, match=r"^no Baton router at http://\[: "):
         examine("http://[")
+
+
+def test_a_control_plane_that_is_silent_is_bad_only_where_experts_are_on_ranks(monkeypatch):
+    def silent(*_, **__):
+        raise LinkBroken("h:7000: no answer")
+
+    monkeypatch.setattr(doctor, "look_at_experts", silent)
+    for workers, level in (
+        ([worker(Role.DECODE)], "note"),
+        ([worker(Role.DECODE, experts__dispatched_rows=0)], "bad"),
+    ):
+        (finding,) = doctor._experts("http://h:1", workers, control="h:7000", key="")
+        assert finding.level == level
+        assert "h:7000: no answer" in finding.text

@@ -29,7 +29,7 @@ from baton.core.operate import (
     Version,
 )
 from baton.wire.server import start_server
-from commands import operate
+from commands import orders
 from commands.app import app
 
 REPLICA = ReplicaStatus(
@@ -162,7 +162,7 @@ def test_advice_and_what_is_replaced_are_warned_of_and_done(control):
 def test_of_several_clusters_each_is_told_by_model_and_folder(control, monkeypatch):
     (address, nobody), folder = (os.environ["BATON_CONTROL"], "127.0.0.1:1"), "/run/baton-x"
     monkeypatch.delenv("BATON_CONTROL")
-    monkeypatch.setattr(operate, "_local_clusters", lambda: [(address, folder), (nobody, "/run/baton-y")])
+    monkeypatch.setattr(orders, "local_clusters", lambda: [(address, folder), (nobody, "/run/baton-y")])
     error = str(run("status").exception)
     assert f"{address} (tiny, {folder})" in error
     assert f"{nobody} (which does not answer, /run/baton-y)" in error

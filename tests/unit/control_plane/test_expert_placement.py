@@ -210,8 +210,8 @@ def test_experts_that_nobody_has_are_loaded_first_the_most_used_first():
     held[ExpertKey(0, 1)] = (RankId("b"), RankId("c"))
     found = migrations(target, held, np.array([[1.0, 9.0, 5.0]]), nodes=nodes, size_bytes=10)
     assert [(one.expert, one.target, one.source) for one in found] == [
-        *((2, "a", None), (2, "b", None), (0, "a", None), (0, "b", None)),
-        (1, "a", "c"),
+        *((2, "a", None), (0, "a", None)),
+        *((1, "a", "c"), (2, "b", None), (0, "b", None)),
     ]
     assert seconds_at_least(found, bytes_per_s=10.0) == 3.0
 

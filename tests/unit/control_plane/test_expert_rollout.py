@@ -1,6 +1,7 @@
 """The rollout of expert maps: scripts of events, and what always holds whatever comes."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import settings
@@ -13,9 +14,11 @@ from control_plane.experts.rollout import ExpertRollout
 from control_plane.experts.rollout_values import (
     AnnounceMap,
     DropExpert,
+    EpochRaised,
     EpochUnused,
     ExpertAnnounced,
-    ExpertLoadFailed,
+    ExpertNotLoaded,
+    ExpertRankJoined,
     ExpertRankLost,
     LoadExpert,
     RolloutLimits,
@@ -53,10 +56,10 @@ def loads_of(*values):
 class Script:
     """A rollout of one layer, and every action so far."""
 
-    def __init__(self, replicas, *, ranks, experts):
+    def __init__(self, replicas, *, ranks, experts, limits=LIMITS):
         self.ranks, self.experts = ranks, experts
         current = expert_map(replicas, ranks, experts=experts)
-        self.rollout = ExpertRollout(current, tuple(ranks), expert_bytes=BYTES, limits=LIMITS)
+        self.rollout = ExpertRollout(current, tuple(ranks), expert_bytes=BYTES, limits=limits)
         self.now_s = 0.0
 
     def send(self, event, *, after_s=0.0):
@@ -122,10 +125,73 @@ def test_experts_without_a_replica_come_first_the_most_used_first():
     target = script.target(
         {0: ["a", "c"], 1: ["c"], 2: ["c"], 3: ["a"]}, ranks=left, loads=loads_of(9, 1, 5, 0)
     )
-    keys = [one.key.expert for one in only(script.send(target), LoadExpert)]
-    for _ in range(2):
-        keys += [one.key.expert for one in only(script.send(RolloutTick(), after_s=ONE_EXPERT_S), LoadExpert)]
-    assert keys == [2, 1, 0]
+    actions = only(script.send(target), LoadExpert)
+    assert [one.key.expert for one in actions] == [2, 1, 0]
+    assert [one.source for one in actions] == [None, None, "a"], "those that no rank holds take no turns"
+
+
+def test_an_expert_that_no_rank_holds_is_tried_again_soon_and_without_regard_to_limits():
+    script = Script({}, ranks=[rank("a", slots=4)], experts=2)
+    first, second = script.send(script.target({0: ["a"], 1: ["a"]}))
+    for failures in range(3):
+        script.send(ExpertNotLoaded(first.load_id, "reset"))
+        assert script.rollout.next_tick_s == script.now_s + LIMITS.missing_retry_s, failures
+        (first,) = script.send(RolloutTick(), after_s=LIMITS.missing_retry_s)
+    assert second.key.expert == 1
+
+
+def test_a_first_placement_is_not_limited_and_a_rank_loads_a_few_experts_at_once():
+    ranks = [rank("a", slots=20), rank("b", slots=20)]
+    script = Script({}, ranks=ranks, experts=12)
+    target = script.target({expert: ["a", "b"] for expert in range(12)})
+    loads = only(script.send(replace(target, is_first=True)), LoadExpert)
+    assert Counter(one.rank_id for one in loads) == {"a": LIMITS.loads_max, "b": LIMITS.loads_max}
+    while loads:
+        loads += only(script.send(ExpertAnnounced(loads.pop(0).load_id)), LoadExpert)
+        assert max(Counter(one.rank_id for one in loads).values(), default=0) <= LIMITS.loads_max
+        script.send(EpochUnused(script.rollout.map.epoch - 1))
+    assert script.now_s == 0.0
+    assert script.named() == {expert: {"a", "b"} for expert in range(12)}
+
+
+def test_maps_follow_one_another_no_faster_than_asked_but_a_lost_rank_is_out_at_once():
+    limits = replace(LIMITS, announce_s=0.1)
+    script = Script({2: ["b"]}, ranks=[rank("a", slots=4), rank("b")], experts=3, limits=limits)
+    first, second = script.send(script.target({0: ["a"], 1: ["a"], 2: ["b"]}))
+    assert len(script.send(ExpertAnnounced(first.load_id))) == 1
+    assert script.send(ExpertAnnounced(second.load_id), after_s=0.05) == []
+    assert script.rollout.next_tick_s == 0.1
+    (announced,) = script.send(RolloutTick(), after_s=0.06)
+    assert set(announced.map.replicas()) == {(0, 0), (0, 1), (0, 2)}
+    (announced,) = script.send(ExpertRankLost(RankId("b")))
+    assert set(announced.map.replicas()) == {(0, 0), (0, 1)}
+
+
+def test_experts_that_no_map_named_are_announced_while_an_old_epoch_is_in_use():
+    script = Script({0: ["a"], 1: ["b"]}, ranks=[rank("a", slots=4), rank("b")], experts=2)
+    script.send(ExpertRankLost(RankId("b")))
+    (load,) = script.send(script.target({0: ["a"], 1: ["a"]}))
+    (announced,) = script.send(ExpertAnnounced(load.load_id))
+    assert set(announced.map.replicas()) == {(0, 0), (0, 1)}
+    assert script.rollout.old_epochs == (0, 1)
+
+
+def test_a_rank_that_joins_with_experts_is_named_for_them_and_may_be_told_to_drop_them():
+    script = Script({0: ["a"]}, ranks=[rank("a", slots=2)], experts=2)
+    keys = (ExpertKey(0, 0), ExpertKey(0, 1))
+    (announced,) = script.send(ExpertRankJoined(rank("b", slots=2), keys))
+    assert script.named() == {0: {"a"}, 1: {"b"}}
+    drops = script.send(EpochUnused(announced.map.epoch - 1))
+    assert drops == [DropExpert(RankId("b"), keys[0])], "an earlier epoch might have named it"
+    assert script.rollout.held_by(RankId("b")) == {keys[1]}
+
+
+def test_a_map_is_announced_again_above_an_epoch_that_somebody_knows():
+    script = Script({0: ["a"]}, ranks=[rank("a")], experts=1)
+    (announced,) = script.send(EpochRaised(7))
+    assert announced.map.epoch == 8
+    assert announced.map.replicas() == {(0, 0): ("a",)}
+    assert script.rollout.old_epochs == (0,)
 
 
 def test_a_lost_rank_is_left_out_while_an_old_epoch_is_still_in_use():
@@ -140,7 +206,7 @@ def test_a_lost_rank_is_left_out_while_an_old_epoch_is_still_in_use():
 def test_a_rank_whose_last_replica_would_go_keeps_it_until_another_has_announced():
     script = Script({0: ["a"]}, ranks=[rank("a"), rank("b")], experts=1)
     (load,) = script.send(script.target({0: ["b"]}))
-    assert script.send(ExpertLoadFailed(load.load_id, "no memory")) == []
+    assert script.send(ExpertNotLoaded(load.load_id, "no memory")) == []
     assert script.named() == {0: {"a"}}
     assert script.rollout.next_tick_s == 1.0
     (again,) = script.send(RolloutTick(), after_s=1.0)
@@ -153,7 +219,7 @@ def test_failures_of_the_same_load_are_tried_ever_more_rarely():
     (load,) = script.send(script.target({0: ["b"]}))
     waits = []
     for _ in range(4):
-        script.send(ExpertLoadFailed(load.load_id, "reset"))
+        script.send(ExpertNotLoaded(load.load_id, "reset"))
         waits.append(script.rollout.next_tick_s - script.now_s)
         (load,) = script.send(RolloutTick(), after_s=waits[-1])
     assert waits == [1.0, 2.0, 4.0, 8.0]
@@ -188,7 +254,8 @@ class AnyRollout(RuleBasedStateMachine):
         self.ranks = {f"r{n}": rank(f"r{n}", f"n{n % 2}", self.SLOTS) for n in range(4)}
         loads = np.ones((self.LAYERS, self.EXPERTS))
         first = place(loads, list(self.ranks.values())).map
-        self.rollout = ExpertRollout(first, tuple(self.ranks.values()), expert_bytes=BYTES, limits=LIMITS)
+        limits = replace(LIMITS, old_maps_max=2)
+        self.rollout = ExpertRollout(first, tuple(self.ranks.values()), expert_bytes=BYTES, limits=limits)
         self.held = {name: Counter() for name in self.ranks}
         for key, names in first.replicas().items():
             for name in names:
@@ -211,14 +278,16 @@ class AnyRollout(RuleBasedStateMachine):
         assert action.rank_id in self.ranks
         assert action.source is None or self.held[action.source][action.key]
         assert self.held[action.rank_id][action.key] == 0
+        missing = not any(held[action.key] for held in self.held.values())
+        if not missing or any(one.key == action.key for one in self.loads.values()):
+            self.sent.append((self.now_s, action))
         self.loads[action.load_id] = action
-        self.sent.append((self.now_s, action))
         used = sum(self.held[action.rank_id].values())
         loading = sum(one.rank_id == action.rank_id for one in self.loads.values())
         assert used + loading <= self.LAYERS * self.SLOTS + LIMITS.spare_slots
 
     def announce(self, found):
-        assert found.epoch == self.latest + 1
+        assert found.epoch > self.latest
         self.latest = found.epoch
         self.maps[found.epoch] = found
         for key, names in found.replicas().items():
@@ -262,6 +331,21 @@ class AnyRollout(RuleBasedStateMachine):
         self.send(ExpertRankLost(RankId(name)))
         assert all(name not in names for names in self.rollout.map.replicas().values())
 
+    @precondition(lambda self: len(self.maps) < 8)
+    @rule(above=st.integers(0, 40))
+    def raise_epoch(self, above):
+        self.send(EpochRaised(above))
+        assert self.latest > above
+
+    @precondition(lambda self: len(self.ranks) < 6)
+    @rule(experts=st.sets(st.tuples(st.integers(0, 1), st.integers(0, 5)), max_size=6))
+    def join_with_experts(self, experts):
+        name = f"r{self.made}"
+        keys = tuple(ExpertKey(*one) for one in sorted(experts))
+        self.ranks[name], self.held[name] = rank(name, f"n{self.made % 2}", self.SLOTS), Counter(keys)
+        self.made += 1
+        self.send(ExpertRankJoined(self.ranks[name], keys))
+
     @precondition(lambda self: len(self.ranks) < 6)
     @rule()
     def join(self):
@@ -280,14 +364,14 @@ class AnyRollout(RuleBasedStateMachine):
     @rule(number=st.integers(0, 99))
     def fails(self, number):
         load = self.loads.pop(sorted(self.loads)[number % len(self.loads)])
-        self.send(ExpertLoadFailed(load.load_id, "reset"))
+        self.send(ExpertNotLoaded(load.load_id, "reset"))
 
     @precondition(lambda self: len(self.maps) > 1)
     @rule(number=st.integers(0, 9))
     def unused(self, number):
         old = sorted(set(self.maps) - {self.latest})
         epoch = old[number % len(old)]
-        del self.maps[epoch]
+        self.maps = {one: found for one, found in self.maps.items() if one > epoch}
         self.send(EpochUnused(epoch))
 
     @rule(after_s=st.sampled_from([0.0, 0.3, 1.0, 31.0]))
@@ -304,6 +388,10 @@ class AnyRollout(RuleBasedStateMachine):
                 if name is not None:
                     assert at_s - last.get(name, -9.0) >= ONE_EXPERT_S - 1e-9
                     last[name] = at_s
+
+    @invariant()
+    def old_maps_are_few(self):
+        assert len(self.rollout.old_epochs) <= 2
 
     @invariant()
     def every_expert_that_is_held_is_named(self):

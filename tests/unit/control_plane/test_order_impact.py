@@ -1,24 +1,29 @@
 """The warning before an order that leaves a role without workers."""
 
+import msgspec
 import pytest
 
 from baton.core.ids import WorkerId
 from baton.core.messages import Role
 from baton.core.operate import (
     ClusterState,
+    DrainExpertRank,
     DrainNode,
     DrainWorker,
     NodeState,
     Pool,
+    RebalanceExperts,
     ReplicaState,
     ReplicaStatus,
     Resize,
     RollOut,
     Scale,
+    ScaleExperts,
     SwitchRole,
     Version,
 )
 from control_plane.order_impact import impact_of
+from tests.unit.control_plane.expert_groups import group, rank
 
 
 def replica(name, role, *, state=ReplicaState.RUNNING, node="n1"):
@@ -94,3 +99,32 @@ def test_an_exchange_that_may_leave_a_role_without_workers_is_told():
     assert "m will have no prefill worker left meanwhile: its decode workers" in loss.text
     assert impact_of(RollOut(Version("2"), "m", 1, 0), THREE) is None
     assert impact_of(RollOut(Version("1"), "m", 0, 1), THREE) is None
+
+
+ROOM = "decode of m will have no room for a second replica of every expert"
+
+
+@pytest.mark.parametrize(
+    ("slots", "action", "is_lasting"),
+    [
+        (32, ScaleExperts(3), True),
+        (32, ScaleExperts(3, "decode of m"), True),
+        (32, ScaleExperts(3, "prefill of m"), None),
+        (32, ScaleExperts(4), None),
+        (32, ScaleExperts(8), None),
+        (32, ScaleExperts(1), None),  # refused: half of the experts would have no room
+        (32, DrainExpertRank("decode-experts-2"), False),
+        (32, DrainExpertRank("decode-experts-2.a", is_replaced=False), True),
+        (32, DrainExpertRank("walrus"), None),
+        (32, RebalanceExperts(), None),
+        (20, ScaleExperts(3), None),  # there was no room for second replicas before
+        (64, ScaleExperts(3), None),
+        (64, DrainExpertRank("decode-experts-2", is_replaced=False), None),
+    ],
+)
+def test_room_for_second_replicas_is_not_lost_unnoticed(slots, action, is_lasting):
+    experts = (group(*(rank(i, slots=slots) for i in range(4))),)
+    found = impact_of(action, msgspec.structs.replace(TWO, experts=experts))
+    assert (found and found.is_lasting) is is_lasting
+    if found is not None:
+        assert found.text.startswith(ROOM + ("" if is_lasting else " meanwhile"))

@@ -168,6 +168,19 @@ def worker(**values):
     return {f'baton_{name}{{worker="w"}}': f"{value}x30" for name, value in values.items()}
 
 
+def group(**values):
+    return {f'baton_{name}{{group="g"}}': f"{value}x30" for name, value in values.items()}
+
+
+def phases(**counts):
+    return {f'baton_expert_ranks{{group="g",phase="{name}"}}': f"{n}x30" for name, n in counts.items()}
+
+
+def balances(**values):
+    name = "baton_expert_rank_balance_ratio"
+    return {f'{name}{{group="g",layers="{layers}"}}': f"{v}x50" for layers, v in values.items()} | SOMEBODY
+
+
 IDLE = {"running_sequences": "0", "waiting_sequences": "0", "prefill_leased_sequences": "0"}
 SOMEBODY = {"baton_router_queued_sequences": "0x5000"}
 """Else BatonNoRouter is true everywhere."""
@@ -292,6 +305,43 @@ CASES = {
         "20m",
         {"BatonStoreDiskFailing"},
     ),
+    "experts have no replica": (
+        group(expert_missing_experts="3") | SOMEBODY,
+        "5m",
+        {"BatonExpertsMissing"},
+    ),
+    "experts had no replica for a moment": (
+        {'baton_expert_missing_experts{group="g"}': "3 0x30"} | SOMEBODY,
+        "5m",
+        set(),
+    ),
+    "a group is below strength": (
+        group(expert_wanted_ranks="4") | phases(ready=3, starting=1) | SOMEBODY,
+        "25m",
+        {"BatonExpertRanksMissing"},
+    ),
+    "a group has no ready rank at all": (
+        group(expert_wanted_ranks="2") | phases(ready=0, lost=2) | SOMEBODY,
+        "25m",
+        {"BatonExpertRanksMissing"},
+    ),
+    "a group has all its ranks": (
+        group(expert_wanted_ranks="4", expert_missing_experts="0") | phases(ready=4) | SOMEBODY,
+        "25m",
+        set(),
+    ),
+    "ranks are lost again and again": (
+        group(expert_rank_losses_total="0+1") | SOMEBODY,
+        "25m",
+        {"BatonExpertRanksLost"},
+    ),
+    "two ranks were lost": (
+        {'baton_expert_rank_losses_total{group="g"}': "0x5 1x5 2x30"} | SOMEBODY,
+        "25m",
+        set(),
+    ),
+    "one rank has all the load": (balances(mean=0.4, worst=0.2), "45m", {"BatonExpertsUneven"}),
+    "one layer is uneven": (balances(mean=0.8, worst=0.2), "45m", set()),
     "the directory is full": (
         {"baton_directory_dropped_blocks_total": "0+10x40"} | SOMEBODY,
         "35m",

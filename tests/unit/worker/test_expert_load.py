@@ -11,7 +11,7 @@ from baton.telemetry import catalogue as c
 from worker.engine_thread import EngineThread
 from worker.expert_load import SPAN_MAX_S, SPAN_MIN_S, TOKENS_MIN, ExpertLoad, balances
 from worker.expert_watch import ExpertWatch
-from worker.metrics import WorkerMetrics
+from worker.metrics import COUNTERS, EXPERT_COUNTERS, WorkerMetrics
 
 
 def counts(*layers):
@@ -91,6 +91,20 @@ def test_metrics_are_as_many_as_experts_and_balance_goes_when_it_is_not_known():
     metrics.experts(load)
     assert "baton_moe_expert_balance_ratio{" not in metrics.meter.render().decode()
     assert values() == [1500, 1000, 500]
+
+
+def test_rows_for_expert_ranks_are_counted_where_there_are_any():
+    metrics = WorkerMetrics(WorkerId("decode-0.1f"))
+    core = dict.fromkeys(COUNTERS, 0.0)
+    metrics.accounts(core, {})
+    assert "baton_expert_" not in metrics.meter.render().decode(), "this worker holds all experts"
+    for total in (3.0, 10.0):
+        metrics.accounts(core | dict.fromkeys(EXPERT_COUNTERS, total), {})
+    assert {metrics.meter.value(m, worker="decode-0") for m in EXPERT_COUNTERS.values()} == {10.0}
+    metrics.expert_waits([0.001, 0.5])
+    text = metrics.meter.render().decode()
+    assert 'baton_expert_wait_seconds_count{worker="decode-0"} 2.0' in text
+    assert 'baton_expert_wait_seconds_sum{worker="decode-0"} 0.501' in text
 
 
 class Counted:

@@ -44,6 +44,7 @@ from control_plane.dashboard.detail_pages import (
     WorkerPage,
     WorkersPage,
 )
+from control_plane.dashboard.experts_page import ExpertsPage
 from control_plane.dashboard.pages import OverviewPage
 from control_plane.dashboard.samples import MetricsReader, frame_of
 from control_plane.dashboard.sessions import SessionStore
@@ -170,6 +171,7 @@ def all_pages(setup):
         RequestsPage(setup.dash, setup.request()),
         RequestPage(setup.dash, setup.request(), "cmpl-1"),
         DecisionsPage(setup.dash, setup.request()),
+        ExpertsPage(setup.dash, setup.request()),
     ]
 
 

@@ -1,0 +1,107 @@
+"""The tables of `baton experts show`."""
+
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from baton.core.experts import ExpertGroupState, ExpertRankPhase, ExpertRankStatus
+from baton.core.ids import ExpertRankId
+from baton.files.terminal import new_console
+from commands.show_cluster import expert_summary, span
+from commands.show_store import size
+from control_plane.expert_summary import busiest, listed, phase_counts
+
+RANKS_SHOWN = 16
+"""Ranks that are listed of a larger group: those that are not ready, then the busiest."""
+
+_STYLES = {ExpertRankPhase.READY: "green", ExpertRankPhase.LOST: "red"}
+
+RowRates = Mapping[ExpertRankId, float]
+"""Rows per second by rank."""
+
+
+def rows_between(
+    before: Sequence[ExpertGroupState], after: Sequence[ExpertGroupState], seconds: float
+) -> dict[ExpertRankId, float]:
+    """Return the rows per second of each rank that was there at both times."""
+    known = {rank.rank_id: rank.rows for group in before for rank in group.ranks}
+    return {
+        rank.rank_id: max(0, rank.rows - known[rank.rank_id]) / seconds
+        for group in after
+        for rank in group.ranks
+        if rank.rank_id in known
+    }
+
+
+def show(
+    groups: Sequence[ExpertGroupState],
+    rates: RowRates,
+    *,
+    shows_all: bool = False,
+    console: Console | None = None,
+) -> None:
+    """Print the groups. `rates` has the rows per second of ranks, empty if they were not measured."""
+    console = console or new_console()
+    for group in groups:
+        console.print(expert_summary(group))
+        for line in _lines(group):
+            console.print(f"  {line}")
+        shown = group.ranks if shows_all else listed(group, RANKS_SHOWN)
+        console.print(_ranks(shown, rates))
+        if left_out := len(group.ranks) - len(shown):
+            console.print(f"  {left_out} ranks that are ready and less busy are not listed: --all")
+
+
+def progress(group: ExpertGroupState) -> str:
+    """Return what changes while an order is followed, in one line of plain text."""
+    counts = phase_counts(group)
+    others = "".join(
+        f", {n} {phase}" for phase, n in counts.items() if n and phase is not ExpertRankPhase.READY
+    )
+    missing = f", {group.missing:,} experts without a replica" if group.missing else ""
+    loading = f", {group.loads_running:,} experts loading" if group.loads_running else ""
+    ready = counts[ExpertRankPhase.READY]
+    return f"{group.group}: {ready} of {group.wanted_ranks} ranks ready{others}{loading}{missing}"
+
+
+def _lines(group: ExpertGroupState) -> list[str]:
+    total = group.layer_count * group.expert_count
+    lines = [
+        f"{group.layer_count} layers of {group.expert_count} experts; replicas: at least "
+        f"{group.replicas_min}, {group.replicas_mean:.3g} on average; "
+        f"{group.single:,} of {total:,} experts have only one",
+        f"worst layer {group.balance_worst_layer} {group.balance_worst:.0%}; epoch {group.epoch} used by "
+        f"{group.callers} callers; {group.loads_running:,} experts loading",
+        f"since the control plane started: {group.rebalances:,} placements, {group.migrations:,} experts "
+        f"migrated ({size(group.migrated_bytes)}), {group.losses:,} ranks lost",
+    ]
+    if found := busiest(group):
+        named = ", ".join(
+            f"layer {one.layer} expert {one.expert} {one.times:.2g}× an even share on {one.replicas} ranks"
+            for one in found
+        )
+        lines.append(f"busiest: {named}")
+    return lines
+
+
+def _ranks(ranks: Sequence[ExpertRankStatus], rates: RowRates) -> Table:
+    table = Table()
+    for name in ("rank", "phase", "since", "load", "experts", "rows", "node"):
+        table.add_column(name, no_wrap=True, overflow="fold")
+    table.columns[3].justify = table.columns[4].justify = table.columns[5].justify = "right"
+    for rank in ranks:
+        style = _STYLES.get(rank.phase, "yellow")
+        loading = f" + {rank.loading}" if rank.loading else ""
+        rate = rates.get(rank.rank_id)
+        table.add_row(
+            escape(rank.rank_id),
+            f"[{style}]{rank.phase}[/{style}]",
+            span(rank.for_s),
+            f"{rank.load:.1%}",
+            f"{rank.held:,}{loading}",
+            f"{rank.rows:,}" if rate is None else f"{rate:,.0f}/s",
+            escape(f"{rank.node[:12]} {rank.host}".strip()),
+        )
+    return table

@@ -1,0 +1,117 @@
+"""The experts that one rank holds, read one by one from the model's files."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from baton.config import EngineConfig, ModelConfig
+from baton.config.experts import ExpertsConfig
+from baton.core.errors import SetupError
+from engine.devices import TORCH_DTYPES, torch_device
+from engine.kernels.choose import make_kernels
+from engine.kernels.interface import Kernels
+from engine.kv.pool import KVPool
+from engine.loading.sources import open_checkpoint, open_source
+from engine.model_files.quant_scheme import check_quantization
+from engine.model_files.read_spec import load_spec
+from engine.model_files.resolve import resolve_model
+from engine.model_files.sizes import kv_geometry
+from engine.model_files.spec import MoeSpec
+from engine.models.decoder import decoder_prefix
+from engine.models.moe import expert_matrices, experts_name
+
+
+@dataclass(frozen=True, slots=True)
+class HeldExpert:
+    """One expert of one layer, packed for the kernels."""
+
+    gate_up: Any
+    down: Any
+    byte_count: int
+
+
+class ExpertBank:
+    """Opens a checkpoint; `load` reads experts. Experts have numbers, see `baton.core.experts`."""
+
+    def __init__(self, model: ModelConfig, engine: EngineConfig, experts: ExpertsConfig) -> None:
+        """Raises SetupError: no such model, one without experts, one that runs through transformers' modules,
+        no such device."""
+        self.device = device = torch_device(model.device)
+        folder = resolve_model(model.path, model.revision)
+        spec = load_spec(folder)
+        check_quantization(spec.quantization, model)
+        self._moe = check_divisible(spec.moe if spec.is_native else None, folder.name)
+        self.spec = spec
+        geometry = kv_geometry(spec, model, engine)
+        self.dtype = TORCH_DTYPES[geometry.dtype]
+        # Kernels belong to a KV pool. This one is never used, and has one block.
+        pool = KVPool(geometry, kv_bytes=geometry.block_bytes, device=device)
+        own = engine.model_copy(update={"threads": experts.threads or engine.threads})
+        self.notes: list[str] = []
+        self.kernels: Kernels[Any, Any, Any] = make_kernels(own, pool, tell=self.notes.append)
+        self._checkpoint = open_checkpoint(folder)
+        self._source = open_source(self._checkpoint, spec, model, dtype=self.dtype, device=device)
+        self._at = decoder_prefix(self._source)
+        self._lock = threading.Lock()
+
+    @property
+    def layer_count(self) -> int:
+        """Layers that have experts."""
+        return len(self._moe.layers)
+
+    @property
+    def expert_count(self) -> int:
+        return self._moe.expert_count
+
+    @property
+    def group_count(self) -> int:
+        """Groups that the router's choice is limited by; 1: it is not."""
+        return self._moe.group_count
+
+    def load(self, expert: int) -> HeldExpert:
+        """Read one expert. Raises SetupError: a tensor is missing or has another shape, or there is too
+        little memory."""
+        layer, number = divmod(expert, self._moe.expert_count)
+        at = f"{self._at}layers.{self._moe.layers[layer]}."
+        with self._lock, torch.inference_mode():
+            matrices = expert_matrices(self.spec, self._source, experts_name(self._moe, at), number)
+            gate_up, down = map(self.kernels.pack, matrices)
+            # The matrices of one expert are in memory of their own, which goes when they go.
+            byte_count = self.kernels.movable([gate_up, down]).byte_count
+            self._checkpoint.release()
+        return HeldExpert(gate_up, down, byte_count)
+
+    def compute(
+        self,
+        layer: int,
+        x: Tensor,
+        rows: Tensor,
+        starts: list[int],
+        held: Callable[[int], HeldExpert],
+    ) -> Tensor:
+        """x [rows, hidden] in the model's dtype; rows int64 [P], those of expert e are
+        rows[starts[e] : starts[e + 1]] -> float32 [P, hidden]. It is what `Kernels.experts` does before it
+        mixes."""
+        out = torch.empty((len(rows), x.shape[1]), dtype=torch.float32, device=x.device)
+        for number in range(self.expert_count):
+            own = slice(starts[number], starts[number + 1])
+            if own.start == own.stop:
+                continue
+            expert = held(layer * self.expert_count + number)
+            inner = self.kernels.gated_linear(x[rows[own]], expert.gate_up, self.spec.activation)
+            out[own] = self.kernels.linear(inner, expert.down).float()
+        return out
+
+
+def check_divisible(moe: MoeSpec | None, name: str) -> MoeSpec:
+    """Raises SetupError for a model whose experts cannot be on ranks of their own."""
+    if moe is None or not moe.layers:
+        raise SetupError(
+            f"experts.parallel: {name} has no routed experts, or runs through transformers' modules; set "
+            "experts.parallel=off"
+        )
+    return moe

@@ -1,0 +1,402 @@
+"""The side of a worker: rows of a layer go to the ranks that hold their experts, and the results come back.
+
+The thread that computes calls `begin` and `finish`. A thread of our own connects to ranks, watches for their
+ends and their signs of life, and does what `ExpertRoutes` decides. Nobody waits without a deadline: a rank
+that is silent is left out, and rows that no rank can take wait for a new map for a bounded time.
+"""
+
+import ctypes
+import logging
+import os
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from baton.config.experts import ExpertsConfig
+from baton.core.errors import PeerFailure
+from baton.core.experts import (
+    ExpertEpochUsed,
+    ExpertMapUpdate,
+    ExpertRankRef,
+    ExpertRankSuspected,
+)
+from baton.core.ids import ExpertRankId
+from engine.experts.doors import LocalLink
+from engine.experts.exchange import ROW_BF16, ROW_F32, ROW_INT8, Bell, SlotLayout, functions
+from engine.experts.far_links import FarLink
+from engine.native.library import BF16, F32
+from engine.scheduling.expert_routes import (
+    CloseExpertRank,
+    ConnectExpertRank,
+    ExpertRoutes,
+    RouteAction,
+    RouteTable,
+)
+
+log = logging.getLogger(__name__)
+
+WATCH_S = 0.05
+"""The thread that watches looks this often for signs of life."""
+PAUSE_S = 0.2
+"""If it could not look for this long, this process was held up, and silence of others means nothing yet."""
+SLICE_S = 0.2
+"""The computing thread looks this often whether a rank is late."""
+CONNECTS_MAX = 8
+"""Connections that are made at one time."""
+LATE_MAX = 64
+
+ExpertReport = ExpertEpochUsed | ExpertRankSuspected
+
+
+class ExpertsUnavailable(Exception):
+    """No rank could take some rows within `experts.reload_timeout_s`."""
+
+
+Link = LocalLink | FarLink
+
+
+@dataclass(slots=True)
+class _Open:
+    """A link that rows are sent over, and when its rank last showed a sign of life."""
+
+    rank_id: ExpertRankId
+    link: Link
+    beat: int
+    beat_s: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Dispatch:
+    """Rows that are away."""
+
+    number: int
+    epoch: int
+    begun_s: float
+    results: Tensor
+    """float32 [T, k, hidden], complete after `finish`."""
+    kept: tuple[Tensor, ...]
+    """Memory that the native side reads meanwhile."""
+    device: torch.device
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class CallerStats:
+    """Totals since the start."""
+
+    rows: int
+    """Rows sent; one counts once for each rank that it went to."""
+    pairs: int
+    """Results asked for: a row and one of its experts."""
+    row_bytes: int
+    result_bytes: int
+    rerouted: int
+    """Pairs that were sent a second time, since their rank failed."""
+    waited_s: float
+    """Time that the computing thread waited for results."""
+
+
+class ExpertCaller:
+    """Owned by one process of a worker. `use` may be called from any thread."""
+
+    def __init__(
+        self,
+        config: ExpertsConfig,
+        *,
+        layer_count: int,
+        expert_count: int,
+        hidden: int,
+        dtype: torch.dtype,
+        name: str,
+        report: Callable[[ExpertReport], None],
+    ) -> None:
+        """layer_count: of the model's layers that have experts. dtype: of the model. `report` is called from
+        several threads. Raises NativeUnavailable."""
+        self._config, self._name, self._tell = config, name, report
+        self.overlaps = config.overlap
+        self._native = functions()
+        self._layers, self._experts, self._hidden = layer_count, expert_count, hidden
+        self._wire_dtype = torch.bfloat16 if dtype is torch.bfloat16 else torch.float32
+        self._layout = slot_layout(config, hidden, dtype)
+        self._bell = Bell()
+        self._caller = self._native.baton_caller_new(self._bell.address)
+        self._routes = ExpertRoutes(layer_count, expert_count)
+        self._changed = threading.Condition(threading.RLock())
+        """Guards the routes and the links; told when the table changes."""
+        self._open: dict[int, _Open] = {}
+        self._connector = ThreadPoolExecutor(CONNECTS_MAX, thread_name_prefix="experts-connect")
+        self._host = socket.gethostname()
+        self._waited_s = 0.0
+        self._is_closed = False
+        self._wake, self._waker = os.pipe()
+        os.set_blocking(self._wake, False)
+        self._watcher = threading.Thread(target=self._watch, name="experts-watch", daemon=True)
+        self._watcher.start()
+
+    # --- for the control plane's side ------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        with self._changed:
+            return self._routes.epoch
+
+    def use(self, update: ExpertMapUpdate) -> None:
+        """Use a map from the next dispatch on. Older ones are ignored."""
+        with self._changed:
+            self._do(self._routes.on_map(update, now_s=time.monotonic()))
+            self._changed.notify_all()
+
+    def wait_complete(self, timeout_s: float) -> bool:
+        """Wait until every expert has a rank that is connected."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._routes.is_complete, timeout_s)
+
+    # --- for the thread that computes ------------------------------------------------------------------
+
+    def begin(self, layer: int, x: Tensor, chosen: Tensor) -> Dispatch:
+        """Send rows to their experts. layer: counted among those that have experts. x [T, hidden], chosen
+        int64 [T, k]. `finish` must follow, also after an error elsewhere."""
+        rows = x.detach().to("cpu", self._wire_dtype)
+        rows = rows if rows.stride(-1) == 1 else rows.contiguous()
+        experts = chosen.to("cpu").contiguous()
+        results = torch.empty((*experts.shape, self._hidden), dtype=torch.float32)
+        with self._changed:
+            epoch, table = self._routes.on_dispatch(), self._routes.table
+        number: int = self._native.baton_caller_begin(
+            *(self._caller, rows.data_ptr(), len(rows), rows.stride(0) * rows.element_size()),
+            *(BF16 if rows.dtype is torch.bfloat16 else F32, self._hidden),
+            *(experts.data_ptr(), experts.shape[1], layer, self._experts),
+            *(table.starts.ctypes.data, table.links.ctypes.data, results.data_ptr()),
+        )
+        kept = (rows, experts)
+        return Dispatch(number, epoch, time.monotonic(), results, kept, x.device, x.dtype)
+
+    def finish(self, sent: Dispatch, weights: Tensor) -> Tensor:
+        """Wait for the results and mix them: sum over j of weights[t, j] * result[t, j], in the order of j,
+        in float32. weights float32 [T, k] -> [T, hidden]. Raises ExpertsUnavailable."""
+        begun_s = time.monotonic()
+        try:
+            self._collect(sent)
+        finally:
+            self._waited_s += time.monotonic() - begun_s
+            self._native.baton_caller_end(self._caller, sent.number)
+            with self._changed:
+                self._do(self._routes.on_dispatched(sent.epoch))
+        return self._mix(sent, weights)
+
+    def stats(self) -> CallerStats:
+        numbers = (ctypes.c_int64 * 5)()
+        self._native.baton_caller_stats(self._caller, numbers)
+        return CallerStats(*numbers, waited_s=self._waited_s)
+
+    def close(self) -> None:
+        """Close all connections. No dispatch may be under way."""
+        with self._changed:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._changed.notify_all()
+        os.write(self._waker, b"x")
+        self._watcher.join()
+        self._connector.shutdown(wait=True, cancel_futures=True)
+        with self._changed:
+            for number in list(self._open):
+                self._close_link(number)
+        self._native.baton_caller_free(self._caller)
+        self._bell.close()
+        os.close(self._wake)
+        os.close(self._waker)
+
+    # --- results ---------------------------------------------------------------------------------------
+
+    def _collect(self, sent: Dispatch) -> None:
+        refused = np.zeros(2, dtype=np.int32)
+        missing_since_s: float | None = None
+        while True:
+            outcome: int = self._native.baton_caller_finish(
+                *(self._caller, sent.number, int(SLICE_S * 1e9), 0, 1, refused.ctypes.data)
+            )
+            if outcome == 0:
+                return
+            if outcome == 1:
+                missing_since_s = self._send_again(sent, refused, missing_since_s)
+            else:
+                self._leave_out_late(sent)
+
+    def _send_again(
+        self, sent: Dispatch, refused: "np.ndarray[tuple[int], np.dtype[np.int32]]", since_s: float | None
+    ) -> float | None:
+        """Send what came back unserved by the present table; wait for another one where it does not do.
+        since_s: when rows began to wait for a rank; None: none do."""
+        with self._changed:
+            link = self._open.get(int(refused[0])) if refused[0] >= 0 else None
+            if link is not None:
+                self._routes.on_refused(link.rank_id, int(refused[1]))
+            table = self._routes.table
+            left = self._reroute(sent, table)
+            if not left:
+                return None
+            now_s = time.monotonic()
+            since_s = since_s or now_s
+            timeout_s = self._config.reload_timeout_s
+            if self._is_closed or now_s - since_s > timeout_s:
+                raise ExpertsUnavailable(
+                    f"no expert rank took {left} rows within {timeout_s:g} s (map of epoch {table.epoch})"
+                )
+            # Results of the others go on arriving meanwhile: their slots wait.
+            self._changed.wait_for(lambda: self._routes.table is not table, SLICE_S)
+            return since_s
+
+    def _reroute(self, sent: Dispatch, table: RouteTable) -> int:
+        left: int = self._native.baton_caller_reroute(
+            *(self._caller, sent.number, self._experts, table.starts.ctypes.data, table.links.ctypes.data)
+        )
+        return left
+
+    def _leave_out_late(self, sent: Dispatch) -> None:
+        """Ranks that live but do not answer are left out."""
+        limit_s = self._config.compute_timeout_s
+        found = np.zeros(LATE_MAX, dtype=np.int32)
+        count: int = self._native.baton_caller_late(
+            self._caller, sent.number, int(limit_s * 1e9), found.ctypes.data, LATE_MAX
+        )
+        for number in found[:count].tolist():
+            self._fail(number, f"it did not answer for {limit_s:g} s", is_gone=False)
+
+    def _mix(self, sent: Dispatch, weights: Tensor) -> Tensor:
+        tokens, chosen_count, hidden = sent.results.shape
+        scales = weights.to("cpu", torch.float32).contiguous()
+        out = torch.empty((tokens, hidden), dtype=self._wire_dtype)
+        self._native.baton_combine_rows(
+            *(sent.results.data_ptr(), scales.data_ptr(), tokens, chosen_count, hidden),
+            *(BF16 if out.dtype is torch.bfloat16 else F32, out.data_ptr()),
+        )
+        return out.to(sent.device, sent.dtype)
+
+    # --- links -----------------------------------------------------------------------------------------
+
+    def _do(self, actions: Sequence[RouteAction]) -> None:
+        """Under the lock."""
+        for action in actions:
+            match action:
+                case ConnectExpertRank(link, ref):
+                    if not self._is_closed:
+                        self._connector.submit(self._connect, link, ref)
+                case CloseExpertRank(link):
+                    self._close_link(link)
+                case ExpertEpochUsed() | ExpertRankSuspected():
+                    self._tell(action)
+
+    def _connect(self, number: int, ref: ExpertRankRef) -> None:
+        try:
+            link = self._dial(ref)
+        except PeerFailure as error:
+            with self._changed:
+                now_s = time.monotonic()
+                failed = self._routes.on_failed(ref.rank_id, number, str(error), is_gone=False, now_s=now_s)
+                self._do(failed)
+                self._changed.notify_all()
+            return
+        with self._changed:
+            if self._is_closed or not self._routes.is_current(ref.rank_id, number):
+                link.close()
+                return
+            self._native.baton_caller_link(
+                *(self._caller, number, link.memory.address, *self._layout.numbers, link.bell_address)
+            )
+            self._open[number] = _Open(ref.rank_id, link, link.last_beat, time.monotonic())
+            self._routes.on_connected(ref.rank_id, number)
+            self._changed.notify_all()
+        os.write(self._waker, b"x")  # the watcher takes it up
+
+    def _dial(self, ref: ExpertRankRef) -> Link:
+        """Raises PeerFailure."""
+        if ref.host == self._host:
+            try:
+                return LocalLink.connect(ref, self._layout, self._bell, caller=self._name)
+            except PeerFailure:  # another network namespace of the same name
+                if not ref.address:
+                    raise
+        return FarLink.connect(ref, self._layout, self._bell, caller=self._name)
+
+    def _close_link(self, number: int) -> None:
+        """Under the lock. What the link had goes back to its dispatch, which sends it elsewhere."""
+        opened = self._open.pop(number, None)
+        if opened is None:
+            return
+        self._native.baton_caller_unlink(self._caller, number)
+        opened.link.close()
+
+    def _fail(self, number: int, reason: str, *, is_gone: bool) -> None:
+        with self._changed:
+            opened = self._open.get(number)
+            if opened is None:
+                return
+            log.warning("expert rank %s gets no more rows: %s", opened.rank_id, reason)
+            now_s = time.monotonic()
+            self._do(self._routes.on_failed(opened.rank_id, number, reason, is_gone=is_gone, now_s=now_s))
+            self._close_link(number)
+            self._changed.notify_all()
+
+    # --- watching --------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        looked_s = time.monotonic()
+        while not self._is_closed:
+            gone = self._wait_for_ends()
+            for number in gone:
+                opened = self._open.get(number)
+                if opened is not None:
+                    self._fail(number, opened.link.end_reason(), is_gone=True)
+            now_s = time.monotonic()
+            was_held_up = now_s - looked_s > PAUSE_S
+            looked_s = now_s
+            self._look_for_beats(now_s, was_held_up=was_held_up)
+            with self._changed:
+                due_s = self._routes.next_tick_s
+                if due_s is not None and due_s <= now_s:
+                    self._do(self._routes.tick(now_s=now_s))
+
+    def _wait_for_ends(self) -> list[int]:
+        """Wait for `WATCH_S`, or until links end. Returns their numbers."""
+        with selectors.DefaultSelector() as selector, self._changed:
+            selector.register(self._wake, selectors.EVENT_READ)
+            for number, opened in self._open.items():
+                selector.register(opened.link.fileno(), selectors.EVENT_READ, number)
+            self._changed.release()
+            try:
+                ready = selector.select(WATCH_S)
+            finally:
+                self._changed.acquire()
+        numbers = [key.data for key, _ in ready if key.data is not None]
+        if len(numbers) < len(ready):
+            os.read(self._wake, 4096)
+        return numbers
+
+    def _look_for_beats(self, now_s: float, *, was_held_up: bool) -> None:
+        limit_s = self._config.answer_timeout_s
+        silent: list[int] = []
+        with self._changed:
+            for number, opened in self._open.items():
+                beat = opened.link.last_beat
+                if beat != opened.beat or was_held_up:
+                    opened.beat, opened.beat_s = beat, now_s
+                elif now_s - opened.beat_s > limit_s:
+                    silent.append(number)
+        for number in silent:
+            self._fail(number, f"no sign of life for {limit_s:g} s", is_gone=False)
+
+
+def slot_layout(config: ExpertsConfig, hidden: int, dtype: torch.dtype) -> SlotLayout:
+    """The slots of a caller of a model of this hidden size and data type."""
+    of_model = ROW_BF16 if dtype is torch.bfloat16 else ROW_F32
+    result = F32 if config.rows == "exact" or dtype is not torch.bfloat16 else BF16
+    return SlotLayout.of(hidden, ROW_INT8 if config.rows == "int8" else of_model, result)

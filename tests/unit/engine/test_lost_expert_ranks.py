@@ -1,0 +1,193 @@
+"""Expert ranks die, stop and refuse while rows are with them: the tokens are the same."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from baton.config.experts import ExpertsConfig
+from baton.core.experts import ExpertMapRank, ExpertMapUpdate, ExpertRankRef, ExpertRankSuspected
+from engine.experts.caller import ExpertCaller, ExpertReport, ExpertsUnavailable
+from tests.models import make_model
+
+LAYERS, EXPERTS, HIDDEN, CHOSEN, TOKENS = 2, 16, 64, 4, 24
+ALL = range(LAYERS * EXPERTS)
+
+
+class RankProcess:
+    def __init__(self, folder: Path, name: str, experts: list[int]) -> None:
+        self.experts = experts
+        command = [sys.executable, "-m", "tests.expert_rank_process", str(folder), name]
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+        self._name = name
+
+    def wait(self) -> None:
+        assert self.process.stdout is not None
+        self.ref = msgspec.json.decode(self.process.stdout.readline(), type=ExpertRankRef)
+        self.load(self.experts)
+
+    def load(self, experts: list[int]) -> None:
+        self.tell(" ".join(map(str, experts)))
+
+    def tell(self, line: str) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        assert self.process.stdout.readline() == "ok\n"
+
+    def signal(self, number: int) -> None:
+        os.kill(self.process.pid, number)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+class Cluster:
+    """Three ranks; every expert is on two of them."""
+
+    def __init__(self, folder: Path) -> None:
+        held = [[e for e in ALL if e % 3 != rank] for rank in range(3)]
+        self.ranks = [RankProcess(folder, name, held[n]) for n, name in enumerate("abc")]
+        for rank in self.ranks:
+            rank.wait()
+        self.reports: list[ExpertReport] = []
+        config = ExpertsConfig(answer_timeout_s=0.4, reload_timeout_s=20.0)
+        self.caller = ExpertCaller(
+            config,
+            layer_count=LAYERS,
+            expert_count=EXPERTS,
+            hidden=HIDDEN,
+            dtype=torch.float32,
+            name="test",
+            report=self.reports.append,
+        )
+        self.epoch = 0
+        self.announce()
+        assert self.caller.wait_complete(10.0)
+
+    def announce(self, *without: int) -> None:
+        self.epoch += 1
+        ranks = tuple(
+            ExpertMapRank(rank.ref, tuple(rank.experts))
+            for number, rank in enumerate(self.ranks)
+            if number not in without
+        )
+        self.caller.use(ExpertMapUpdate(self.epoch, LAYERS, EXPERTS, ranks))
+
+    def dispatch(self, seed: int, tokens: int = TOKENS) -> torch.Tensor:
+        made = torch.Generator().manual_seed(seed)
+        x = torch.randn((tokens, HIDDEN), generator=made)
+        picks = torch.stack([torch.randperm(EXPERTS, generator=made)[:CHOSEN] for _ in range(tokens)])
+        sent = self.caller.begin(seed % LAYERS, x, picks)
+        return self.caller.finish(sent, torch.rand((tokens, CHOSEN), generator=made))
+
+    def close(self) -> None:
+        self.caller.close()
+        for rank in self.ranks:
+            rank.end()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(
+        tmp_path_factory.mktemp("model"),
+        "qwen3_moe",
+        with_tokenizer=False,
+        num_experts=EXPERTS,
+        num_experts_per_tok=CHOSEN,
+    )
+
+
+@pytest.fixture
+def cluster(folder: Path) -> Iterator[Cluster]:
+    made = Cluster(folder)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_rank_lost_at_any_moment_costs_no_result(cluster: Cluster, how: int, seed: int) -> None:
+    """The signal comes at a random place of a run of dispatches, small and large ones."""
+    randomly = random.Random(seed)
+    sizes = [randomly.choice((1, TOKENS, 700)) for _ in range(30)]
+    expected = [cluster.dispatch(n, size) for n, size in enumerate(sizes)]
+    victim, moment = randomly.randrange(3), randomly.randrange(5, 25)
+    begun = threading.Event()
+
+    def hit() -> None:
+        begun.wait()
+        cluster.ranks[victim].signal(how)
+
+    thread = threading.Thread(target=hit)
+    thread.start()
+    found = []
+    for n, size in enumerate(sizes):
+        if n == moment:
+            begun.set()
+        found.append(cluster.dispatch(n, size))
+    thread.join()
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    suspected = [one for one in cluster.reports if isinstance(one, ExpertRankSuspected)]
+    assert {one.rank_id for one in suspected} == {"abc"[victim]}
+    assert suspected[0].is_gone == (how == signal.SIGKILL)
+
+
+def test_rows_wait_for_an_expert_that_nobody_holds(cluster: Cluster) -> None:
+    """Two ranks are lost at once. The third loads what only they had, and a new map names it."""
+    expected = cluster.dispatch(3)
+    for number in (0, 1):
+        cluster.ranks[number].signal(signal.SIGKILL)
+    found: list[torch.Tensor] = []
+    thread = threading.Thread(target=lambda: found.append(cluster.dispatch(3)))
+    thread.start()
+    survivor = cluster.ranks[2]
+    survivor.experts = list(ALL)
+    survivor.load(survivor.experts)
+    cluster.announce(0, 1)
+    thread.join()
+    assert torch.equal(found[0], expected)
+
+
+def test_a_rank_that_does_not_hold_an_expert_refuses_it(cluster: Cluster) -> None:
+    """The map is wrong for a moment: rows go to the other replica."""
+    expected = [cluster.dispatch(seed) for seed in range(6)]
+    cluster.ranks[0].tell("drop " + " ".join(map(str, cluster.ranks[0].experts)))
+    assert all(torch.equal(cluster.dispatch(seed), one) for seed, one in enumerate(expected))
+    assert not [one for one in cluster.reports if isinstance(one, ExpertRankSuspected)]
+
+
+def test_rows_that_nobody_takes_end_with_an_error(folder: Path) -> None:
+    made = Cluster(folder)
+    try:
+        made.caller._config = ExpertsConfig(reload_timeout_s=0.3)
+        for rank in made.ranks:
+            rank.signal(signal.SIGKILL)
+        with pytest.raises(ExpertsUnavailable, match="no expert rank took"):
+            made.dispatch(1)
+        assert not made.caller._routes._dispatches
+    finally:
+        made.close()
+
+
+def test_a_stopped_rank_that_goes_on_is_used_again(cluster: Cluster) -> None:
+    expected = cluster.dispatch(5)
+    cluster.ranks[1].signal(signal.SIGSTOP)
+    assert torch.equal(cluster.dispatch(5), expected)
+    cluster.ranks[1].signal(signal.SIGCONT)
+    with cluster.caller._changed:
+        assert cluster.caller._changed.wait_for(lambda: not cluster.caller._routes.suspected, 30.0)
+    before = cluster.caller.stats().rerouted
+    assert torch.equal(cluster.dispatch(5), expected)
+    assert cluster.caller.stats().rerouted == before
