@@ -2,12 +2,12 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from baton.core.ids import NodeId
 from control_plane.experts.migrations import migrations
 from control_plane.experts.place import place
-from control_plane.experts.values import ExpertRank, ExpertsDoNotFit, RankId
+from control_plane.experts.values import ExpertRank, RankId
 from simulator.experts.pool import ExpertPool
 from simulator.experts.popularity import COUNTED_TOKENS
 
@@ -25,8 +25,8 @@ class NodeLoss:
     load_s: float
     """Time in which survivors load them from the model's files."""
     smaller: ExpertPool | None
-    """The pool of the survivors; None if the experts do not fit there, so that nothing is computed until the
-    node is back."""
+    """The pool of the survivors; None if they have no memory for all experts, so that nothing is computed
+    until the node is back."""
 
 
 def lose_node(pool: ExpertPool, *, file_bytes_s: float = FILE_BYTES_S) -> NodeLoss:
@@ -45,15 +45,24 @@ def lose_node(pool: ExpertPool, *, file_bytes_s: float = FILE_BYTES_S) -> NodeLo
     if not survivors:
         return NodeLoss(lost, len(replicas), 0.0, None)
     held = {key: [holder for holder in holders if nodes[holder] != lost] for key, holders in replicas.items()}
-    loads = pool.popularity.counts(COUNTED_TOKENS * pool.model.experts_used)
-    try:
-        target = place(loads, survivors, current=placed, group_count=pool.model.groups)
-    except ExpertsDoNotFit:
+    if (slots := _slots_after(pool, len(survivors))) is None:
         return NodeLoss(lost, alone[lost], 0.0, None)
+    survivors = [replace(rank, slots=slots) for rank in survivors]
+    loads = pool.popularity.counts(COUNTED_TOKENS * pool.model.experts_used)
+    target = place(loads, survivors, current=placed, group_count=pool.model.groups)
     moved = migrations(target.map, held, loads, nodes=nodes, size_bytes=int(pool.expert_bytes))
     first = [one.target for one in moved if one.source is None]
     read_s = _reading_s(first, survivors, pool.expert_bytes / file_bytes_s)
     return NodeLoss(lost, alone[lost], read_s, pool.with_ranks(survivors, target))
+
+
+def _slots_after(pool: ExpertPool, ranks: int) -> int | None:
+    """Return the slots that each of so many ranks uses. They use more than is planned where the experts do
+    not fit otherwise, as `control_plane.experts.group_placement` decides, out of the memory that is planned
+    for nothing. None: that is too little."""
+    needed = -(-pool.model.experts // ranks)
+    more = max(0, needed - pool.layout.slots) * pool.model.expert_layers * pool.expert_bytes
+    return max(needed, pool.layout.slots) if more <= pool.spare_bytes else None
 
 
 def _reading_s(targets: Sequence[RankId], ranks: Sequence[ExpertRank], expert_s: float) -> float:

@@ -16,6 +16,8 @@ from simulator.experts.traffic import traffic_of
 from simulator.hardware import GB, NIC_BYTES_S, Efficiency, Gpu
 from simulator.models import ModelShape
 
+MEMORY_USED = 0.9
+"""Part of a GPU's memory that is planned for weights, activations and KV."""
 CONTEXT_TOKENS = 2048
 """Length of the sequences at which the linear costs are laid through a full batch."""
 
@@ -124,7 +126,12 @@ class ExpertPool:
     def kv_bytes_per_token(self) -> int:
         return self.model.kv_bytes_per_token(element_bytes=self.kv_element_bytes)
 
-    def kv_pool_bytes(self, *, use: float = 0.9, activations: float = 2 * GB) -> float:
+    @property
+    def spare_bytes(self) -> float:
+        """Bytes of a GPU that are planned for nothing."""
+        return self.gpu.memory_bytes * (1 - MEMORY_USED)
+
+    def kv_pool_bytes(self, *, use: float = MEMORY_USED, activations: float = 2 * GB) -> float:
         """Return what is left for KV on one worker: `use` of the memory, less weights, experts and
         `activations` bytes. Raises SetupError when they do not fit."""
         held = self.own_bytes + (0.0 if self.layout.is_apart else self.rank_bytes)
@@ -151,6 +158,8 @@ class ExpertPool:
         """Return the pool with only these of its ranks, placed as given."""
         lost = self.layout.ranks - len(ranks)
         callers = self.layout.callers - (0 if self.layout.is_apart else lost)
-        smaller = replace(self, layout=replace(self.layout, ranks=len(ranks), callers=callers))
+        slots = max(rank.slots for rank in ranks)
+        layout = replace(self.layout, ranks=len(ranks), callers=callers, slots=slots)
+        smaller = replace(self, layout=layout)
         smaller.__dict__["ranks"], smaller.__dict__["placement"] = list(ranks), placement
         return smaller

@@ -39,7 +39,9 @@ class PlannedNodeLoss:
         if self.loss.missing == 0:
             what = "every expert has another replica"
         elif self.smaller_costs is None:
-            what = f"{self.loss.missing} experts have no other replica and do not fit on the other nodes"
+            what = (
+                f"{self.loss.missing} experts have no other replica, and the other nodes no memory for them"
+            )
         else:
             what = f"{self.loss.missing} experts have no other replica and are loaded"
         return f"{self.at_s:g} s: the {self.role} pool loses a node; {what}; a pause of {self.pause_s:.1f} s"

@@ -75,10 +75,21 @@ def test_what_is_missing_is_read_by_the_nodes_that_are_left():
     assert loss.missing / 2 * each_s <= loss.load_s <= loss.missing * each_s
 
 
-def test_experts_that_do_not_fit_on_the_rest_are_waited_for():
+def test_the_rest_use_more_slots_than_planned_if_they_have_memory():
     loss = lose_node(pool(8, 2))  # 16 slots for 16 experts
-    assert loss.smaller is None
     assert loss.missing == 4 * 8
+    assert loss.smaller is not None
+    assert loss.smaller.layout.slots == 4
+    assert len(loss.smaller.placement.map.replicas()) == 4 * 16
+
+
+def test_experts_for_which_the_rest_have_no_memory_are_waited_for():
+    model = MODELS["deepseek-v3"]
+    popularity = ExpertPopularity.parse("uniform", model)
+    tight = ExpertPool(model, find_gpu("h100"), ExpertLayout(16, 16, 16), popularity)
+    loss = lose_node(tight)  # 16 more slots of 2.6 GB on each GPU
+    assert loss.smaller is None
+    assert loss.missing == 58 * 128
 
 
 def test_deepseek_on_its_published_decode_pool():
