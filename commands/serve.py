@@ -115,6 +115,7 @@ async def _control(config: Config, *, is_local: bool, has_parent: bool) -> None:
     from control_plane.control_child import DASHBOARD_PREFIX, SETTLED_LINE
     from control_plane.shutdown import Shutdown
     from worker.actor import WorkerActor
+    from worker.expert_rank_actor import ExpertRankActor
 
     def dashboard_command(control_address: str) -> Sequence[str]:
         command = [sys.executable, "-m", "baton", "dashboard", "--control", control_address]
@@ -123,7 +124,14 @@ async def _control(config: Config, *, is_local: bool, has_parent: bool) -> None:
     shutdown = Shutdown()
     record = Path(config.cluster.record) if config.cluster.record else None
     with shutdown.on_signals():
-        control = Control(config, actor_class=WorkerActor, overlay=overlay, is_local=is_local, record=record)
+        control = Control(
+            config,
+            actor_class=WorkerActor,
+            expert_actor_class=ExpertRankActor,
+            overlay=overlay,
+            is_local=is_local,
+            record=record,
+        )
         if config.dashboard.enabled:
             control.with_dashboard(
                 dashboard_command, announce=lambda where: tell_parent(f"{DASHBOARD_PREFIX}{where}")

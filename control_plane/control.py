@@ -23,9 +23,12 @@ from baton.wire.background import Background
 from baton.wire.crash import Crash
 from baton.wire.server import start_server
 from control_plane.dashboard_child import END_S, DashboardChild, DashboardCommand
+from control_plane.expert_groups import ExpertGroups
 from control_plane.expert_metrics import ExpertMetrics
-from control_plane.plane import ControlPlane
+from control_plane.expert_ranks import StartedExpertRanks
+from control_plane.plane import ControlPlane, restart_policy
 from control_plane.ray_cluster import RayCluster
+from control_plane.ray_experts import RayExpertRanks
 from control_plane.ray_ops import RayReplicas
 from control_plane.reconcile_events import Adopted
 from control_plane.record_file import RecordFile
@@ -46,7 +49,14 @@ class Control:
     SetupError at once, while existing workers are still being ended."""
 
     def __init__(
-        self, config: Config, *, actor_class: type, overlay: Overlay, is_local: bool, record: Path | None
+        self,
+        config: Config,
+        *,
+        actor_class: type,
+        expert_actor_class: type,
+        overlay: Overlay,
+        is_local: bool,
+        record: Path | None,
     ) -> None:
         """`config.cluster.ray_address` must be set. `is_local` means that Ray runs on this machine for this
         cluster alone. `record` is the file that keeps orders, or None to keep none."""
@@ -59,15 +69,24 @@ class Control:
         self._record = RecordFile(record)
         self._crash = Crash()
         self._background = Background(self._crash.report)
+        life = secrets.token_hex(2)
         self._plane = ControlPlane(
             config.cluster,
-            life=secrets.token_hex(2),
+            life=life,
             replicas=self._workers,
             spawn=self._background.spawn,
             remember=self._record.write,
             check=self._workers.check,
             crash=self._crash,
         )
+        self._expert_ranks = RayExpertRanks(
+            expert_actor_class,
+            workers=self._ray,
+            home=self._home,
+            is_local=is_local,
+            on_exit=self._plane.on_expert_rank_exit,
+        )
+        self._experts = self._make_experts(life, is_local=is_local)
         self._scaling = AutoscalerRunner(
             live_settings(config),
             self._plane,
@@ -82,6 +101,23 @@ class Control:
         self._dashboard: DashboardChild | None = None
         self._is_first_life = True
         """Nobody has been told yet that the cluster is ready, so a setup error may end it."""
+
+    def _make_experts(self, life: str, *, is_local: bool) -> ExpertGroups:
+        self._workers.apart = lambda: self._expert_ranks.rank_ids
+        started = StartedExpertRanks(
+            self._expert_ranks, self._workers, spawn=self._background.spawn, is_local=is_local
+        )
+        started.on_exit = self._plane.on_expert_rank_exit
+        experts = self._plane.experts = ExpertGroups(
+            each_model(self._config),
+            life=life,
+            processes=started,
+            spawn=self._background.spawn,
+            crash=self._crash,
+            restart=restart_policy(self._config.cluster),
+            on_changed=self._plane.on_experts,
+        )
+        return experts
 
     def with_dashboard(self, command: DashboardCommand, *, announce: Callable[[str], None]) -> None:
         """Start a dashboard with the control plane; call this before `run`. `announce` gets its URL and how
@@ -133,6 +169,7 @@ class Control:
             budgets=Ledger(),
             operate=self._plane,
             demand=self._scaling,
+            experts=self._experts,
         )
         address = self._workers.control_address = host_port(reachable_host(cluster.control_host), port)
         await self._metrics.start(cluster.control_host, cluster.control_metrics_port)
@@ -147,7 +184,11 @@ class Control:
     async def _adopt(self, address: str) -> None:
         for worker_id, identity in await self._ray.survivors(address):
             adopted = Adopted(worker_id, identity.model, identity.role, identity.version, identity.age_s)
+            self._workers.adopted(worker_id, identity.model, identity.role)
             self._plane.adopt(adopted)
+        for rank_id, identity in await self._expert_ranks.survivors(address):
+            self._experts.adopt(rank_id, identity.model, identity.role)
+        self._experts.begin()
 
     async def _until_stopped(self, shutdown: Shutdown, settled: Callable[[], None]) -> None:
         asked = asyncio.create_task(shutdown.asked.wait())
@@ -181,6 +222,7 @@ class Control:
         if self._dashboard is not None:
             await self._dashboard.stop(END_S)
         await self._ray.close(leaves_workers=leaves_workers)
+        await self._expert_ranks.close(leaves_ranks=leaves_workers)
         await self._background.cancel()
         await self._metrics.close()
         if self._server is not None:

@@ -16,20 +16,26 @@ from baton.core.operate import (
     Action,
     ClusterState,
     Decision,
+    DrainExpertRank,
     DrainNode,
     DrainWorker,
     NodeState,
     Order,
     Outcome,
     Pool,
+    RebalanceExperts,
     ReplicaState,
     ReplicaStatus,
     Resize,
     RollOut,
     Scale,
+    ScaleExperts,
     SwitchRole,
     Version,
 )
+from control_plane.expert_orders import OrderRefused, describe_experts, group_for
+
+__all__ = ("DecisionLog", "Operations", "OrderRefused", "describe", "node_of", "pool_after")
 
 REPLICAS_MAX = 1024
 """Most replicas of one role of one model."""
@@ -55,10 +61,6 @@ class Operations(Protocol):
     def changes(self) -> AsyncIterator[ClusterState]:
         """Yield the state now, after every change, and at least once a second."""
         ...
-
-
-class OrderRefused(Exception):
-    """The order cannot be followed; the text says what to do instead."""
 
 
 # --- changes of the desired state -------------------------------------------------------------
@@ -95,6 +97,9 @@ def pool_after(action: Action, state: ClusterState) -> Pool | None:
             return None
         case RollOut(version, model, surge_max, unavailable_max):
             return _rolled(_pool(state, model), version, surge_max, unavailable_max)
+        case RebalanceExperts() | DrainExpertRank() | ScaleExperts():
+            group_for(action, state)
+            return None
         case _:
             assert_never(action)
 
@@ -177,6 +182,8 @@ def describe(action: Action) -> str:
         case RollOut(version, model):
             with_sets = f" with {', '.join(version.sets)}" if version.sets else ""
             return f"roll out version {version.name}{_of(model)}{with_sets}"
+        case RebalanceExperts() | DrainExpertRank() | ScaleExperts():
+            return describe_experts(action)
         case _:
             assert_never(action)
 

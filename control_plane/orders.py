@@ -6,24 +6,29 @@ from typing import assert_never
 
 import msgspec
 
+from baton.core.experts import ExpertGroupState
 from baton.core.ids import WorkerId
 from baton.core.messages import Role
 from baton.core.operate import (
     ClusterState,
     Decision,
+    DrainExpertRank,
     DrainNode,
     DrainWorker,
     Order,
     Outcome,
     Pool,
+    RebalanceExperts,
     ReplicaState,
     Resize,
     RollOut,
     Scale,
+    ScaleExperts,
     SwitchRole,
 )
 from control_plane.autoscaler.values import AutoscalerMemory
 from control_plane.desired import DecisionLog, OrderRefused, describe, node_of, pool_after
+from control_plane.expert_orders import end_of_experts, group_for, is_of_experts, wanted_after
 from control_plane.reconcile_events import DrainWanted, ReconcileEvent, SetDesired
 
 
@@ -38,6 +43,8 @@ class ControlRecord(msgspec.Struct, frozen=True):
     unchanged."""
     memories: dict[str, AutoscalerMemory] = {}
     """The autoscaler's memory by model."""
+    expert_ranks: dict[str, int] = {}
+    """Ordered numbers of expert ranks, by group."""
 
 
 @dataclass(slots=True)
@@ -48,6 +55,8 @@ class _PendingOrder:
     worker_id: WorkerId | None = None
     """Worker id of that replica when the order came."""
     node: str = ""
+    group: ExpertGroupState | None = None
+    """Group of expert ranks that the order is for, as it was when the order came."""
 
 
 @dataclass(slots=True)
@@ -57,6 +66,8 @@ class Orders:
     avoid: frozenset[str] = frozenset()
     _configured: tuple[Pool, ...] = ()
     memories: dict[str, AutoscalerMemory] = field(default_factory=dict[str, AutoscalerMemory])
+    expert_ranks: dict[str, int] = field(default_factory=dict[str, int])
+    """Ordered numbers of expert ranks, by group. Groups that are left out have what is configured."""
     _pending: dict[int, _PendingOrder] = field(default_factory=dict[int, _PendingOrder])
 
     def begin(self, pools: Iterable[Pool], record: ControlRecord | None) -> SetDesired:
@@ -69,25 +80,28 @@ class Orders:
             kept = {pool.model: pool for pool in same}
             self.pools = tuple(kept.get(pool.model, pool) for pool in self.pools)
             self.avoid, self.memories = frozenset(record.avoid), record.memories
+            self.expert_ranks = dict(record.expert_ranks)
             self.log.restore(_interrupted(record.decisions))
         return SetDesired(self.pools, self.avoid)
 
     def record(self) -> ControlRecord:
         avoid, log = tuple(sorted(self.avoid)), self.log.entries
-        return ControlRecord(self.pools, avoid, log, self._configured, dict(self.memories))
+        ranks = dict(self.expert_ranks)
+        return ControlRecord(self.pools, avoid, log, self._configured, dict(self.memories), ranks)
 
     def take(
-        self, order: Order, state: ClusterState, *, at_s: float
+        self, order: Order, state: ClusterState, *, at_s: float, note: str = ""
     ) -> tuple[Decision, list[ReconcileEvent]]:
         """Decide on an order, and return the decision with the events for the reconciler. `at_s` is Unix
-        time."""
+        time. `note` goes into the decision's text."""
         try:
             pool = pool_after(order.action, state)
         except OrderRefused as error:
             return self.refuse(order, str(error), at_s=at_s), []
+        words = f"{describe(order.action)}; but {note}" if note else describe(order.action)
         if order.is_advice:
-            return self.log.add(order, Outcome.ADVISED, f"would {describe(order.action)}", at_s=at_s), []
-        decision = self.log.add(order, Outcome.ACCEPTED, describe(order.action), at_s=at_s)
+            return self.log.add(order, Outcome.ADVISED, f"would {words}", at_s=at_s), []
+        decision = self.log.add(order, Outcome.ACCEPTED, words, at_s=at_s)
         if pool is not None:
             self.pools = tuple(pool if p.model == pool.model else p for p in self.pools)
         pending = self._pending[decision.number] = self._followed(decision, state)
@@ -110,6 +124,11 @@ class Orders:
                 return _PendingOrder(decision, node=node_id)
             case Scale() | Resize() | RollOut():
                 return _PendingOrder(decision)
+            case RebalanceExperts() | DrainExpertRank() | ScaleExperts():
+                group = group_for(decision.action, state)
+                if (wanted := wanted_after(decision.action, group)) is not None:
+                    self.expert_ranks[group.group] = wanted
+                return _PendingOrder(decision, group=group)
             case _:
                 assert_never(decision.action)
 
@@ -117,6 +136,8 @@ class Orders:
         roles: dict[str, Role] = {}
         leaving: frozenset[WorkerId] = frozenset()
         reason = f"ordered by {order.who}{': ' + order.reason if order.reason else ''}"
+        if is_of_experts(order.action):
+            return
         match order.action:
             case SwitchRole(_, role):
                 roles = {pending.name: role}
@@ -129,6 +150,10 @@ class Orders:
             case _:
                 pass
         yield SetDesired(self.pools, self.avoid, roles, leaving)
+
+    @property
+    def is_any_pending(self) -> bool:
+        return bool(self._pending)
 
     def progress(self, state: ClusterState, *, at_s: float) -> list[Decision]:
         """Return the decisions that are finished now."""
@@ -189,6 +214,9 @@ def _end_of(pending: _PendingOrder, state: ClusterState, avoid: Container[str]) 
             return (
                 (Outcome.DONE, f"all replicas run version {version.name}") if has_all(pool, state) else None
             )
+        case RebalanceExperts() | DrainExpertRank() | ScaleExperts():
+            assert pending.group is not None
+            return end_of_experts(action, pending.group, state)
         case _:
             assert_never(action)
 

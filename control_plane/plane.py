@@ -7,13 +7,13 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from itertools import product
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import msgspec
 
 from baton.config import ClusterConfig
 from baton.core.errors import SetupError
-from baton.core.ids import WorkerId, replica_name
+from baton.core.ids import ExpertRankId, WorkerId, replica_name
 from baton.core.messages import INFO_NOTE, Member, MembershipView, Role
 from baton.core.operate import (
     AutoscaleState,
@@ -25,7 +25,6 @@ from baton.core.operate import (
     Pool,
     RollOut,
     RouterState,
-    Version,
     pool_of,
 )
 from baton.core.sharing import RouterMember
@@ -37,6 +36,8 @@ from control_plane import membership as mb
 from control_plane import reconcile_events as ev
 from control_plane.autoscaler.values import AutoscalerMemory
 from control_plane.desired import describe
+from control_plane.expert_groups import ExpertGroups
+from control_plane.expert_orders import ExpertAction, OrderRefused, group_for, is_of_experts, wanted_after
 from control_plane.orders import ControlRecord, Orders
 from control_plane.reconcile import Reconciler, ReplicaState, RestartPolicy
 
@@ -96,18 +97,20 @@ class ControlPlane:
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         meter: Meter | None = None,
         remember: Callable[[ControlRecord], None] = lambda record: None,
-        check: Callable[[str, Version], None] = lambda model, version: None,
+        check: Callable[[Pool], str] = lambda pool: "",
         crash: Crash | None = None,
     ) -> None:
         """`remember` gets the state that must outlive this process, each time it changes. `check` raises
-        SetupError for a version of a model that cannot be started. An error in the decisions goes to
-        `crash`."""
+        SetupError for a pool whose version cannot be started, and returns what should be known about it. An
+        error in the decisions goes to `crash`."""
         self.book = mb.ClusterMembership(life, config.member_lease_s, config.member_suspect_s)
         self.reconciler = Reconciler(policy=restart_policy(config), life=life)
         self.orders = Orders()
         self.nodes: tuple[NodeState, ...] = ()
         self.autoscale: tuple[AutoscaleState, ...] = ()
         """State of each model's autoscaler, set by the one that runs them; empty if none does."""
+        self.experts: ExpertGroups | None = None
+        """The groups of expert ranks; None if no model has any."""
         self._remember, self._check = remember, check
         self.setup_error: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """First setup error that the operator must resolve before any worker can start."""
@@ -217,12 +220,29 @@ class ControlPlane:
 
     def _decide(self, order: Order) -> tuple[Decision, list[ev.ReconcileEvent]]:
         pool = self._pool_of(order.action.model) if isinstance(order.action, RollOut) else None
+        note = ""
         if isinstance(order.action, RollOut) and pool is not None:
             try:
-                self._check(pool.model, order.action.version)
+                note = self._check(msgspec.structs.replace(pool, version=order.action.version))
             except SetupError as error:
                 return self.orders.refuse(order, str(error), at_s=time.time()), []
-        return self.orders.take(order, self.state(), at_s=time.time())
+        state = self.state()
+        if not is_of_experts(order.action) or self.experts is None:
+            return self.orders.take(order, state, at_s=time.time(), note=note)
+        return self._decide_on_experts(order, state, self.experts), []
+
+    def _decide_on_experts(self, order: Order, state: ClusterState, experts: ExpertGroups) -> Decision:
+        action = cast(ExpertAction, order.action)
+        try:
+            group = group_for(action, state)
+            experts.check(action, group)
+        except OrderRefused as error:
+            return self.orders.refuse(order, str(error), at_s=time.time())
+        decision, _ = self.orders.take(order, state, at_s=time.time())
+        if decision.outcome is Outcome.ACCEPTED:
+            experts.carry_out(action, group.group, wanted_after(action, group))
+            self._follow_pools()
+        return decision
 
     def _pool_of(self, model: str) -> Pool | None:
         return pool_of(self.orders.pools, model)
@@ -240,6 +260,7 @@ class ControlPlane:
             routers=tuple(
                 RouterState(r.router_id, r.address, r.metrics_address, r.host) for r in self.book.view.routers
             ),
+            experts=self.experts.states() if self.experts is not None else (),
         )
 
     async def changes(self) -> AsyncIterator[ClusterState]:
@@ -265,14 +286,23 @@ class ControlPlane:
 
     def on_exit(self, worker_id: WorkerId, reason: BaseException | str) -> None:
         """Note that a process is dead. Routers are notified at once, not after a lease."""
-        if isinstance(reason, SetupError) and not self.setup_error.done():
-            self.setup_error.set_result(str(reason))
+        self._note_setup_error(reason)
         text = reason if isinstance(reason, str) else f"{type(reason).__name__}: {reason}"
         if not isinstance(reason, SetupError):  # a setup error is printed once, as the command's last line
             level = logging.INFO if reason == DRAINED else logging.WARNING
             log.log(level, "worker %s ended: %s", worker_id, text)
         self._member_event(mb.WorkerLeft(worker_id))
         self._replica_event(ev.ReplicaExited(worker_id, text))
+
+    def on_expert_rank_exit(self, rank_id: ExpertRankId, reason: BaseException | str) -> None:
+        """Note that the process of an expert rank is dead."""
+        self._note_setup_error(reason)
+        if self.experts is not None:
+            self.experts.on_exit(rank_id, reason)
+
+    def _note_setup_error(self, reason: BaseException | str) -> None:
+        if isinstance(reason, SetupError) and not self.setup_error.done():
+            self.setup_error.set_result(str(reason))
 
     async def until_settled(self) -> None:
         """Wait until every wanted replica serves."""
@@ -281,6 +311,8 @@ class ControlPlane:
 
     def close(self) -> None:
         """Stop starting and killing replicas; the directory goes on."""
+        if self.experts is not None:
+            self.experts.close()
         self._replication.close()
         self._membership.stop_ticks()
 
@@ -311,11 +343,24 @@ class ControlPlane:
             log.log(level, "worker %s: %s", member.worker_id, note.removeprefix(INFO_NOTE))
 
     def _on_reconciled(self) -> None:
+        self._follow_pools()
         self._follow_orders()
         self._count()
         self._notify()
 
+    def on_experts(self) -> None:
+        """Note that expert ranks changed."""
+        self._follow_orders()
+        self._notify()
+
+    def _follow_pools(self) -> None:
+        """Have the expert ranks that the pools' workers need."""
+        if self.experts is not None:
+            self.experts.follow(self.orders.pools, self.orders.avoid, self.orders.expert_ranks)
+
     def _follow_orders(self) -> None:
+        if not self.orders.is_any_pending:
+            return
         ended = self.orders.progress(self.state(), at_s=time.time())
         for decision in ended:
             words = (describe(decision.action), decision.outcome, decision.done_after_s, decision.text)

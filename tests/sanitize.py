@@ -17,7 +17,12 @@ FLAGS = (
     *("-march=native", "-O1", "-g", "-fno-omit-frame-pointer"),
     *("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"),
 )
-TESTS = ("tests/unit/engine/native", "tests/unit/engine/parallel", "tests/unit/engine/test_kernels.py")
+TESTS = (
+    "tests/unit/engine/native",
+    "tests/unit/engine/parallel",
+    "tests/unit/engine/test_kernels.py",
+    "tests/unit/engine/test_remote_experts.py",
+)
 
 
 def environment(cache: Path) -> dict[str, str]:

@@ -41,7 +41,7 @@ class WorkerActor:
         role = spec.role if self._process is None else self._process.role
         host, pid = socket.gethostname(), os.getpid()
         age_s = time.monotonic() - self._made_s
-        return WorkerIdentity(host, pid, spec.model, role, spec.version, age_s)
+        return WorkerIdentity(host, pid, spec.model, role, spec.version, age_s, node_id())
 
     async def serve(self) -> str:
         """Serve, and return why the worker ended in good order. Raises SetupError or WorkerCrashed.
@@ -63,7 +63,7 @@ class WorkerActor:
             spec.role,
             self._config,
             control_address=spec.control_address,
-            node=_node_id(),
+            node=node_id(),
             version=spec.version,
             stages=stages,
         )
@@ -75,7 +75,8 @@ class WorkerActor:
         self._stop.set()
 
 
-def _node_id() -> str:
+def node_id() -> str:
+    """Ray's id of the node of this process."""
     import ray
 
     return ray.get_runtime_context().get_node_id()

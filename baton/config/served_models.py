@@ -72,3 +72,21 @@ def rank_count(config: Config) -> int:
     """Ranks of the workers that the configuration asks for, of all models. Raises SetupError like
     `each_model`."""
     return sum(shape.rank_count for one in each_model(config).values() for _, shape in worker_shapes(one))
+
+
+def expert_ranks(config: Config) -> dict[str, int]:
+    """Expert ranks by role that one model's configuration asks for: roles without workers have none."""
+    workers = {role: getattr(config.cluster, f"{role}_workers") for role in ROLES}
+    match config.experts.parallel:
+        case "off":
+            return {}
+        case "workers":
+            return {role: count for role, count in workers.items() if count}
+        case "ranks":
+            return {role: config.experts.ranks for role, count in workers.items() if count}
+
+
+def apart_expert_ranks(config: Config) -> int:
+    """Expert ranks of all models that have cores of their own. Those beside workers have the workers'."""
+    models = each_model(config).values()
+    return sum(sum(expert_ranks(one).values()) for one in models if one.experts.parallel == "ranks")

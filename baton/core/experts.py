@@ -55,6 +55,8 @@ class ExpertRankHello(msgspec.Struct, frozen=True, tag=True):
     """Experts of each layer that the rank has memory for, without the memory in which it loads new ones."""
     held: tuple[int, ...] = ()
     """Experts that it holds."""
+    group_count: int = 1
+    """Groups of experts that the model's router is limited by; 1: it is not."""
 
 
 class ExpertLoaded(msgspec.Struct, frozen=True, tag=True):

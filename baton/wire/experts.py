@@ -1,15 +1,13 @@
-"""Both ends of the streams that expert ranks, and the workers that use them, keep to the control plane."""
+"""Expert ranks and their callers to the control plane, over gRPC: both sides."""
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 import grpc
-import grpc.aio
 
 from baton.core import experts as x
-from baton.wire.client import CONNECT_S, hung_up
+from baton.wire.client import hung_up
 from baton.wire.decoding import WireError
 from baton.wire.link import END, Link, LinkBroken, describe
 from baton.wire.parties import Party
@@ -18,20 +16,23 @@ from baton.wire.proto import mapping
 from baton.wire.serving import first_message, request_of, until_end
 from baton.wire.transport import blocking_channel_to, channel_to
 
-ToRank = Link[x.ExpertRankOrder, x.ExpertRankReport]
-ToCaller = Link[x.ExpertMapUpdate, x.ExpertCallerReport]
-"""The control plane's ends."""
-OfRank = Link[x.ExpertRankReport, x.ExpertRankOrder]
-"""The rank's end."""
+RankEnd = Link[x.ExpertRankOrder, x.ExpertRankReport]
+"""The control plane's end of a rank's stream."""
+CallerEnd = Link[x.ExpertMapUpdate, x.ExpertCallerReport]
+"""The control plane's end of a caller's stream."""
+RankStream = Link[x.ExpertRankReport, x.ExpertRankOrder]
 
 
 class ExpertsHandler(Protocol):
-    """The control plane's side. Each method runs until the stream ends; a loss of the connection cancels it,
-    and LinkBroken may escape."""
+    """The control plane."""
 
-    async def serve_rank(self, hello: x.ExpertRankHello, link: ToRank) -> None: ...
+    async def serve_rank(self, hello: x.ExpertRankHello, link: RankEnd) -> None:
+        """Runs until the rank's stream ends. LinkBroken may escape. A loss of the connection cancels it."""
+        ...
 
-    async def serve_caller(self, hello: x.ExpertCallerHello, link: ToCaller) -> None: ...
+    async def serve_caller(self, hello: x.ExpertCallerHello, link: CallerEnd) -> None:
+        """Runs until the caller's stream ends. LinkBroken may escape. A loss of the connection cancels it."""
+        ...
 
 
 class ExpertsServicer(pb_grpc.ExpertsServicer):
@@ -40,7 +41,7 @@ class ExpertsServicer(pb_grpc.ExpertsServicer):
 
     async def FollowRank(self, request_iterator: Any, context: Any) -> None:
         hello = await _hello(context, mapping.expert_rank_envelope_from_pb, x.ExpertRankHello)
-        link: ToRank = Link(
+        link: RankEnd = Link(
             peer=hello.ref.rank_id,
             read=context.read,
             write=context.write,
@@ -51,7 +52,7 @@ class ExpertsServicer(pb_grpc.ExpertsServicer):
 
     async def FollowCaller(self, request_iterator: Any, context: Any) -> None:
         hello = await _hello(context, mapping.expert_caller_envelope_from_pb, x.ExpertCallerHello)
-        link: ToCaller = Link(
+        link: CallerEnd = Link(
             peer=hello.caller,
             read=context.read,
             write=context.write,
@@ -70,36 +71,23 @@ async def _hello(context: Any, decode: Callable[[Any], Any], kind: type[Any]) ->
 
 
 @asynccontextmanager
-async def expert_rank_stream(
-    address: str, hello: x.ExpertRankHello, *, connect_timeout_s: float = CONNECT_S
-) -> AsyncGenerator[OfRank]:
-    """A rank's stream to the control plane at `address`. Raises LinkBroken if it cannot be reached."""
+async def rank_stream(address: str, hello: x.ExpertRankHello) -> AsyncGenerator[RankStream]:
+    """A rank's stream to the control plane. Iteration and `send` raise LinkBroken when it is gone."""
     async with channel_to(address, Party.CONTROL) as channel:
         call = pb_grpc.ExpertsStub(channel).FollowRank()
         async with hung_up(call):
-            opening = mapping.expert_rank_envelope_to_pb(hello)
-            await _open(call, opening, address, connect_timeout_s)
-            link: OfRank = Link(
-                peer=address,
+            link: RankStream = Link(
+                peer=f"control plane at {address}",
                 read=call.read,
                 write=call.write,
                 encode=mapping.expert_rank_envelope_to_pb,
                 decode=mapping.expert_rank_order_envelope_from_pb,
             )
+            link.send(hello)
             try:
                 yield link
             finally:
                 await link.close()
-
-
-async def _open(call: Any, opening: Any, address: str, timeout_s: float) -> None:
-    try:
-        async with asyncio.timeout(timeout_s):
-            await call.write(opening)
-    except TimeoutError:
-        raise LinkBroken(f"{address}: no answer within {timeout_s:g} s") from None
-    except (grpc.RpcError, asyncio.InvalidStateError, grpc.aio.BaseError) as error:
-        raise LinkBroken(f"{address}: {describe(error)}") from None
 
 
 class CallerStream:

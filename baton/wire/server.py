@@ -171,10 +171,10 @@ async def start_server(
         pb_grpc.add_BudgetsServicer_to_server(BudgetsServicer(budgets), server)
     if demand is not None:
         pb_grpc.add_DemandServicer_to_server(DemandServicer(demand), server)
-    if experts is not None:
-        pb_grpc.add_ExpertsServicer_to_server(ExpertsServicer(experts), server)
     if operate is not None:
         pb_grpc.add_OperateServicer_to_server(OperateServicer(operate), server)
+    if experts is not None:
+        pb_grpc.add_ExpertsServicer_to_server(ExpertsServicer(experts), server)
     if store is not None:
         add_store_node(store, server)
     if router is not None:

@@ -23,16 +23,17 @@ from benchmarks.experts.placement import (
     compare,
     mean,
 )
+from benchmarks.experts.ranks_cli import run_ranks_part
 from benchmarks.experts.recorded import DOCUMENTATION, recorded
 from control_plane.experts.values import Loads
 
 Number = TypeVar("Number", int, float)
-PARTS = ("placement",)
+PARTS = ("placement", "service", "skew")
 KINDS = ("uniform", "zipf", "adversarial", "recorded")
 
 
 def experts(
-    part: Annotated[str, typer.Option(help="What to measure: placement.")] = "placement",
+    part: Annotated[str, typer.Option(help=f"What to measure: {', '.join(PARTS)}.")] = "placement",
     counts: Annotated[
         str, typer.Option(metavar="KIND,…", help="Kinds of counts; default: all.", show_default=False)
     ] = ",".join(KINDS),
@@ -45,17 +46,25 @@ def experts(
     times: Annotated[int, typer.Option(min=2, help="Placements in a row.")] = 7,
     text: Annotated[str, typer.Option(help="Text to record counts from; empty: this documentation.")] = "",
     seed: Annotated[int, typer.Option(help="Seed of counts and of the random model.")] = 1,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of service.")] = 5,
+    seconds: Annotated[float, typer.Option(min=1, help="Time of each measurement; skew: at least 24.")] = 8.0,
+    rows: Annotated[str, typer.Option(help="How rows travel: exact, model or int8.")] = "exact",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Compare expert placement with DeepSeek's EPLB: balance, migrations, time of a decision.
+    """Compare expert placement with DeepSeek's EPLB, or measure expert ranks on two cores.
 
-    Kinds of counts are uniform, zipf (the hot set moves), adversarial (nothing of the past helps) and
-    recorded (text through a random Mixture-of-experts model). Part placement is the only one.
+    placement: balance, migrations and the time of a decision. Kinds of counts are uniform, zipf (the hot set
+    moves), adversarial (nothing of the past helps) and recorded (text through a random model). service: two
+    workers with two expert ranks beside one process with two threads that holds all experts. skew: expert
+    ranks whose popular experts change, with rebalancing beside without.
 
     Example: baton bench experts --counts zipf,adversarial --ranks 8,64 --redundancy 0,0.25
     """
     if part not in PARTS:
         raise SetupError(f"--part {part}: choose of {', '.join(PARTS)}")
+    if part != "placement":
+        run_ranks_part(part, rounds=rounds, seconds=seconds, rows=rows, seed=seed, as_json=as_json)
+        return
     kinds = _kinds(counts)
     rank_counts = _numbers("--ranks", ranks, int, least=2, most=expert_count)
     redundancies = _numbers("--redundancy", redundancy, float, least=0, most=4)

@@ -10,6 +10,7 @@ replica again and there are as many ranks as are wanted.
 """
 
 from collections.abc import Iterable, Iterator
+from math import isfinite
 from typing import assert_never
 
 import numpy as np
@@ -60,7 +61,11 @@ ANNOUNCE_S, ANNOUNCE_EXPERT_S = 0.02, 20e-6
 while to make and to read."""
 
 
-class ExpertGroup:
+EXPERTS_MAX = 1_000_000
+"""Experts of all layers of one model."""
+
+
+class ExpertRankGroup:
     """The one who calls it has the clock and does the actions, in order."""
 
     def __init__(self, group: str, prefix: str, policy: v.ExpertGroupPolicy, *, life: str) -> None:
@@ -138,7 +143,8 @@ class ExpertGroup:
             case v.ExpertsRebalanced():
                 if self.placer is not None:
                     self.placer.want()
-            case v.ExpertRankDrained(name):
+            case v.ExpertRankDrained(name, wanted):
+                self.ranks.wanted = self.ranks.wanted if wanted is None else wanted
                 entry = self.ranks.entries.get(name)
                 if entry is not None and entry.state is ExpertRankLife.READY:
                     self.ranks.drain(entry, now_s=now_s)
@@ -166,8 +172,11 @@ class ExpertGroup:
 
     def _on_beat(self, event: v.ExpertRankSaid, beat: ExpertRankBeat, now_s: float) -> None:
         entry = self.ranks.of(event.rank_id)
-        if entry is not None and entry.stream == event.stream:
-            entry.beat_s, entry.rows, entry.busy_s = now_s, beat.rows, beat.busy_s
+        if entry is None or entry.stream != event.stream:
+            return
+        entry.beat_s = now_s
+        if isfinite(beat.busy_s):
+            entry.rows, entry.busy_s = beat.rows, beat.busy_s
 
     def _on_rank(self, event: v.ExpertRankSaid, now_s: float) -> Actions:
         entry = self.ranks.of(event.rank_id)
@@ -202,11 +211,14 @@ class ExpertGroup:
         if entry.state is ExpertRankLife.READY:
             yield from self._lose(entry, "its stream to the control plane broke", now_s)
             return
+        if min(*sizes, hello.slots, hello.expert_bytes) < 1 or sizes[0] * sizes[1] > EXPERTS_MAX:
+            yield self.ranks.kill(entry, f"it says that it has {sizes} experts, which cannot be", now_s=now_s)
+            return
         if self.placer is not None and self.placer.sizes != sizes:
             yield self.ranks.kill(entry, "its model has other experts than the group's", now_s=now_s)
             return
         if self.placer is None:
-            self.placer = ExpertPlacer(*sizes, policy=self.policy)
+            self.placer = ExpertPlacer(*sizes, group_count=max(1, hello.group_count), policy=self.policy)
             self.counts = DecayedCounts(*sizes, half_life_s=self.policy.half_life_s)
         self._adopted.discard(entry.name)
         if self._first_due_s is None:
@@ -366,7 +378,8 @@ class ExpertGroup:
             if entry.state is not ExpertRankLife.DRAINING or entry.rank_id is None:
                 continue
             rank_id = RankId(entry.rank_id)
-            if self.rollout is not None and self.rollout.needs(rank_id):
+            is_unused = not (self.ranks.wanted or len(self.callers))
+            if self.rollout is not None and self.rollout.needs(rank_id) and not is_unused:
                 continue
             yield from self._roll(ExpertRankLost(rank_id), now_s)
             yield self.ranks.retire(entry, now_s=now_s)

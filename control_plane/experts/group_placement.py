@@ -24,8 +24,11 @@ SLOTS_FACTOR_MAX = 2
 
 
 class ExpertPlacer:
-    def __init__(self, layer_count: int, expert_count: int, *, policy: ExpertGroupPolicy) -> None:
+    def __init__(
+        self, layer_count: int, expert_count: int, *, group_count: int, policy: ExpertGroupPolicy
+    ) -> None:
         self.sizes = layer_count, expert_count
+        self._group_count = group_count
         self.speeds = ExpertRankSpeeds(policy)
         self.rebalances = 0
         self._policy = policy
@@ -64,7 +67,7 @@ class ExpertPlacer:
         if chosen is None:
             return None
         loads = np.maximum(loads, LOAD_MIN)
-        found = place(loads, chosen, current=rollout.map, group_count=self._policy.group_count)
+        found = place(loads, chosen, current=rollout.map, group_count=self._group_count)
         if not self._is_wanted and not self._is_better(loads, found.balance):
             return None
         self._is_wanted, self._target = False, found.map

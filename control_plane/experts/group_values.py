@@ -23,8 +23,6 @@ class ExpertGroupPolicy:
     gain_min: float
     half_life_s: float
     bytes_per_s: float
-    group_count: int = 1
-    """Groups of experts that the model's router is limited by, see `place`."""
     first_wait_s: float = 30.0
     """The time from the first rank's hello for which a first placement waits for the other ranks."""
     rebuild_s: float = 3.0
@@ -137,7 +135,8 @@ class ExpertRankDrained:
     as there are fewer than are wanted."""
 
     name: str
-    reason: str
+    wanted: int | None = None
+    """So many ranks are wanted from now on; None: as many as before."""
 
 
 @dataclass(frozen=True, slots=True)

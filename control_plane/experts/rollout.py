@@ -139,9 +139,14 @@ class ExpertRollout:
         return is_named or any(self._holders[key] == {rank} for key in self._held.get(rank, ()))
 
     @property
+    def is_idle(self) -> bool:
+        """Whether nothing is under way or waits."""
+        return not (self._wanted or self._loads or self._old)
+
+    @property
     def is_done(self) -> bool:
         """Whether the target is reached, and nothing is left to drop."""
-        return not (self._wanted or self._loads or self._old) and self._named == self._next_map()
+        return self.is_idle and self._named == self._next_map()
 
     def handle(self, event: RolloutEvent, *, now_s: float) -> list[RolloutAction]:
         actions: list[RolloutAction] = []

@@ -1,14 +1,14 @@
 """The streams of expert ranks and of their callers to the control plane, over real gRPC."""
 
 import asyncio
-import threading
+import queue
 
 import grpc
 import pytest
 
 from baton.core import experts as x
 from baton.core.ids import ExpertRankId, WorkerId
-from baton.wire.experts import CallerStream, expert_rank_stream
+from baton.wire.experts import CallerStream, rank_stream
 from baton.wire.link import LinkBroken
 from baton.wire.parties import Party
 from baton.wire.proto import baton_pb2 as pb
@@ -65,10 +65,10 @@ async def served():
     await server.stop(0)
 
 
-async def test_a_rank_s_messages_go_both_ways_and_the_end_is_heard(served):
+async def test_messages_of_a_rank_go_both_ways_and_its_end_is_heard(served):
     control, address, _ = served
     async with asyncio.timeout(30):
-        async with expert_rank_stream(address, RANK) as link:
+        async with rank_stream(address, RANK) as link:
             for report in RANK_SAYS:
                 link.send(report)
             assert [await anext(link) for _ in RANK_HEARS] == RANK_HEARS
@@ -76,54 +76,35 @@ async def test_a_rank_s_messages_go_both_ways_and_the_end_is_heard(served):
     assert control.heard == [RANK, *RANK_SAYS]
 
 
-async def test_a_caller_s_messages_go_both_ways_and_the_end_is_heard(served):
+async def test_messages_of_a_caller_go_both_ways_and_its_end_is_heard(served):
     control, address, _ = served
-    stream = CallerStream(address, [CALLER, *CALLER_SAYS])
-
-    def maps():
-        found = iter(stream)
-        try:
-            return [next(found) for _ in CALLER_SAYS]
-        finally:
-            stream.close()
-
+    more: queue.SimpleQueue = queue.SimpleQueue()
+    for message in (CALLER, *CALLER_SAYS):
+        more.put(message)
+    stream = CallerStream(address, iter(more.get, None))
+    maps = iter(stream)
     async with asyncio.timeout(30):
-        assert await asyncio.to_thread(maps) == [MAP] * 3
+        assert [await asyncio.to_thread(next, maps) for _ in CALLER_SAYS] == [MAP] * 3
+        stream.close()
+        more.put(None)
         await control.ended.wait()
     assert control.heard == [CALLER, *CALLER_SAYS]
+    with pytest.raises(LinkBroken):
+        next(maps)
 
 
-async def test_the_loss_of_the_control_plane_breaks_a_rank_s_stream(served):
+async def test_the_loss_of_the_control_plane_breaks_the_stream(served):
     control, address, server = served
-    async with asyncio.timeout(30), expert_rank_stream(address, RANK) as link:
+    async with asyncio.timeout(30), rank_stream(address, RANK) as link:
         await control.begun.wait()
         stopping = asyncio.create_task(server.stop(0))
         with pytest.raises(LinkBroken):
             async for _ in link:
                 pass
         await stopping
-    with pytest.raises(LinkBroken):
-        async with expert_rank_stream(address, RANK, connect_timeout_s=5):
-            pass
-
-
-async def test_the_loss_of_the_control_plane_breaks_a_caller_s_stream(served):
-    control, address, server = served
-    stream = CallerStream(address, said_and_then_nothing())
-    waiting = asyncio.create_task(asyncio.to_thread(lambda: list(stream)))
-    async with asyncio.timeout(30):
-        await control.begun.wait()
-        await server.stop(0)
+    async with asyncio.timeout(30), rank_stream(address, RANK) as link:
         with pytest.raises(LinkBroken):
-            await waiting
-        with pytest.raises(LinkBroken):
-            await asyncio.to_thread(lambda: list(CallerStream(address, [CALLER])))
-    stream.close()
-
-
-def said_and_then_nothing():
-    yield CALLER
-    threading.Event().wait(5.0)
+            await anext(link)
 
 
 @pytest.mark.parametrize("method", ["FollowRank", "FollowCaller"])

@@ -1139,7 +1139,7 @@ class ExpertRankEnvelope(_message.Message):
     def __init__(self, expert_rank_hello: _Optional[_Union[ExpertRankHello, _Mapping]] = ..., expert_loaded: _Optional[_Union[ExpertLoaded, _Mapping]] = ..., expert_load_failed: _Optional[_Union[ExpertLoadFailed, _Mapping]] = ..., expert_rank_beat: _Optional[_Union[ExpertRankBeat, _Mapping]] = ...) -> None: ...
 
 class ExpertRankHello(_message.Message):
-    __slots__ = ("ref", "group", "node", "pid", "layer_count", "expert_count", "expert_bytes", "slots", "held")
+    __slots__ = ("ref", "group", "node", "pid", "layer_count", "expert_count", "expert_bytes", "slots", "held", "group_count")
     REF_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
@@ -1149,6 +1149,7 @@ class ExpertRankHello(_message.Message):
     EXPERT_BYTES_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
+    GROUP_COUNT_FIELD_NUMBER: _ClassVar[int]
     ref: ExpertRankRef
     group: str
     node: str
@@ -1158,7 +1159,8 @@ class ExpertRankHello(_message.Message):
     expert_bytes: int
     slots: int
     held: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, ref: _Optional[_Union[ExpertRankRef, _Mapping]] = ..., group: _Optional[str] = ..., node: _Optional[str] = ..., pid: _Optional[int] = ..., layer_count: _Optional[int] = ..., expert_count: _Optional[int] = ..., expert_bytes: _Optional[int] = ..., slots: _Optional[int] = ..., held: _Optional[_Iterable[int]] = ...) -> None: ...
+    group_count: int
+    def __init__(self, ref: _Optional[_Union[ExpertRankRef, _Mapping]] = ..., group: _Optional[str] = ..., node: _Optional[str] = ..., pid: _Optional[int] = ..., layer_count: _Optional[int] = ..., expert_count: _Optional[int] = ..., expert_bytes: _Optional[int] = ..., slots: _Optional[int] = ..., held: _Optional[_Iterable[int]] = ..., group_count: _Optional[int] = ...) -> None: ...
 
 class ExpertRankRef(_message.Message):
     __slots__ = ("rank_id", "host", "socket", "address", "secret")

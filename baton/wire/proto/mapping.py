@@ -1779,6 +1779,7 @@ def expert_rank_hello_fields(x: ExpertRankHello) -> dict[str, Any]:
         "expert_bytes": x.expert_bytes,
         "slots": x.slots,
         "held": x.held,
+        "group_count": x.group_count,
     }
 
 
@@ -1797,6 +1798,7 @@ def expert_rank_hello_from_pb(x: pb.ExpertRankHello) -> ExpertRankHello:
         expert_bytes=x.expert_bytes,
         slots=x.slots,
         held=tuple(x.held[:]),
+        group_count=x.group_count,
     )
 
 

@@ -133,11 +133,11 @@ class ExpertChecker:
 
     # --- the group ------------------------------------------------------------------------------------
 
-    def look_at_group(self, group: ExpertGroup) -> None:
+    def look_at_group(self, group: ExpertRankGroup) -> None:
         self._suspects_are_out(group)
         self._missing_are_loaded(group)
 
-    def _suspects_are_out(self, group: ExpertGroup) -> None:
+    def _suspects_are_out(self, group: ExpertRankGroup) -> None:
         world = self._world
         if group.rollout is None:
             return
@@ -154,7 +154,7 @@ class ExpertChecker:
                     16, f"{rank_id}, which does not answer, is in the map {world.now_s - begun_s:.2f} s later"
                 )
 
-    def _missing_are_loaded(self, group: ExpertGroup) -> None:
+    def _missing_are_loaded(self, group: ExpertRankGroup) -> None:
         """Experts that no rank holds are loaded at once, whatever else is to be loaded."""
         world, scenario = self._world, self._world.scenario
         serving = [one for one in group.ranks.serving if one.state is ExpertRankLife.READY]

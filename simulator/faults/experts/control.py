@@ -17,7 +17,7 @@ PREFIX = "experts-decode"
 class SimExpertControl:
     def __init__(self, world: ExpertWorld) -> None:
         self.world = world
-        self.group: ExpertGroup | None = None
+        self.group: ExpertRankGroup | None = None
         self.wanted = world.scenario.wanted
         self.avoided: frozenset[str] = frozenset()
         self.lives = 0
@@ -36,7 +36,7 @@ class SimExpertControl:
         self.lives += 1
         self.since_s = self.world.now_s
         policy = self.world.scenario.policy
-        self.group = ExpertGroup(self.world.group_name, PREFIX, policy, life=f"c{self.lives}x")
+        self.group = ExpertRankGroup(self.world.group_name, PREFIX, policy, life=f"c{self.lives}x")
         for rank in list(self.world.ranks.values()):
             if rank.is_alive:
                 self.handle(v.ExpertRankAdopted(rank.rank_id))

@@ -168,7 +168,7 @@ def test_scaling_down_loses_no_expert_at_any_moment():
 def test_a_drained_rank_is_replaced_before_it_goes_where_the_others_have_no_room():
     world = ready_world(2)
     name = world.state().ranks[0].name
-    world.send(v.ExpertRankDrained(name, "ordered"))
+    world.send(v.ExpertRankDrained(name))
     phases = {one.name: one.phase for one in world.state().ranks}
     assert phases[name] is ExpertRankPhase.DRAINING
     assert len(phases) == 3
@@ -274,7 +274,7 @@ def test_a_new_control_plane_goes_on_with_what_ranks_hold_and_callers_use():
 def test_a_caller_that_comes_late_to_a_new_control_plane_gets_a_map_above_the_one_that_it_knows():
     world = ready_world(2)
     for _ in range(5):
-        world.send(v.ExpertRankDrained(world.state().ranks[0].name, "again"))
+        world.send(v.ExpertRankDrained(world.state().ranks[0].name))
         world.run(4.0)
     epoch = world.callers["w0/0"].newest
     world.restart("b")

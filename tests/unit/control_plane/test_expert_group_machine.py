@@ -100,7 +100,7 @@ class AnyGroup(RuleBasedStateMachine):
     def drain(self, number):
         names = sorted(self.world.group.ranks.entries)
         if names:
-            self.world.send(v.ExpertRankDrained(names[number % len(names)], "ordered"))
+            self.world.send(v.ExpertRankDrained(names[number % len(names)]))
 
     @rule(node=st.sampled_from(["", "n0", "n1"]))
     def avoid(self, node):
