@@ -143,7 +143,9 @@ def _replicas(group: ExpertGroupState) -> Iterator[Finding]:
     total = group.layer_count * group.expert_count
     slots = sum(rank.slots for rank in group.ranks)
     single = f"{group.single:,} of {total:,} experts have only one replica"
-    if group.missing or not group.is_ready:
+    if not total:
+        yield Finding("bad", f"{name}: no rank has said yet how many experts the model has")
+    elif group.missing or not group.is_ready:
         text = f"{group.missing:,} of {total:,} experts have no replica, and rows for them wait"
         yield Finding("bad", f"{name}: {text}")
     elif group.single and slots >= 2 * group.expert_count:

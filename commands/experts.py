@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Annotated
 
 import msgspec
@@ -105,7 +105,7 @@ def rebalance(
         control,
         lambda state: RebalanceExperts(group_of(state, group).group),
         OrderOptions(reason, advise, wait),
-        _watch_of_loads(group),
+        lambda state: _until_loaded(group_of(state, group)),
     )
 
 
@@ -128,11 +128,16 @@ def drain(
 
     Example: baton experts drain RANK --reason "its host is slow"
     """
+
+    def action(state: ClusterState) -> DrainExpertRank:
+        _group_of_rank(state, rank)
+        return DrainExpertRank(rank, replace)
+
     give_order(
         control,
-        lambda state: DrainExpertRank(_name_of(state, rank), replace),
+        action,
         OrderOptions(reason, advise, wait, yes),
-        _watch_of_rank(rank),
+        lambda state: _until_whole(_group_of_rank(state, rank)),
     )
 
 
@@ -156,7 +161,7 @@ def scale(
         control,
         lambda state: ScaleExperts(count, group_of(state, group).group),
         OrderOptions(reason, advise, wait, yes),
-        _watch(group),
+        lambda state: _until_whole(group_of(state, group)),
     )
 
 
@@ -187,12 +192,14 @@ def group_of(state: ClusterState, name: str) -> ExpertGroupState:
     return first
 
 
-def _name_of(state: ClusterState, rank: str) -> str:
-    """The name or id of a rank, checked. Raises SetupError."""
-    ranks = [r for g in groups_of(state, "") for r in g.ranks]
-    if not any(rank in (r.name, r.rank_id) for r in ranks):
-        raise SetupError(f"no expert rank {rank!r} here: choose one of {_listed(r.name for r in ranks)}")
-    return rank
+def _group_of_rank(state: ClusterState, rank: str) -> ExpertGroupState:
+    """The group of the rank with this name or id. Raises SetupError."""
+    groups = groups_of(state, "")
+    for group in groups:
+        if any(rank in (r.name, r.rank_id) for r in group.ranks):
+            return group
+    names = _listed(r.name for group in groups for r in group.ranks)
+    raise SetupError(f"no expert rank {rank!r} here: choose one of {names}")
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -204,45 +211,25 @@ def _listed(names: Iterable[str]) -> str:
 # --- waiting ----------------------------------------------------------------------------------------
 
 
-def _watch(name: str) -> OrderWatch:
+def _until_whole(group: ExpertGroupState) -> OrderWatch:
+    """Wait until the group has all its ranks."""
     from control_plane.expert_summary import is_whole
 
-    return OrderWatch(
-        lambda state: _progress(_named(state, name)),
-        lambda state: all(is_whole(group) for group in _named(state, name)),
-        "all ranks are ready",
-    )
+    return _watch(group.group, is_whole, "all ranks are ready")
 
 
-def _watch_of_loads(name: str) -> OrderWatch:
-    return OrderWatch(
-        lambda state: _progress(_named(state, name)),
-        lambda state: not any(group.loads_running for group in _named(state, name)),
-        "no expert is loading any more",
-    )
+def _until_loaded(group: ExpertGroupState) -> OrderWatch:
+    """Wait until the group's ranks have loaded what they were ordered to."""
+    return _watch(group.group, lambda now: not now.loads_running, "no expert is loading any more")
 
 
-def _watch_of_rank(rank: str) -> OrderWatch:
-    from control_plane.expert_summary import is_whole
+def _watch(name: str, is_over: Callable[[ExpertGroupState], bool], text: str) -> OrderWatch:
+    """A group that is gone has nothing to wait for."""
+    from control_plane.expert_summary import progress
+
+    def now(state: ClusterState) -> list[ExpertGroupState]:
+        return [group for group in state.experts if group.group == name]
 
     return OrderWatch(
-        lambda state: _progress(_group_of_rank(state, rank)),
-        lambda state: all(is_whole(group) for group in _group_of_rank(state, rank)),
-        "all ranks are ready",
+        lambda state: "; ".join(map(progress, now(state))), lambda state: all(map(is_over, now(state))), text
     )
-
-
-def _named(state: ClusterState, name: str) -> Sequence[ExpertGroupState]:
-    return [g for g in state.experts if not name or name in (g.group, g.role, g.model)]
-
-
-def _group_of_rank(state: ClusterState, rank: str) -> Sequence[ExpertGroupState]:
-    """The group of a rank, of which only the name stays over restarts; all groups once it is in none."""
-    names = (rank, rank.rsplit(".", 1)[0])
-    return [g for g in state.experts if any(r.name in names for r in g.ranks)] or state.experts
-
-
-def _progress(groups: Sequence[ExpertGroupState]) -> str:
-    from commands.show_experts import progress
-
-    return "; ".join(progress(group) for group in groups)

@@ -83,11 +83,14 @@ def give_order(
     control: str,
     action: Callable[[ClusterState], Action],
     options: OrderOptions,
-    watch: OrderWatch | None = None,
+    watch_of: Callable[[ClusterState], OrderWatch] | None = None,
 ) -> None:
+    """Give the order that `action` makes of the present state, and wait for its end. `watch_of` gets that
+    state too. Raises SetupError."""
+
     async def act(client: OperateClient) -> tuple[Decision, str]:
         state = await client.state()
-        wanted = action(state)
+        wanted, watch = action(state), watch_of(state) if watch_of is not None else None
         _mind_losses(wanted, state, options)
         who = f"operator {getpass.getuser()}"
         decision = await client.order(Order(wanted, who, options.reason, options.is_advice))

@@ -11,7 +11,7 @@ from baton.core.ids import ExpertRankId
 from baton.files.terminal import new_console
 from commands.show_cluster import expert_summary, span
 from commands.show_store import size
-from control_plane.expert_summary import busiest, listed, phase_counts
+from control_plane.expert_summary import busiest, listed
 
 RANKS_SHOWN = 16
 """Ranks that are listed of a larger group: those that are not ready, then the busiest."""
@@ -54,20 +54,10 @@ def show(
             console.print(f"  {left_out} ranks that are ready and less busy are not listed: --all")
 
 
-def progress(group: ExpertGroupState) -> str:
-    """Return what changes while an order is followed, in one line of plain text."""
-    counts = phase_counts(group)
-    others = "".join(
-        f", {n} {phase}" for phase, n in counts.items() if n and phase is not ExpertRankPhase.READY
-    )
-    missing = f", {group.missing:,} experts without a replica" if group.missing else ""
-    loading = f", {group.loads_running:,} experts loading" if group.loads_running else ""
-    ready = counts[ExpertRankPhase.READY]
-    return f"{group.group}: {ready} of {group.wanted_ranks} ranks ready{others}{loading}{missing}"
-
-
 def _lines(group: ExpertGroupState) -> list[str]:
     total = group.layer_count * group.expert_count
+    if not total:
+        return ["no rank has said yet how many experts the model has"]
     lines = [
         f"{group.layer_count} layers of {group.expert_count} experts; replicas: at least "
         f"{group.replicas_min}, {group.replicas_mean:.3g} on average; "

@@ -32,6 +32,18 @@ def is_whole(group: ExpertGroupState) -> bool:
     return group.is_ready and ready_count(group) == len(group.ranks) == group.wanted_ranks
 
 
+def progress(group: ExpertGroupState) -> str:
+    """Return what changes while an order is followed, in one line of plain text."""
+    counts = phase_counts(group)
+    others = "".join(
+        f", {n} {phase}" for phase, n in counts.items() if n and phase is not ExpertRankPhase.READY
+    )
+    missing = f", {group.missing:,} experts without a replica" if group.missing else ""
+    loading = f", {group.loads_running:,} experts loading" if group.loads_running else ""
+    ready = counts[ExpertRankPhase.READY]
+    return f"{group.group}: {ready} of {group.wanted_ranks} ranks ready{others}{loading}{missing}"
+
+
 def listed(group: ExpertGroupState, count: int) -> Sequence[ExpertRankStatus]:
     """Return all ranks of a small group in their order; of a larger one the ranks that are not ready, then
     the busiest, `count` in all."""

@@ -1,6 +1,6 @@
 """What a worker counts."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from baton.core.ids import WorkerId, replica_name
 from baton.core.messages import StepOutput
@@ -42,9 +42,10 @@ STREAM_COUNTERS: dict[str, Metric] = {
 
 EXPERT_COUNTERS: dict[str, Metric] = {
     "experts.dispatched_rows": catalogue.EXPERT_DISPATCHED_ROWS,
+    "experts.dispatched_pairs": catalogue.EXPERT_DISPATCHED_PAIRS,
     "experts.dispatched_bytes": catalogue.EXPERT_DISPATCHED_BYTES,
     "experts.combined_bytes": catalogue.EXPERT_COMBINED_BYTES,
-    "experts.rerouted_rows": catalogue.EXPERT_REROUTED_ROWS,
+    "experts.rerouted_pairs": catalogue.EXPERT_REROUTED_PAIRS,
     "experts.suspected_ranks": catalogue.EXPERT_SUSPECTED_RANKS,
 }
 """Counters of rows for expert ranks by their accounts, which workers that hold all experts do not have."""
@@ -147,10 +148,9 @@ class WorkerMetrics:
             else:
                 self.meter.set(catalogue.EXPERT_BALANCE, balance, **labels)
 
-    def expert_waits(self, waits_s: Iterable[float]) -> None:
-        """Count how long layers waited for rows from expert ranks."""
-        for seconds in waits_s:
-            self.meter.observe(catalogue.EXPERT_WAIT, seconds, worker=self._worker)
+    def expert_wait(self, seconds: float) -> None:
+        """Count how long a step waited for expert ranks."""
+        self.meter.observe(catalogue.EXPERT_WAIT, seconds, worker=self._worker)
 
     def _store_accounts(self, accounts: Mapping[str, float]) -> None:
         self.meter.set(catalogue.STORE_JOINED, accounts.get("store.joined", 0.0), worker=self._worker)

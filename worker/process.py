@@ -53,6 +53,7 @@ from worker import events as e
 from worker.core import WorkerCore
 from worker.core_sink import CoreSink
 from worker.engine_thread import EngineThread
+from worker.expert_rows import ExpertRows
 from worker.expert_watch import ExpertWatch
 from worker.metrics import WorkerMetrics
 from worker.preparation import StartPreparation
@@ -233,6 +234,7 @@ class WorkerProcess:
         counts = executor.expert_counts
         report = executor.experts.report_counts if executor.experts is not None else None
         self._experts = ExpertWatch(counts, self._engine, report) if counts is not None else None
+        self._rows = ExpertRows(executor.experts) if executor.experts is not None else None
         core = self._core = self._make_core(executor)
         self._role_now = lambda: core.status().role
         self._driver: CoreDriver[e.WorkerEvent, e.WorkerAction] = CoreDriver(
@@ -394,6 +396,8 @@ class WorkerProcess:
         if not isinstance(result, StepResult):  # other stages go on with it while this one begins the next
             result = await self._finishing.run(self._executor.finish, result)
         self._metrics.step(plan, result)
+        if self._rows is not None:
+            self._metrics.expert_wait(self._rows.waited_s())
         return result
 
     # --- what others ask --------------------------------------------------------------------------
@@ -441,6 +445,8 @@ class WorkerProcess:
         accounts |= self._metrics.totals() | self._store.accounts() | status.store.accounts()
         if self._experts is not None:
             accounts |= self._experts.load.accounts()
+        if self._rows is not None:
+            accounts |= self._rows.accounts()
         for backend, counters in self._transfer.counters.items():
             accounts[f"transfer.{backend}.bytes_read"] = counters.bytes_read
             accounts[f"transfer.{backend}.reads_ok"] = counters.reads_ok

@@ -16,10 +16,12 @@ Unit = Literal[
     "experts",
     "replicas",
     "rows",
+    "pairs",
     "routers",
     "nodes",
     "sessions",
     "events",
+    "epoch",
 ]
 Kind = Literal["counter", "gauge", "histogram"]
 

@@ -372,19 +372,20 @@ def _expert_groups() -> Row:
 
 def _expert_rows() -> Row:
     quiet = WITH_EXPERT_RANKS
-    rerouted = Q.rate(cat.EXPERT_REROUTED_ROWS, WINDOW, "worker")
-    dispatched = Q.rate(cat.EXPERT_DISPATCHED_ROWS, WINDOW, "worker")
-    again = cat.EXPERT_REROUTED_ROWS.help
+    rerouted = Q.rate(cat.EXPERT_REROUTED_PAIRS, WINDOW, "worker")
+    dispatched = Q.rate(cat.EXPERT_DISPATCHED_PAIRS, WINDOW, "worker")
+    again = cat.EXPERT_REROUTED_PAIRS.help
     return Row(
         "Rows for expert ranks",
         (
             counted(cat.EXPERT_RANK_ROWS, "Rows computed", "group", "rank", quiet=quiet),
             counted(cat.EXPERT_RANK_BUSY, "Time spent computing", "group", "rank", quiet=quiet),
             counted(cat.EXPERT_DISPATCHED_ROWS, "Rows sent", "worker", quiet=quiet),
+            counted(cat.EXPERT_DISPATCHED_PAIRS, "Results asked for", "worker", quiet=quiet),
             counted(cat.EXPERT_DISPATCHED_BYTES, "Bytes sent", "worker", quiet=quiet),
             counted(cat.EXPERT_COMBINED_BYTES, "Bytes that came back", "worker", quiet=quiet),
             percentiles(cat.EXPERT_WAIT, "Waiting for rows", "worker", quiet=quiet),
-            share("Rows sent again", rerouted, dispatched, "{{worker}}", description=again, quiet=quiet),
+            share("Asked for again", rerouted, dispatched, "{{worker}}", description=again, quiet=quiet),
             counted(cat.EXPERT_SUSPECTED_RANKS, "Ranks suspected", "worker", quiet=quiet),
         ),
     )

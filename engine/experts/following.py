@@ -20,6 +20,7 @@ from baton.core.experts import (
     ExpertCallerReport,
     ExpertCountsReport,
     ExpertMapUpdate,
+    ExpertRankSuspected,
 )
 from baton.wire.link import LinkBroken
 from engine.experts.access import ExpertAccess
@@ -66,6 +67,8 @@ class ExpertConnection:
         self._changed = threading.Condition()
         self._is_closed = False
         self._counted: Counts | None = None
+        self.suspected_count = 0
+        """Ranks that were left out since they did not answer."""
 
     def routed(self, division: Division, dtype: torch.dtype) -> RemoteExperts:
         """For `load_model`. Raises SetupError: a model without experts, or no native kernels."""
@@ -131,6 +134,7 @@ class ExpertConnection:
     def _report(self, report: ExpertReport | ExpertCountsReport) -> None:
         """From any thread."""
         with self._changed:
+            self.suspected_count += isinstance(report, ExpertRankSuspected)
             self._reports.append(report)
             self._changed.notify_all()
 

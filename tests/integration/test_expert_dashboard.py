@@ -215,8 +215,8 @@ def test_orders_are_confirmed_and_say_who_gave_them(control, url, browser):
         ask.get_by_role("button", name="Scale", exact=True).click()
         expect(ask.get_by_role("status")).to_contain_text("#2 advised: as told")
         ask.get_by_role("button", name="Cancel").click()
-        page.get_by_role("row", name="decode-experts-2").get_by_role("link", name="Drain…").click()
-        expect(ask).to_contain_text("Drain decode-experts-2?")
+        page.get_by_role("row", name="experts-decode-2").get_by_role("link", name="Drain…").click()
+        expect(ask).to_contain_text("Drain experts-decode-2?")
         picture(page, "experts-drain")
         ask.get_by_role("button", name="Drain", exact=True).click()
         expect(ask.get_by_role("status")).to_contain_text("#3 accepted: as told")
@@ -224,7 +224,7 @@ def test_orders_are_confirmed_and_say_who_gave_them(control, url, browser):
     assert given == [
         (RebalanceExperts("decode of m"), "dashboard ada", "a new kind of traffic", False),
         (ScaleExperts(6, "decode of m"), "dashboard ada", "", True),
-        (DrainExpertRank("decode-experts-2"), "dashboard ada", "", False),
+        (DrainExpertRank("experts-decode-2"), "dashboard ada", "", False),
     ]
 
 

@@ -83,7 +83,9 @@ SLEEPERS = {
     "benchmarks/router_load.py",  # requests are sent when they are due
     "worker/stage_actor.py",  # processes of ranks are looked at until they end
     "tests/integration/stage_hosts.py",  # a cluster of processes is looked at at intervals
-    "commands/operate.py",  # a pause before asking again
+    "commands/doctor_experts.py",  # ranks report what they computed at intervals
+    "commands/experts.py",  # rows are counted over a while
+    "commands/orders.py",  # a pause before asking again
     "engine/kv/pairs.py",  # torch.distributed can only be asked whether it is done
     "kv_store/process/local.py",  # backoff when out of descriptors
     "kv_store/process/store_node.py",  # a pause before dialling again
@@ -111,6 +113,7 @@ SLEEPERS = {
     "engine/parallel/torch_group.py",  # a device and other ranks can only be looked at
     "benchmarks/parallel/links.py",  # a follower falls asleep between two plans
     "router/live/demand_reporter.py",  # demand is told at intervals
+    "tests/integration/test_expert_dashboard.py",  # a control plane speaks at intervals
     "tests/integration/test_worker_process.py",  # asks another process until it is idle
     "tests/unit/wire/test_core_driver.py",  # its event loop has virtual time
 }

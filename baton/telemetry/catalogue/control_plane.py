@@ -100,7 +100,7 @@ EXPERT_RANK_BALANCE = Metric(
     ("group", "layers"),
 )
 EXPERT_EPOCH = Metric(
-    "baton_expert_map_epoch", "gauge", "events", "Epoch of the map of a group's experts.", ("group",)
+    "baton_expert_map_epoch", "gauge", "epoch", "Epoch of the map of a group's experts.", ("group",)
 )
 EXPERT_CALLERS = Metric(
     "baton_expert_caller_sessions",
@@ -112,7 +112,7 @@ EXPERT_CALLERS = Metric(
 EXPERT_MIGRATIONS = Metric(
     "baton_expert_migrations_total",
     "counter",
-    "experts",
+    "events",
     "Experts that ranks loaded beyond the first placement of their group.",
     ("group",),
 )
@@ -122,7 +122,7 @@ EXPERT_MIGRATED_BYTES = Metric(
 EXPERT_RANK_LOSSES = Metric(
     "baton_expert_rank_losses_total",
     "counter",
-    "ranks",
+    "events",
     "Expert ranks that ended, or did not answer, without an order.",
     ("group",),
 )

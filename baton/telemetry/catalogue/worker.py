@@ -134,35 +134,42 @@ EXPERT_DISPATCHED_ROWS = Metric(
     "baton_expert_dispatched_rows_total",
     "counter",
     "rows",
-    "Rows that the worker sent to expert ranks; a row that goes to two experts counts twice.",
+    "Rows that the worker's leading rank sent to expert ranks, each counted once for every rank it goes to.",
+    ("worker",),
+)
+EXPERT_DISPATCHED_PAIRS = Metric(
+    "baton_expert_dispatched_pairs_total",
+    "counter",
+    "pairs",
+    "Results that the worker's leading rank asked expert ranks for: a row and one of its experts.",
     ("worker",),
 )
 EXPERT_DISPATCHED_BYTES = Metric(
     "baton_expert_dispatched_bytes_total",
     "counter",
     "bytes",
-    "Bytes of rows that the worker sent to expert ranks. A row travels once per rank.",
+    "Bytes of these rows.",
     ("worker",),
 )
 EXPERT_COMBINED_BYTES = Metric(
     "baton_expert_combined_bytes_total",
     "counter",
     "bytes",
-    "Bytes of rows that expert ranks sent back to the worker.",
+    "Bytes of results that expert ranks sent back to the worker's leading rank.",
     ("worker",),
 )
-EXPERT_REROUTED_ROWS = Metric(
-    "baton_expert_rerouted_rows_total",
+EXPERT_REROUTED_PAIRS = Metric(
+    "baton_expert_rerouted_pairs_total",
     "counter",
-    "rows",
-    "Rows that were sent again to another replica, since the first rank did not answer.",
+    "pairs",
+    "Results that were asked of another replica, since the first rank failed.",
     ("worker",),
 )
 EXPERT_WAIT = Metric(
     "baton_expert_wait_seconds",
     "histogram",
     "seconds",
-    "Time for which a layer of a step waited for rows from expert ranks after its own work was done.",
+    "Time of a step for which the worker's leading rank waited for expert ranks and did nothing else.",
     ("worker",),
     SHORT_BUCKETS,
 )

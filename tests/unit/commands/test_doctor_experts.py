@@ -53,7 +53,7 @@ def test_a_group_that_works_is_well():
             "ok: experts, decode of m: 4 of 4 expert ranks ready",
             "ok: experts, decode of m: 2 callers follow the map of epoch 7",
             "ok: experts, decode of m: rows travel, 400 were computed for a request",
-            "note: experts, decode of m: ranks without a row so far: decode-experts-0",
+            "note: experts, decode of m: ranks without a row so far: experts-decode-0",
         ][: 4 + ("ranks without" in said[-1])]
     )
 
@@ -62,6 +62,7 @@ def test_a_group_that_works_is_well():
     ("fields", "says"),
     [
         ({"missing": 3, "is_ready": False}, "bad: {}: 3 of 256 experts have no replica"),
+        ({"layer_count": 0, "is_ready": False}, "bad: {}: no rank has said yet how many experts"),
         ({}, "ok: {}: every expert has a replica; 192 of 256 experts have only one replica"),
         ({"wanted_ranks": 6}, "note: {}: 4 of 6 expert ranks ready: none started"),
         ({"callers": 0}, "bad: {}: no worker is connected to the map of epoch 7"),
@@ -84,7 +85,7 @@ def test_single_replicas_are_noted_where_there_is_room_for_two():
 def test_ranks_that_are_not_ready_are_named():
     made = group(rank(1), rank(2, ExpertRankPhase.STARTING), wanted_ranks=2)
     assert (
-        "note: experts, decode of m: 1 of 2 expert ranks ready: decode-experts-2 starting"
+        "note: experts, decode of m: 1 of 2 expert ranks ready: experts-decode-2 starting"
         in after_a_request(made)
     )
     none = group(rank(1, ExpertRankPhase.LOST))

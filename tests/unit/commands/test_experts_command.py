@@ -26,8 +26,8 @@ from baton.core.operate import (
 )
 from baton.wire.server import start_server
 from commands.app import app
-from commands.show_experts import RANKS_SHOWN, progress, rows_between, show
-from control_plane.expert_summary import listed
+from commands.show_experts import RANKS_SHOWN, rows_between, show
+from control_plane.expert_summary import listed, progress
 from tests.unit.control_plane.expert_groups import group, large, rank
 
 DECODE, PREFILL = group(), group(role=Role.PREFILL)
@@ -93,8 +93,8 @@ def run(*args):
     [
         (["rebalance"], RebalanceExperts("decode of m")),
         (["rebalance", "--group", "decode"], RebalanceExperts("decode of m")),
-        (["drain", "decode-experts-1"], DrainExpertRank("decode-experts-1")),
-        (["drain", "decode-experts-1.a", "--no-replace"], DrainExpertRank("decode-experts-1.a", False)),
+        (["drain", "experts-decode-1"], DrainExpertRank("experts-decode-1")),
+        (["drain", "experts-decode-1.a", "--no-replace"], DrainExpertRank("experts-decode-1.a", False)),
         (["scale", "8"], ScaleExperts(8, "decode of m")),
         (["scale", "8", "--group", "decode of m"], ScaleExperts(8, "decode of m")),
     ],
@@ -112,10 +112,20 @@ def test_a_drain_is_over_when_the_group_is_whole_again_and_progress_is_told_mean
     draining = group(rank(0), rank(1, ExpertRankPhase.DRAINING), rank(2), rank(3), loads_running=9)
     starting = group(rank(0), rank(1, ExpertRankPhase.STARTING, life="b"), rank(2), rank(3), missing=2)
     control.later = [(draining,), (starting,), (DECODE,)]
-    result = run("drain", "decode-experts-1")
+    result = run("drain", "experts-decode-1")
     assert "decode of m: 3 of 4 ranks ready, 1 draining, 9 experts loading" in result.output
     assert re.search(r"as told; all ranks are ready, \d", result.output)
     assert control.later == []
+
+
+def test_a_rank_that_is_not_replaced_is_waited_for_in_its_own_group_alone(control):
+    broken = group(rank(0, role=Role.PREFILL), role=Role.PREFILL, wanted_ranks=3)
+    smaller = group(rank(0), rank(2), rank(3))
+    control.groups = (broken, DECODE)
+    control.later = [(broken, smaller)]
+    result = run("drain", "experts-decode-1", "--no-replace")
+    assert result.exit_code == 0, result.exception
+    assert "all ranks are ready" in result.output
 
 
 def test_a_group_that_stays_incomplete_is_said_to_be_on_its_way(control):
@@ -149,7 +159,7 @@ def test_the_last_room_for_second_replicas_is_not_given_up_unasked(control):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["drain", "decode-7"], r"no expert rank 'decode-7' here: choose one of decode-experts-0, "),
+        (["drain", "decode-7"], r"no expert rank 'decode-7' here: choose one of experts-decode-0, "),
         (["rebalance"], r"several groups: choose one with --group: decode of m, prefill of m"),
         (["scale", "4", "--group", "m"], r"several groups"),
         (["show", "--group", "walrus"], r"no group 'walrus' here: choose one of decode of m, prefill of m"),
@@ -190,8 +200,8 @@ def test_help_has_an_example(command):
 
 
 def test_a_rank_that_baton_drain_gets_is_sent_to_baton_experts(control):
-    error = CliRunner().invoke(app, ["drain", "decode-experts-1"]).exception
-    assert "is an expert rank: use `baton experts drain decode-experts-1`" in str(error)
+    error = CliRunner().invoke(app, ["drain", "experts-decode-1"]).exception
+    assert "is an expert rank: use `baton experts drain experts-decode-1`" in str(error)
 
 
 def test_status_has_a_line_for_each_group(control):
@@ -213,7 +223,7 @@ def test_rows_per_second_are_measured_between_two_looks(control):
     assert "0/s" in output
     assert "3,000" in run("show", "--seconds", "0").output
     after = group(rank(1, rows=1400), rank(2, life="b", rows=9))
-    assert rows_between([DECODE], [after], 2.0) == {"decode-experts-1.a": 200.0}
+    assert rows_between([DECODE], [after], 2.0) == {"experts-decode-1.a": 200.0}
 
 
 def shown(*groups, **options):
@@ -229,7 +239,7 @@ def test_people_see_ranks_balance_replicas_and_migrations():
         "4 layers of 64 experts; replicas: at least 1, 1.25 on average; 192 of 256 experts have only one",
         "worst layer 2 74%; epoch 7 used by 2 callers",
         "5 placements, 12 experts migrated (12.0 MiB), 1 ranks lost",
-        "decode-experts-1.a",
+        "experts-decode-1.a",
         "lost",
         "ffffffffffff host-1",
     ):
@@ -241,11 +251,11 @@ def test_of_many_ranks_those_in_need_of_attention_are_listed():
     ranks[40] = msgspec.structs.replace(ranks[40], phase=ExpertRankPhase.STARTING)
     ranks[60] = msgspec.structs.replace(ranks[60], load=0.3)
     found = large(ranks=tuple(ranks))
-    assert [r.name for r in listed(found, RANKS_SHOWN)][:2] == ["decode-experts-40", "decode-experts-60"]
+    assert [r.name for r in listed(found, RANKS_SHOWN)][:2] == ["experts-decode-40", "experts-decode-60"]
     text = shown(found)
     assert f"{72 - RANKS_SHOWN} ranks that are ready and less busy are not listed" in text
-    assert text.count("decode-experts-") == RANKS_SHOWN
-    assert shown(found, shows_all=True).count("decode-experts-") == 72
+    assert text.count("experts-decode-") == RANKS_SHOWN
+    assert shown(found, shows_all=True).count("experts-decode-") == 72
 
 
 def test_the_busiest_experts_are_named_by_layer():
@@ -254,6 +264,13 @@ def test_the_busiest_experts_are_named_by_layer():
     found = group(layer_count=2, expert_loads=tuple(loads), expert_replicas=(3,) * 128)
     assert "busiest: layer 1 expert 9 32× an even share on 3 ranks, layer 0 expert 0 1× " in shown(found)
     assert "busiest" not in shown(large())
+
+
+def test_a_group_that_is_starting_is_shown():
+    made = group(rank(0, ExpertRankPhase.STARTING), layer_count=0, expert_count=0, expert_replicas=())
+    text = shown(made)
+    assert "decode of m: 0 of 1 expert ranks ready" in text
+    assert "no rank has said yet how many experts the model has" in text
 
 
 def test_progress_names_what_is_missing():

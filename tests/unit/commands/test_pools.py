@@ -18,6 +18,20 @@ def test_both_alone_is_the_whole_cluster():
     assert tuple(map(_pools(None, None, None).get, counts)) == (None, None, None)
 
 
+def test_experts_on_ranks_of_their_own_are_one_option(monkeypatch):
+    configs = []
+    monkeypatch.setattr("commands.serve.serve_cluster", lambda config, **_: configs.append(config))
+    for words in (["serve"], ["serve", "--experts", "3"], ["control", "--experts", "2"]):
+        result = CliRunner().invoke(app, [*words, "--model", "a/mixture"])
+        assert result.exit_code == 0, result.output
+    assert [(c.experts.parallel, c.experts.ranks) for c in configs] == [
+        ("off", 0),
+        ("ranks", 3),
+        ("ranks", 2),
+    ]
+    assert CliRunner().invoke(app, ["serve", "--experts", "0"]).exit_code == 2
+
+
 def pool_of(cluster, role):
     return getattr(cluster, f"{role}_workers"), cluster.shapes.get(role)
 

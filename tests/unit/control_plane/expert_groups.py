@@ -9,7 +9,7 @@ from baton.core.messages import Role
 
 def rank(number, phase=ExpertRankPhase.READY, *, life="a", role=Role.DECODE, **fields):
     """Return one rank, whose name is its role and number."""
-    name = f"{role}-experts-{number}"
+    name = f"experts-{role}-{number}"
     given = {
         "node": f"node{number % 4:08x}",
         "host": f"host-{number % 4}",

@@ -54,7 +54,7 @@ def test_rows_of_a_successor_continue_the_series_of_its_name():
         [group(rank(0, life="b", rows=10, busy_s=0.25))],
         [group(rank(0, life="b", rows=30, busy_s=0.5))],
     )
-    labels = {"group": "decode of m", "rank": "decode-experts-0"}
+    labels = {"group": "decode of m", "rank": "experts-decode-0"}
     assert meter.value(c.EXPERT_RANK_ROWS, **labels) == 170
     assert meter.value(c.EXPERT_RANK_BUSY, **labels) == 2.0
 

@@ -113,13 +113,13 @@ ROOM = "decode of m will have no room for a second replica of every expert"
         (32, ScaleExperts(4), None),
         (32, ScaleExperts(8), None),
         (32, ScaleExperts(1), None),  # refused: half of the experts would have no room
-        (32, DrainExpertRank("decode-experts-2"), False),
-        (32, DrainExpertRank("decode-experts-2.a", is_replaced=False), True),
+        (32, DrainExpertRank("experts-decode-2"), False),
+        (32, DrainExpertRank("experts-decode-2.a", is_replaced=False), True),
         (32, DrainExpertRank("walrus"), None),
         (32, RebalanceExperts(), None),
         (20, ScaleExperts(3), None),  # there was no room for second replicas before
         (64, ScaleExperts(3), None),
-        (64, DrainExpertRank("decode-experts-2", is_replaced=False), None),
+        (64, DrainExpertRank("experts-decode-2", is_replaced=False), None),
     ],
 )
 def test_room_for_second_replicas_is_not_lost_unnoticed(slots, action, is_lasting):

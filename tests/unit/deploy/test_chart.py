@@ -17,7 +17,8 @@ from baton.core.operate import Pool as ControlPool
 from baton.telemetry.render import rendered
 from commands.chart import OWNED, values_schema
 from control_plane.workers import first_pools
-from simulator.hardware import GPUS, MODELS, Node, find_gpu
+from simulator.hardware import GPUS, Node, find_gpu
+from simulator.models import MODELS
 from simulator.plan.clusters import ClusterPlan, PlannedPool, ReplicaShape
 from simulator.plan.values import helm_values
 from tests.unit.deploy.chart import (
@@ -119,6 +120,8 @@ NEGATIVE = {
     "config.engine.kv_bytes=0": "kv_bytes: Must be greater than 0",
     'config.engine.kv_bytes="lots"': "Expected: integer",
     'config.engine.speculation="maybe"': "must be one of",
+    'config.experts.parallel="maybe"': "must be one of",
+    "config.experts.replicas=0.5": "replicas: Must be greater",
     'config.slo.classes={"a": {"ttft": 1}}': "ttft is not allowed",
     "config.router.port=80": "port is not allowed",
     'config.store.directory="redis://:password@host"': "directory is not allowed",
@@ -194,6 +197,26 @@ def test_several_models_are_what_processes_read(monkeypatch):
     ]
     one = f"pools={json.dumps(pools | {'aggregated': {'replicas': 0}})}"
     assert "room for 2 workers in all, and models want 3" in refusal("gpu-one-node", *sets[:2], one)
+
+
+def test_experts_may_be_divided_for_all_models_or_for_one(monkeypatch):
+    everywhere = {"parallel": "workers", "replicas": 1.25}
+    for name, value in settings(documents("moe", f"config.experts={json.dumps(everywhere)}")).items():
+        monkeypatch.setenv(name, value)
+    experts = Config().experts
+    assert (experts.parallel, experts.replicas) == ("workers", 1.25)
+    models = {
+        "big": {"model": {"path": "org/big"}, "experts": {"parallel": "ranks", "ranks": 2}},
+        "small": {"model": {"path": "org/small"}, "cluster": {"aggregated_workers": 1}},
+    }
+    sets = (f"models={json.dumps(models)}", 'model={"path": "", "name": ""}', "pools.aggregated.replicas=1")
+    docs = documents("moe", *sets)
+    monkeypatch.undo()
+    for name, value in settings(docs).items():
+        monkeypatch.setenv(name, value)
+    big, small = each_model(Config()).values()
+    assert (big.experts.parallel, big.experts.ranks) == ("ranks", 2)
+    assert small.experts.parallel == "off"
 
 
 def test_a_change_of_config_restarts_what_reads_it():

@@ -101,7 +101,8 @@ def test_rows_for_expert_ranks_are_counted_where_there_are_any():
     for total in (3.0, 10.0):
         metrics.accounts(core | dict.fromkeys(EXPERT_COUNTERS, total), {})
     assert {metrics.meter.value(m, worker="decode-0") for m in EXPERT_COUNTERS.values()} == {10.0}
-    metrics.expert_waits([0.001, 0.5])
+    metrics.expert_wait(0.001)
+    metrics.expert_wait(0.5)
     text = metrics.meter.render().decode()
     assert 'baton_expert_wait_seconds_count{worker="decode-0"} 2.0' in text
     assert 'baton_expert_wait_seconds_sum{worker="decode-0"} 0.501' in text

@@ -85,12 +85,12 @@ def test_rates_are_those_of_the_last_seconds_and_of_one_life():
     rates.add(100.0, [group(rank(0, rows=0, busy_s=0.0))])
     assert rates.rates() == {}
     rates.add(104.0, [group(rank(0, rows=400, busy_s=1.0), rank(1, rows=50))])
-    assert rates.rates() == {"decode-experts-0.a": RankRate(100.0, 0.25)}
+    assert rates.rates() == {"experts-decode-0.a": RankRate(100.0, 0.25)}
     rates.add(108.0, [group(rank(0, rows=400, busy_s=1.0), rank(1, life="b", rows=7))])
-    assert rates.rates() == {"decode-experts-0.a": RankRate(50.0, 0.125)}
+    assert rates.rates() == {"experts-decode-0.a": RankRate(50.0, 0.125)}
     for at_s in (112.0, 116.0, 120.0):
         rates.add(at_s, [group(rank(0, rows=400, busy_s=1.0))])
-    assert rates.rates() == {"decode-experts-0.a": RankRate(0.0, 0.0)}
+    assert rates.rates() == {"experts-decode-0.a": RankRate(0.0, 0.0)}
     rates.add(121.0, [])
     assert rates.rates() == {}
 
@@ -182,14 +182,14 @@ def test_ranks_show_phase_load_rows_and_where_they_are():
     text = expert_panels.ranks(made, {ranks[0].rank_id: RankRate(1234.0, 0.5)}, may_operate=True)
     rows = re.findall(r"<tr>(?!<th).*?</tr>", text)
     assert len(rows) == 3
-    for words in ("decode-experts-0", "ready", "1.5×", "1\u202f234/s", "50 %", "80", "host-0"):
+    for words in ("experts-decode-0", "ready", "1.5×", "1\u202f234/s", "50 %", "80", "host-0"):
         assert words in rows[0], words
     assert '<span class="tag bad">lost</span>' in rows[1]
     assert "ffffffffffff host-1" in rows[1]
     assert "Drain…" not in rows[1], "there is nothing to drain"
     assert "64 + 6" in rows[2]
     assert "–" in rows[2], "rows of a rank that was seen once only"
-    assert 'href="/experts?ask=drain&amp;rank=decode-experts-2"' in rows[2]
+    assert 'href="/experts?ask=drain&amp;rank=experts-decode-2"' in rows[2]
     assert "Drain…" not in expert_panels.ranks(made, {}, may_operate=False)
 
 
@@ -199,7 +199,7 @@ def test_of_many_ranks_those_that_need_attention_are_in_the_table():
     text = expert_panels.ranks(large(ranks=tuple(ranks)), {}, may_operate=True)
     rows = re.findall(r"<tr>(?!<th).*?</tr>", text)
     assert len(rows) == expert_panels.RANKS_SHOWN
-    assert "decode-experts-40" in rows[0]
+    assert "experts-decode-40" in rows[0]
     assert "48 ranks less busy: all ready, 1 to 1× an even share" in text
     (bars,) = re.findall(r"<svg.*?</svg>", text)
     assert 'viewBox="0 0 72 100"' in bars, "all ranks have a bar"
@@ -349,7 +349,7 @@ async def test_a_scrape_of_the_cluster_brings_history_and_rates(monkeypatch):
 
 ORDERS = {
     "rebalance": (lambda shell, g: ask_rebalance(shell, g), RebalanceExperts("decode of m")),
-    "drain": (lambda shell, g: ask_drain_rank(shell, g.ranks[2]), DrainExpertRank("decode-experts-2")),
+    "drain": (lambda shell, g: ask_drain_rank(shell, g.ranks[2]), DrainExpertRank("experts-decode-2")),
     "scale": (lambda shell, g: ask_scale_experts(shell, g), ScaleExperts(4, "decode of m")),
 }
 
@@ -379,7 +379,7 @@ async def test_who_may_only_look_orders_nothing(name, monkeypatch):
     ask, _ = ORDERS[name]
     async with dashboard(Scope.VIEW, group()) as setup:
         with opened() as client:
-            built = ExpertsPage(setup.dash, setup.request("ask=drain&rank=decode-experts-1"))
+            built = ExpertsPage(setup.dash, setup.request("ask=drain&rank=experts-decode-1"))
             monkeypatch.setattr(setup.collector, "order", setup.order)
             await ask(built._shell, group()).send()
             assert setup.ordered == []
@@ -393,7 +393,7 @@ async def test_the_link_of_a_ranks_row_opens_its_dialog():
             (link,) = set(re.findall(r'href="/experts\?(ask=drain&amp;rank=\S*-3)"', shown(client)))
         with opened() as client:
             ExpertsPage(setup.dash, setup.request(link.replace("&amp;", "&")))
-            assert "Drain decode-experts-3?" in shown(client)
+            assert "Drain experts-decode-3?" in shown(client)
         with opened() as client:
             ExpertsPage(setup.dash, setup.request("ask=drain&rank=walrus"))
             assert "Reason (kept in the log)" not in shown(client)

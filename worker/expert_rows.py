@@ -1,0 +1,46 @@
+"""Rows that a worker's leading rank sends to expert ranks, as accounts."""
+
+from typing import Protocol
+
+from engine.experts.caller import CallerStats
+
+
+class RowSender(Protocol):
+    """A connection to expert ranks, see `engine.experts.following.ExpertConnection`."""
+
+    suspected_count: int
+
+    @property
+    def epoch(self) -> int: ...
+
+    def stats(self) -> CallerStats | None:
+        """Return the totals since the start. None: nothing is connected yet."""
+        ...
+
+
+class ExpertRows:
+    def __init__(self, sender: RowSender) -> None:
+        self._sender, self._waited_s = sender, 0.0
+
+    def waited_s(self) -> float:
+        """Return the time that the computing thread waited since the last call."""
+        stats = self._sender.stats()
+        total_s = stats.waited_s if stats is not None else 0.0
+        new_s, self._waited_s = max(0.0, total_s - self._waited_s), total_s
+        return new_s
+
+    def accounts(self) -> dict[str, float]:
+        """Return totals since the start, under the names that `worker.metrics.EXPERT_COUNTERS` has."""
+        stats = self._sender.stats()
+        if stats is None:
+            return {}
+        return {
+            "experts.dispatched_rows": float(stats.rows),
+            "experts.dispatched_pairs": float(stats.pairs),
+            "experts.dispatched_bytes": float(stats.row_bytes),
+            "experts.combined_bytes": float(stats.result_bytes),
+            "experts.rerouted_pairs": float(stats.rerouted),
+            "experts.suspected_ranks": float(self._sender.suspected_count),
+            "experts.waited_s": stats.waited_s,
+            "experts.map_epoch": float(self._sender.epoch),
+        }
