@@ -129,7 +129,7 @@ class ExpertRankGroup:
                 yield from self._on_rank(event, now_s)
             case v.ExpertRankHungUp(rank_id, stream):
                 entry = self.ranks.of(rank_id)
-                if entry is not None and entry.stream == stream:
+                if entry is not None and entry.stream == stream and entry.state is not ExpertRankLife.ENDING:
                     yield from self._lose(entry, "its stream to the control plane ended", now_s)
             case v.ExpertRankExited(rank_id, reason):
                 if (entry := self.ranks.of(rank_id)) is not None:

@@ -145,7 +145,7 @@ class ExpertRollout:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is under way or waits."""
-        return not (self._wanted or self._loads or self._old)
+        return not (self._wanted or self._loads or self._old or self._is_dirty)
 
     @property
     def is_done(self) -> bool:
