@@ -129,6 +129,10 @@ class ExpertRollout:
         """What a rank has announced and not been told to drop."""
         return self._held.get(rank, ())
 
+    def is_held(self, keys: Iterable[ExpertKey]) -> bool:
+        """Whether some rank has announced each of them."""
+        return all(key in self._holders for key in keys)
+
     def is_loading(self, load_id: LoadId) -> bool:
         return load_id in self._loads
 

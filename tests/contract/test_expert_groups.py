@@ -224,7 +224,9 @@ async def test_orders_are_followed_until_they_are_done(world):
 async def test_a_pool_without_workers_has_no_expert_ranks(world):
     await world.state(lambda one: one.is_ready)
     world.order(Scale(Role.DECODE, 0))
-    await world.state(lambda one: not one.ranks)
+    async for state in world.plane.changes():
+        if not state.experts:
+            break
     world.order(Scale(Role.DECODE, 1))
     await world.state(lambda one: one.is_ready and len(one.ranks) == 2)
 
