@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from baton.core.experts import ExpertDropOrder, ExpertMapUpdate, ExpertRankOrder
 from baton.core.ids import ExpertRankId
-from control_plane.experts.group import ExpertGroup
+from control_plane.experts.group import ExpertRankGroup
 from control_plane.experts.group_ranks import ExpertRankLife
 from simulator.faults.run_context import Violation
 
@@ -168,7 +168,9 @@ class ExpertChecker:
             self._missing_since_s = None
             return
         since_s = self._missing_since_s = self._missing_since_s or world.now_s
-        begun_s = max(since_s, self._settled_from_s, world.control.since_s)
+        # A control plane that begins anew demands no memory back while callers may be on their way to it.
+        rebuilt_s = world.control.since_s + (scenario.policy.rebuild_s if world.control.lives > 1 else 0.0)
+        begun_s = max(since_s, self._settled_from_s, rebuilt_s)
         slots = sum(one.hello.slots for one in serving if one.hello is not None)
         wait_s = 0.0 if slots * scenario.policy.overcommit_max >= scenario.experts else 1e9
         most_s = wait_s + SLACK_S + 2.0 * scenario.load_s * total + 10 * scenario.latency_s

@@ -156,7 +156,9 @@ class SimExpertRank:
         )
 
     def stream_broke(self) -> None:
+        """Another control plane does not know of what is being loaded, so that it is given up."""
         self.stream = None
+        self._orders.clear()
         self.world.after(RECONNECT_S, lambda: self.act(self.connect))
 
     def _say(self, report: ExpertRankReport) -> None:
@@ -187,7 +189,7 @@ class SimExpertRank:
         self._is_loading = True
         order = self._orders[0]
         self.world.reached(self, RankMoment.LOAD)
-        duration_s = self.world.load_s() * self.slow_factor
+        duration_s = self.world.load_s()
         self.world.after(duration_s, lambda: self.act(lambda: self._loaded(order)))
 
     def _loaded(self, order: ExpertLoadOrder) -> None:
