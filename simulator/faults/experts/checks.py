@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from baton.core.experts import ExpertDropOrder, ExpertMapUpdate, ExpertRankOrder
+from baton.core.experts import ExpertDropOrder, ExpertMapUpdate, ExpertRankOrder, ExpertRankRetired
 from baton.core.ids import ExpertRankId
 from control_plane.experts.group import ExpertRankGroup
 from control_plane.experts.group_ranks import ExpertRankLife
@@ -107,7 +107,9 @@ class ExpertChecker:
                 raise Violation(17, f"the map names {one.ref.rank_id} for {lacking}, which it does not hold")
 
     def ordered(self, rank_id: ExpertRankId, order: ExpertRankOrder) -> None:
-        """No expert is dropped that a map in use names there."""
+        """No expert is dropped that a map in use names there, and no rank ends that alone has some."""
+        if isinstance(order, ExpertRankRetired):
+            self._retired(rank_id)
         if not isinstance(order, ExpertDropOrder):
             return
         self._world.counts["experts dropped"] += 1
@@ -116,10 +118,18 @@ class ExpertChecker:
                 continue
             for epoch in caller.epochs_in_use:
                 if order.expert in caller.maps[epoch].get(rank_id, frozenset[int]()):
-                    raise Violation(
-                        17,
-                        f"{rank_id} shall drop {order.expert}, which epoch {epoch} in use by {caller.name} names",
-                    )
+                    what = f"{rank_id} shall drop {order.expert}"
+                    raise Violation(17, f"{what}, which epoch {epoch} in use by {caller.name} names")
+
+    def _retired(self, rank_id: ExpertRankId) -> None:
+        group, rank = self._world.control.group, self._world.ranks.get(rank_id)
+        if group is None or group.rollout is None or rank is None or group.ranks.of(rank_id) is None:
+            return
+        named = {
+            key.layer * self._world.scenario.experts + key.expert for key in group.rollout.map.replicas()
+        }
+        if alone := rank.held - named:
+            raise Violation(16, f"{rank_id} shall end, and no other rank of the map has {alone}")
 
     def _counts(self, caller: SimExpertCaller) -> bool:
         """Whether the control plane has to respect what the caller uses: its stream is open, or was until
