@@ -73,12 +73,13 @@ class _Open:
     beat_s: float
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Dispatch:
     """Rows that are away."""
 
     number: int
     epoch: int
+    """The epoch of the map that it uses, for `ExpertRoutes`."""
     begun_s: float
     results: Tensor
     """float32 [T, k, hidden], complete after `finish`."""
@@ -251,6 +252,8 @@ class ExpertCaller:
                 raise ExpertsUnavailable(
                     f"no expert rank took {left} rows within {timeout_s:g} s (map of epoch {table.epoch})"
                 )
+            sent.epoch, actions = self._routes.on_waiting(sent.epoch)
+            self._do(actions)
             # Results of the others go on arriving meanwhile: their slots wait.
             self._changed.wait_for(lambda: self._routes.table is not table, SLICE_S)
             return since_s

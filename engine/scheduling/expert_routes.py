@@ -174,6 +174,15 @@ class ExpertRoutes:
         self._dispatches[self.epoch] = self._dispatches.get(self.epoch, 0) + 1
         return self.epoch
 
+    def on_waiting(self, epoch: int) -> tuple[int, list[RouteAction]]:
+        """Rows of a dispatch wait for a rank. Returns the epoch that the dispatch counts for from now on, which
+        is the present one: the control plane may need the memory of what only older maps name to load the
+        experts that it waits for. Rows that are under way by an older map are refused in the worst case."""
+        if epoch == self.epoch:
+            return epoch, []
+        self._dispatches[self.epoch] = self._dispatches.get(self.epoch, 0) + 1
+        return self.epoch, self.on_dispatched(epoch)
+
     def on_dispatched(self, epoch: int) -> list[RouteAction]:
         """A dispatch has ended, however it did."""
         self._dispatches[epoch] -= 1
