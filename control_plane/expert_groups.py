@@ -26,7 +26,7 @@ from baton.wire.link import Link, LinkBroken
 from baton.wire.serving import serve_until
 from control_plane.expert_orders import ExpertAction, OrderRefused
 from control_plane.experts import group_values as v
-from control_plane.experts.group import ExpertGroup
+from control_plane.experts.group import ExpertRankGroup
 from control_plane.experts.group_state import group_state
 from control_plane.reconcile_events import RestartPolicy
 
@@ -53,7 +53,7 @@ class ExpertRankProcesses(Protocol):
 Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 
-class _Peer:
+class _ExpertPeer:
     """The stream of a rank or of a caller. A peer that reads too slowly is dropped."""
 
     def __init__(self, stream: int, link: Link[Any, Any]) -> None:
@@ -72,7 +72,7 @@ class _DrivenGroup:
 
     def __init__(
         self,
-        core: ExpertGroup,
+        core: ExpertRankGroup,
         model: str,
         role: Role,
         *,
@@ -82,8 +82,8 @@ class _DrivenGroup:
         on_changed: Callable[[], None],
     ) -> None:
         self.core, self.model, self.role = core, model, role
-        self.ranks: dict[ExpertRankId, _Peer] = {}
-        self.callers: dict[str, _Peer] = {}
+        self.ranks: dict[ExpertRankId, _ExpertPeer] = {}
+        self.callers: dict[str, _ExpertPeer] = {}
         self._processes, self._spawn, self._on_changed = processes, spawn, on_changed
         self._state: ExpertGroupState | None = None
         self._state_s, self._seen = 0.0, object()
@@ -184,7 +184,7 @@ class ExpertGroups:
                 bytes_per_s=config.migration_bytes_per_s,
             )
             prefix = replica_prefix(model, self._models) if len(self._models) > 1 else ""
-            core = ExpertGroup(name, f"{prefix}experts-{role}", policy, life=self._life)
+            core = ExpertRankGroup(name, f"{prefix}experts-{role}", policy, life=self._life)
             self._groups[name] = _DrivenGroup(
                 core,
                 model,
@@ -297,7 +297,7 @@ class ExpertGroups:
         if group is None:
             link.send(ExpertRankRetired(f"the control plane has no group {hello.group!r}"))
             return
-        peer = group.ranks[rank_id] = _Peer(next(self._streams), link)
+        peer = group.ranks[rank_id] = _ExpertPeer(next(self._streams), link)
 
         async def read() -> None:
             async for report in link:
@@ -316,7 +316,7 @@ class ExpertGroups:
         if group is None:
             return
         caller = hello.caller
-        peer = group.callers[caller] = _Peer(next(self._streams), link)
+        peer = group.callers[caller] = _ExpertPeer(next(self._streams), link)
 
         async def read() -> None:
             async for report in link:

@@ -16,7 +16,10 @@ import grpc.aio
 import msgspec
 
 from baton.config import Config
+from baton.config.served_models import served_name
 from baton.core import garbage
+from baton.core.errors import SetupError
+from baton.core.experts import group_name
 from baton.core.ids import WorkerId, replica_name
 from baton.core.messages import (
     INFO_NOTE,
@@ -40,6 +43,7 @@ from decode_worker.reader import KVReader
 from engine.execution.executor import Executor
 from engine.execution.spread import Reach, Spread
 from engine.execution.team import Launch
+from engine.experts.access import ExpertAccess
 from engine.parallel.collectives import collectives_of
 from kv_transfer.part_transfer import OwnPart, PartTransfer
 from kv_transfer.read import BlockRead
@@ -82,6 +86,23 @@ def member_notes(engine: Sequence[str], left_out: Mapping[str, str]) -> tuple[st
     here."""
     lines = [*engine, *(f"KV transfer without {name}: {reason}" for name, reason in left_out.items())]
     return tuple(textwrap.shorten(line, NOTE_CHARS_MAX, placeholder=" …") for line in lines)
+
+
+def expert_access(
+    config: Config, worker_id: WorkerId, role: Role, control_address: str
+) -> ExpertAccess | None:
+    """What a worker that is started in this role needs to reach the pool's expert ranks; None: it holds all
+    experts itself. Raises SetupError."""
+    if config.experts.parallel == "off":
+        return None
+    if not control_address:
+        raise SetupError(
+            f"experts.parallel={config.experts.parallel} needs a control plane, which says where experts "
+            "are: name it with --control, or set experts.parallel=off"
+        )
+    group = group_name(served_name(config), role)
+    start_timeout_s = config.cluster.start_timeout_s
+    return ExpertAccess(control_address, group, worker_id, f"{worker_id}/0", config.experts, start_timeout_s)
 
 
 class WorkerCrashed(Exception):
@@ -142,7 +163,10 @@ class WorkerProcess:
             model, engine = self._config.model, self._config.engine
             self._host = reachable_host(self._config.cluster.worker_host, towards=self._control_address)
             spread, launch = self._place_ranks(stack)
-            executor = await self._engine.run(Executor.load, model, engine, spread=spread, launch=launch)
+            access = expert_access(self._config, self._worker_id, self._role, self._control_address)
+            executor = await self._engine.run(
+                Executor.load, model, engine, spread=spread, launch=launch, access=access
+            )
             stack.push_async_callback(asyncio.to_thread, executor.close)
             executor.watch_ranks(self._on_ranks_lost)
             await self._engine.run(executor.pin)
@@ -196,7 +220,8 @@ class WorkerProcess:
         self._executor, self._transfer = executor, transfer
         self._metrics = WorkerMetrics(self._worker_id)
         counts = executor.expert_counts
-        self._experts = ExpertWatch(counts, self._engine) if counts is not None else None
+        report = executor.experts.report_counts if executor.experts is not None else None
+        self._experts = ExpertWatch(counts, self._engine, report) if counts is not None else None
         self._rows = ExpertRows(executor.experts) if executor.experts is not None else None
         core = self._core = self._make_core(executor)
         self._role_now = lambda: core.status().role

@@ -65,7 +65,7 @@ EXPERTS_MAX = 1_000_000
 """Experts of all layers of one model."""
 
 
-class ExpertGroup:
+class ExpertRankGroup:
     """The one who calls it has the clock and does the actions, in order."""
 
     def __init__(self, group: str, prefix: str, policy: v.ExpertGroupPolicy, *, life: str) -> None:

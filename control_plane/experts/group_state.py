@@ -4,7 +4,7 @@ import numpy as np
 
 from baton.core.experts import ExpertGroupState, ExpertRankStatus
 from baton.core.ids import ExpertRankId
-from control_plane.experts.group import ExpertGroup
+from control_plane.experts.group import ExpertRankGroup
 from control_plane.experts.group_ranks import ExpertRankEntry
 from control_plane.experts.place import balance_of
 from control_plane.experts.replicas import Counts
@@ -14,7 +14,7 @@ EXPERTS_SHOWN = 4096
 """Experts of all layers up to which each one is shown."""
 
 
-def group_state(group: ExpertGroup, *, model: str, role: str, now_s: float) -> ExpertGroupState:
+def group_state(group: ExpertRankGroup, *, model: str, role: str, now_s: float) -> ExpertGroupState:
     layers, experts = group.placer.sizes if group.placer is not None else (0, 0)
     size = layers * experts
     loads: Loads = np.zeros((layers, experts))
@@ -75,7 +75,7 @@ def _rank_parts(found: ExpertMap | None, loads: Loads, replicas: Counts) -> dict
 
 
 def _status(
-    group: ExpertGroup, entry: ExpertRankEntry, parts: dict[RankId, float], now_s: float
+    group: ExpertRankGroup, entry: ExpertRankEntry, parts: dict[RankId, float], now_s: float
 ) -> ExpertRankStatus:
     rank_id = entry.rank_id or ExpertRankId("")
     hello, rollout = entry.hello, group.rollout

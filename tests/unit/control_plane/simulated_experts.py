@@ -1,4 +1,4 @@
-"""Processes of expert ranks and callers around one pure `ExpertGroup`, under virtual time."""
+"""Processes of expert ranks and callers around one pure `ExpertRankGroup`, under virtual time."""
 
 from dataclasses import dataclass, field
 
@@ -17,7 +17,7 @@ from baton.core.experts import (
     ExpertRankSuspected,
 )
 from control_plane.experts import group_values as v
-from control_plane.experts.group import ExpertGroup
+from control_plane.experts.group import ExpertRankGroup
 from control_plane.experts.group_state import group_state
 from control_plane.reconcile_events import RestartPolicy
 
@@ -76,7 +76,7 @@ class World:
 
     def restart(self, life):
         """A control plane that knows nothing."""
-        self.group = ExpertGroup("decode of m", "experts-decode", self.policy, life=life)
+        self.group = ExpertRankGroup("decode of m", "experts-decode", self.policy, life=life)
         for caller in self.callers.values():
             caller.is_open = False
 
