@@ -19,7 +19,8 @@ from simulator.fleet.scaling_rules import RuleName, make_rule
 from simulator.fleet.setup import STEP_TOKENS, PoolSizes, fleet_spec, machine_of
 from simulator.fleet.spec import FleetSpec
 from simulator.fleet.workload import FleetRequest
-from simulator.hardware import Node, find_gpu, find_model
+from simulator.hardware import Node, find_gpu
+from simulator.models import find_model
 
 BLOCK_TOKENS = 512
 REPLICAS_MAX = 64

@@ -39,7 +39,8 @@ from simulator.fleet.simulate import search
 from simulator.fleet.spec import FleetSpec, FleetWorkerSpec
 from simulator.fleet.worker import MacroWorker
 from simulator.fleet.workload import FleetRequest
-from simulator.hardware import Node, find_gpu, find_model
+from simulator.hardware import Node, find_gpu
+from simulator.models import find_model
 
 Fault = Literal["none", "stalls", "straggler", "episodes"]
 """none: every worker is well. stalls: each prefill worker stands still for `STALL_S` about every

@@ -33,7 +33,8 @@ from simulator.fleet.setup import (
 from simulator.fleet.simulate import attains, faster, search, simulate
 from simulator.fleet.spec import FleetSpec
 from simulator.fleet.workload import of_plan
-from simulator.hardware import Node, find_gpu, find_model
+from simulator.hardware import Node, find_gpu
+from simulator.models import find_model
 
 NO_DISAGGREGATION = "no disaggregation"
 REFERENCE = DEFAULT_PLACEMENT

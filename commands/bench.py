@@ -26,6 +26,14 @@ BENCHES = (
     Benchmark("kernels", "benchmarks.kernels_cli", "Each kernel, compared with its hardware limit."),
     Benchmark("parallel", "benchmarks.parallel.cli", "Workers of two ranks, compared with one on two cores."),
     Benchmark("experts", "benchmarks.experts.cli", "Placement of experts, compared with DeepSeek's EPLB."),
+    Benchmark(
+        "expert-layouts",
+        "benchmarks.expert_nodes.cli",
+        "Experts over nodes, beside published figures.",
+    ),
+    Benchmark(
+        "node-loss", "benchmarks.expert_nodes.cli", "Goodput through a node's loss, by replicas of experts."
+    ),
     Benchmark("quality", "benchmarks.quality_cli", "What quantisation costs in perplexity and agreement."),
     Benchmark("speculation", "benchmarks.speculation_cli", "Tokens per second with and without speculation."),
     Benchmark("transfer", "benchmarks.transfer_cli", "Reads between two processes, compared with raw NIXL."),

@@ -40,6 +40,10 @@ def status(
 ) -> None:
     """Show the wanted and the running workers, and the latest decisions with their reasons.
 
+    Columns that are the same for all workers are left out. Deaths in a row: ends of a worker that nobody
+    ordered, counted anew once it has served for cluster.restart_stable_s; each doubles the wait before the
+    next start.
+
     Example: baton status --control 127.0.0.1:7000
     """
     state = _of_model(with_control(control, lambda client: client.state()), model)

@@ -71,7 +71,7 @@ def _replicas(state: ClusterState) -> Table:
     has_shapes = any(r.shape not in ("", "1") for r in state.replicas)
     extra = (
         *(("model", has_models), ("shape", has_shapes), ("version", has_versions)),
-        *(("node", has_nodes), ("deaths", has_deaths)),
+        *(("node", has_nodes), ("deaths\nin a row", has_deaths)),
     )
     table = Table()
     for name in ("worker", "role", "state", "since", *(name for name, is_shown in extra if is_shown)):

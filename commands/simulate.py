@@ -1,36 +1,44 @@
 """`baton simulate` replays a production trace on a modelled cluster, with the production router."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import inf
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from baton.config import AutoscaleConfig, Config
 from baton.core.errors import SetupError
-from baton.core.policies import PLACEMENT_POLICIES
+from baton.core.messages import Role
 from baton.core.shape import Shape
+from commands import simulate_options as o
 from commands.autoscale import Advise, AutoscaleRule, HpaTarget, StartUp, check_options, scaled
 from commands.settings import load_config
+from commands.simulate_experts import (
+    LOADS,
+    ExpertLoad,
+    LoseNode,
+    NodeBack,
+    NodeGpus,
+    OncePerNode,
+    check_expert_options,
+)
+from commands.simulate_options import SimulateOptions
 from commands.simulate_show import Outputs, live_progress, publish
 from loadgen.lengths import (
     ReplayPlan,
     TraceScaling,
-    check_rate,
     factor_text,
     make_plan,
-    parse_factor,
-    time_scale_for,
 )
-from loadgen.options import target
 from loadgen.report import RunSettings
-from loadgen.slo import NO_TARGET_S, ClassObjectives, parse_class_slo, slo_of
+from loadgen.slo import NO_TARGET_S, ClassObjectives
 from loadgen.sources import SYNTH, name_of, open_trace
 from loadgen.traces import Trace, cut
+from simulator.experts.layout import NODE_GPUS
+from simulator.fleet.expert_cluster import NODE_BACK_S, ExpertCluster, ExpertClusterSpec
 from simulator.fleet.fleet import Fleet
 from simulator.fleet.scaling import FleetScaling
 from simulator.fleet.setup import (
@@ -48,195 +56,61 @@ from simulator.fleet.simulate import Simulated, attains, faster, search
 from simulator.fleet.simulate import simulate as run
 from simulator.fleet.spec import FleetSpec, StoreSpec
 from simulator.fleet.workload import of_plan
-from simulator.hardware import Node, find_gpu, find_model
-
-_Trace = Annotated[str, typer.Argument(help="Trace file as for `baton replay`, or synth:NAME.")]
-_Model = Annotated[str, typer.Option(help="Known model, such as llama-3-70b, or a folder with config.json.")]
-_Gpu = Annotated[str, typer.Option(help="GPU whose data sheet is used: h100, a100, l40s, mi300x …")]
-_Tp = Annotated[int, typer.Option(min=1, help="GPUs per worker (tensor parallel).")]
-_Pp = Annotated[int, typer.Option(min=1, help="Stages per worker (pipeline parallel).")]
-_Prefill = Annotated[int, typer.Option(min=0, help="Number of prefill workers; shape: --tp, --pp.")]
-_Decode = Annotated[int, typer.Option(min=0, help="Number of decode workers, of the same shape.")]
-_Aggregated = Annotated[int, typer.Option(min=0, help="Workers that run both phases.")]
-_Policy = Annotated[
-    str,
-    typer.Option(help=f"Placement policy ({', '.join(PLACEMENT_POLICIES)}); default: router.policy."),
-]
-_Ttft = Annotated[
-    float, typer.Option(parser=target, metavar="SECONDS", help="TTFT target in seconds; none: no target.")
-]
-_Tpot = Annotated[
-    float,
-    typer.Option(parser=target, metavar="SECONDS", help="TPOT target in seconds; none: no target."),
-]
-_Classes = Annotated[
-    list[str],
-    typer.Option("--class-slo", metavar="NAME=TTFT/TPOT", help="Targets of a service class; repeatable."),
-]
-_Rate = Annotated[float | None, typer.Option(help="Mean requests per second, instead of --time-scale.")]
-_TimeScale = Annotated[str, typer.Option(help="Factor for the time between arrivals; 2 is half the rate.")]
-_LengthScale = Annotated[str, typer.Option(help="Factor for input lengths, such as 1/16.")]
-_OutputScale = Annotated[str, typer.Option(help="Factor for output lengths; default: --length-scale.")]
-_Limit = Annotated[int | None, typer.Option(min=1, help="Take at most this many requests of the trace.")]
-_Start = Annotated[float, typer.Option(min=0, help="Skip this many seconds of the trace.")]
-_Duration = Annotated[float, typer.Option(min=0, help="Take this many seconds of the trace.")]
-_Copies = Annotated[
-    int,
-    typer.Option(
-        min=1, help="Copies of the trace that run at once, shifted in time and without shared prefixes."
-    ),
-]
-_Spread = Annotated[bool, typer.Option(help="Spread arrivals inside a trace's ticks (Mooncake: 3 s).")]
-_BlockTokens = Annotated[
-    int, typer.Option(min=0, help="Tokens per KV block; 0: the trace's block size, or 64.")
-]
-_StepTokens = Annotated[int, typer.Option(min=1, help="Token budget of one step.")]
-_Batch = Annotated[int, typer.Option(min=1, help="Maximum sequences in one step.")]
-_Kv = Annotated[
-    float, typer.Option(min=0, help="GB of KV pool per worker; 0: the memory that weights leave free.")
-]
-_Costs = Annotated[
-    Path | None,
-    typer.Option(
-        help="JSON of measured costs: of `baton bench engine`, for a worker as it is, or of `baton bench "
-        "parallel`, for one rank, which --tp and --pp divide."
-    ),
-]
-_Link = Annotated[float, typer.Option(min=0, help="GB/s between two workers; 0: the GPUs' network cards.")]
-_Store = Annotated[float, typer.Option(min=0, help="GB of host memory per host for the KV store; 0: none.")]
-_Ssd = Annotated[float, typer.Option(min=0, help="GB of SSD per host for the KV store.")]
-_Heartbeat = Annotated[float, typer.Option(min=0.001, help="Seconds between two reports of a worker.")]
-_Hop = Annotated[float, typer.Option(min=0, help="Seconds that a message between two processes takes.")]
-_Cells = Annotated[int, typer.Option(min=1, help="Number of cells; each has its own workers and router.")]
-_Seed = Annotated[int, typer.Option(help="Seed of the arrivals and random choices.")]
-_Sets = Annotated[
-    list[str],
-    typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="Any router or engine setting; repeatable."),
-]
-_Json = Annotated[str, typer.Option("--json", help="Write the figures to this file; - is standard output.")]
-_Plot = Annotated[
-    Path | None, typer.Option(help="Write a plot of the pools' load over time to this SVG file.")
-]
-_Html = Annotated[
-    Path | None, typer.Option(help="Write the report to this file, as one self-contained page.")
-]
-_Records = Annotated[
-    Path | None,
-    typer.Option(help="Write one line per request to this file (.gz: compressed), for `baton compare`."),
-]
-_SEARCH = "Find the highest rate at which --attain of the requests meet both targets."
-_Attain = Annotated[
-    float, typer.Option(min=0.01, max=1, help="Share of requests that must meet both targets for --search.")
-]
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The parameters of `simulate`, by the same names."""
-
-    trace: str
-    model: str
-    gpu: str
-    tp: int
-    pp: int
-    prefill: int
-    decode: int
-    aggregated: int
-    policy: str
-    ttft_slo: float
-    tpot_slo: float
-    class_slos: list[str]
-    rate: float | None
-    time_scale: str
-    length_scale: str
-    output_scale: str
-    limit: int | None
-    start: float
-    duration: float
-    copies: int
-    spread: bool
-    block_tokens: int
-    step_tokens: int
-    batch: int
-    kv_gb: float
-    costs: Path | None
-    link_gb_s: float
-    store_gb: float
-    ssd_gb: float
-    heartbeat: float
-    hop: float
-    cells: int
-    seed: int
-    sets: list[str]
-    search_rate: bool
-    attain: float
-    autoscale: str
-    start_up: float | None
-    hpa_target: float | None
-    advise: bool
-
-    def objectives(self) -> ClassObjectives:
-        """Raises SetupError."""
-        by_class = dict(parse_class_slo(text) for text in self.class_slos)
-        return ClassObjectives(slo_of(self.ttft_slo, self.tpot_slo), by_class)
-
-    def scaling(self, trace: Trace) -> TraceScaling:
-        """Raises SetupError."""
-        check_rate(self.rate, self.time_scale)
-        return TraceScaling(
-            parse_factor(self.length_scale),
-            parse_factor(self.output_scale or self.length_scale),
-            parse_factor(self.time_scale)
-            if self.rate is None
-            else time_scale_for(trace, self.rate / self.copies),
-        )
+from simulator.hardware import Node, find_gpu
+from simulator.models import find_model
 
 
 def simulate(
-    trace: _Trace,
-    model: _Model = "llama-3-70b",
-    gpu: _Gpu = "h100",
-    tp: _Tp = 4,
-    pp: _Pp = 1,
-    prefill: _Prefill = 0,
-    decode: _Decode = 0,
-    aggregated: _Aggregated = 0,
-    policy: _Policy = "",
-    ttft_slo: _Ttft = 10.0,
-    tpot_slo: _Tpot = 0.1,
-    class_slos: _Classes = [],  # noqa: B006 - typer copies it
-    rate: _Rate = None,
-    time_scale: _TimeScale = "1",
-    length_scale: _LengthScale = "1",
-    output_scale: _OutputScale = "",
-    limit: _Limit = None,
-    start: _Start = 0.0,
-    duration: _Duration = inf,
-    copies: _Copies = 1,
-    spread: _Spread = True,
-    block_tokens: _BlockTokens = 0,
-    step_tokens: _StepTokens = STEP_TOKENS,
-    batch: _Batch = BATCH_SEQUENCES,
-    kv_gb: _Kv = 0.0,
-    costs: _Costs = None,
-    link_gb_s: _Link = 0.0,
-    store_gb: _Store = 0.0,
-    ssd_gb: _Ssd = 0.0,
-    heartbeat: _Heartbeat = 0.25,
-    hop: _Hop = 0.0002,
-    cells: _Cells = 1,
-    seed: _Seed = 0,
-    sets: _Sets = [],  # noqa: B006 - typer copies it
-    search_rate: Annotated[bool, typer.Option("--search", help=_SEARCH)] = False,
-    attain: _Attain = 0.9,
+    trace: o.TraceName,
+    model: o.Model = "llama-3-70b",
+    gpu: o.Gpu = "h100",
+    tp: o.Tp = 4,
+    pp: o.Pp = 1,
+    weight_bytes: o.WeightBytes = 2.0,
+    prefill: o.Prefill = 0,
+    decode: o.Decode = 0,
+    aggregated: o.Aggregated = 0,
+    policy: o.Policy = "",
+    ttft_slo: o.Ttft = 10.0,
+    tpot_slo: o.Tpot = 0.1,
+    class_slos: o.Classes = [],  # noqa: B006 - typer copies it
+    rate: o.Rate = None,
+    time_scale: o.TimeScale = "1",
+    length_scale: o.LengthScale = "1",
+    output_scale: o.OutputScale = "",
+    limit: o.Limit = None,
+    start: o.Start = 0.0,
+    duration: o.Duration = inf,
+    copies: o.Copies = 1,
+    spread: o.Spread = True,
+    block_tokens: o.BlockTokens = 0,
+    step_tokens: o.StepTokens = STEP_TOKENS,
+    batch: o.Batch = BATCH_SEQUENCES,
+    kv_gb: o.KvSize = 0.0,
+    costs: o.Costs = None,
+    link_gb_s: o.Link = 0.0,
+    store_gb: o.StoreSize = 0.0,
+    ssd_gb: o.SsdSize = 0.0,
+    heartbeat: o.Heartbeat = 0.25,
+    hop: o.Hop = 0.0002,
+    cells: o.Cells = 1,
+    seed: o.Seed = 0,
+    sets: o.Sets = [],  # noqa: B006 - typer copies it
+    search_rate: Annotated[bool, typer.Option("--search", help=o.SEARCH)] = False,
+    attain: o.Attain = 0.9,
     autoscale: AutoscaleRule = "",
     start_up: StartUp = None,
     hpa_target: HpaTarget = None,
     advise: Advise = False,
-    json_to: _Json = "",
-    html: _Html = None,
-    plot: _Plot = None,
-    records: _Records = None,
+    expert_load: ExpertLoad = LOADS,
+    node_gpus: NodeGpus = NODE_GPUS,
+    once_per_node: OncePerNode = False,
+    lose_node: LoseNode = [],  # noqa: B006 - typer copies it
+    node_back: NodeBack = NODE_BACK_S,
+    json_to: o.JsonTo = "",
+    html: o.Html = None,
+    plot: o.Plot = None,
+    records: o.Records = None,
 ) -> None:
     """Fleet simulator: replay a trace on a cluster of GPUs modelled from their data sheets.
 
@@ -245,19 +119,24 @@ def simulate(
 
     Example: baton simulate conversation.jsonl --model llama-3-70b --gpu h100 --tp 4 --prefill 8 --decode 8
     """
-    given = dict(locals())
+    _simulate_as_asked(dict(locals()))
+
+
+def _simulate_as_asked(given: dict[str, Any]) -> None:
     outputs = Outputs(*(given.pop(name) for name in Outputs._fields))
     try:
-        _run(Options(**given), outputs)
+        _run(SimulateOptions(**given), outputs)
     except SetupError as error:
         typer.echo(f"baton: {error}", err=True)
         raise typer.Exit(error.exit_status) from None
 
 
-def _run(asked: Options, outputs: Outputs) -> None:
+def _run(asked: SimulateOptions, outputs: Outputs) -> None:
     outputs.check()
     ready = prepare(asked)
     console = Console(stderr=True)
+    for planned in ready.experts.losses if ready.experts is not None else ():
+        console.print(planned.words(), highlight=False, soft_wrap=True)
     if asked.search_rate:
         ready = _at_capacity(ready, console)
     done = _simulate(ready, console)
@@ -268,7 +147,7 @@ def _run(asked: Options, outputs: Outputs) -> None:
 class PreparedSimulation:
     """A simulation that is ready to run."""
 
-    asked: Options
+    asked: SimulateOptions
     plan: ReplayPlan
     spec: FleetSpec
     machine: Machine
@@ -279,6 +158,7 @@ class PreparedSimulation:
     factor: float = 1.0
     """Request rate, as a multiple of the plan's."""
     scale: Callable[[Fleet], FleetScaling] | None = None
+    experts: ExpertCluster | None = None
 
     @property
     def planned(self) -> int:
@@ -289,7 +169,7 @@ class PreparedSimulation:
         return replace(self, factor=factor, settings=replace(self.settings, time_scale=time_scale))
 
 
-def prepare(asked: Options) -> PreparedSimulation:
+def prepare(asked: SimulateOptions) -> PreparedSimulation:
     """Raises SetupError for a simulation that cannot run."""
     objectives = asked.objectives()
     _check(asked, objectives)
@@ -301,11 +181,12 @@ def prepare(asked: Options) -> PreparedSimulation:
     if asked.search_rate and plan.requests[-1].at_s <= plan.requests[0].at_s:
         raise SetupError("--search needs requests at different times: take more of the trace")
     block_tokens = asked.block_tokens or block_tokens_of(plan)
-    machine = _machine(asked)
     config = _config(asked, block_tokens)
-    pools = PoolSizes(asked.prefill, asked.decode, asked.aggregated)
+    pools = asked.pools
+    experts, machines = _machines(asked, config)
+    machine = next(machines[role] for role in Role if role in machines)
     spec = fleet_spec(
-        machine,
+        machines,
         pools,
         block_tokens=block_tokens,
         router=config.router,
@@ -324,13 +205,17 @@ def prepare(asked: Options) -> PreparedSimulation:
         seed=asked.seed,
     )
     settings = _settings(asked, trace, plan, spec, machine, pools, objectives, scaling)
+    if experts is not None:
+        settings = replace(settings, options={**settings.options, **experts.options()})
     scale = _scaled(asked, spec, config.autoscale) if asked.autoscale else None
     return PreparedSimulation(
-        asked, plan, spec, machine, settings, float(plan.block_tokens), scaling.time_scale, scale=scale
+        *(asked, plan, spec, machine, settings, float(plan.block_tokens), scaling.time_scale),
+        scale=scale,
+        experts=experts,
     )
 
 
-def _check(asked: Options, objectives: ClassObjectives) -> None:
+def _check(asked: SimulateOptions, objectives: ClassObjectives) -> None:
     """Check the options that do not depend on the trace. Raises SetupError."""
     if asked.search_rate:
         objectives.check_search()
@@ -345,7 +230,9 @@ def _targets(objectives: ClassObjectives, classes: Iterable[str]) -> dict[str, t
     return {name: (slo.ttft_s or 0.0, slo.tpot_s or 0.0) for name, slo in slos.items()}
 
 
-def _scaled(asked: Options, spec: FleetSpec, config: AutoscaleConfig) -> Callable[[Fleet], FleetScaling]:
+def _scaled(
+    asked: SimulateOptions, spec: FleetSpec, config: AutoscaleConfig
+) -> Callable[[Fleet], FleetScaling]:
     if asked.search_rate:
         raise SetupError("--search works with a fixed cluster: leave --autoscale out")
     return scaled(
@@ -359,7 +246,7 @@ def _scaled(asked: Options, spec: FleetSpec, config: AutoscaleConfig) -> Callabl
     )
 
 
-def _trace(asked: Options) -> Trace:
+def _trace(asked: SimulateOptions) -> Trace:
     seconds = asked.start + asked.duration
     requests = asked.limit if asked.start == 0.0 and asked.duration == inf else None
     whole = open_trace(asked.trace, requests=requests, duration_s=seconds, seed=asked.seed)
@@ -370,8 +257,39 @@ def _own_rate(plan: ReplayPlan) -> float:
     return (len(plan.requests) - 1) / max(1e-9, plan.requests[-1].at_s - plan.requests[0].at_s)
 
 
-def _machine(asked: Options) -> Machine:
-    node = Node(find_model(asked.model), find_gpu(asked.gpu), tensor=asked.tp, pipeline=asked.pp)
+def _machines(asked: SimulateOptions, config: Config) -> tuple[ExpertCluster | None, Mapping[Role, Machine]]:
+    """The workers of each role, and the pools of experts where these are divided."""
+    check_expert_options(asked.experts, config)
+    if config.experts.parallel == "off":
+        return None, dict.fromkeys(Role, _machine(asked))
+    if asked.tp * asked.pp > 1 or asked.costs is not None or asked.autoscale:
+        raise SetupError(
+            "experts.parallel needs workers of one GPU (--tp 1), without --costs and --autoscale"
+        )
+    if asked.search_rate and asked.lose_node:
+        raise SetupError("--search works with a cluster that loses nothing: leave --lose-node out")
+    spec = ExpertClusterSpec(
+        *(asked.model, asked.gpu, asked.weight_bytes, asked.pools, asked.expert_load),
+        node_gpus=asked.node_gpus,
+        once_per_node=asked.once_per_node,
+        lose_node=asked.lose_node,
+        node_back_s=asked.node_back,
+    )
+    experts = ExpertCluster(spec, config)
+    machines = experts.machines(kv_bytes=asked.kv_gb * 1e9 if asked.kv_gb else None)
+    if asked.link_gb_s:
+        machines = {role: one.with_link(asked.link_gb_s * 1e9) for role, one in machines.items()}
+    return experts, machines
+
+
+def _machine(asked: SimulateOptions) -> Machine:
+    node = Node(
+        find_model(asked.model),
+        find_gpu(asked.gpu),
+        tensor=asked.tp,
+        pipeline=asked.pp,
+        weight_bytes=asked.weight_bytes,
+    )
     machine = machine_of(node, kv_bytes=asked.kv_gb * 1e9 if asked.kv_gb else None)
     if asked.costs is not None:
         shape = Shape(tensor=asked.tp, pipeline=asked.pp)
@@ -382,7 +300,7 @@ def _machine(asked: Options) -> Machine:
     return machine
 
 
-def _config(asked: Options, block_tokens: int) -> Config:
+def _config(asked: SimulateOptions, block_tokens: int) -> Config:
     """The configuration of routers and engines: flags, then --set, then the environment."""
     engine = {"block_tokens": block_tokens, "step_tokens_max": asked.step_tokens}
     flags: dict[str, object] = {f"engine.{name}": value for name, value in engine.items()}
@@ -394,7 +312,7 @@ def _config(asked: Options, block_tokens: int) -> Config:
 
 
 def _settings(
-    asked: Options,
+    asked: SimulateOptions,
     trace: Trace,
     plan: ReplayPlan,
     spec: FleetSpec,
@@ -473,4 +391,5 @@ def _simulate(ready: PreparedSimulation, console: Console) -> Simulated:
             trace_block_tokens=ready.trace_block_tokens,
             observer=observer,
             scale=ready.scale,
+            begin=None if ready.experts is None else ready.experts.lose_nodes,
         )

@@ -90,17 +90,18 @@ class Orders:
         return ControlRecord(self.pools, avoid, log, self._configured, dict(self.memories), ranks)
 
     def take(
-        self, order: Order, state: ClusterState, *, at_s: float
+        self, order: Order, state: ClusterState, *, at_s: float, note: str = ""
     ) -> tuple[Decision, list[ReconcileEvent]]:
         """Decide on an order, and return the decision with the events for the reconciler. `at_s` is Unix
-        time."""
+        time. `note` goes into the decision's text."""
         try:
             pool = pool_after(order.action, state)
         except OrderRefused as error:
             return self.refuse(order, str(error), at_s=at_s), []
+        words = f"{describe(order.action)}; but {note}" if note else describe(order.action)
         if order.is_advice:
-            return self.log.add(order, Outcome.ADVISED, f"would {describe(order.action)}", at_s=at_s), []
-        decision = self.log.add(order, Outcome.ACCEPTED, describe(order.action), at_s=at_s)
+            return self.log.add(order, Outcome.ADVISED, f"would {words}", at_s=at_s), []
+        decision = self.log.add(order, Outcome.ACCEPTED, words, at_s=at_s)
         if pool is not None:
             self.pools = tuple(pool if p.model == pool.model else p for p in self.pools)
         pending = self._pending[decision.number] = self._followed(decision, state)

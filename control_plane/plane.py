@@ -25,7 +25,6 @@ from baton.core.operate import (
     Pool,
     RollOut,
     RouterState,
-    Version,
     pool_of,
 )
 from baton.core.sharing import RouterMember
@@ -98,12 +97,12 @@ class ControlPlane:
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         meter: Meter | None = None,
         remember: Callable[[ControlRecord], None] = lambda record: None,
-        check: Callable[[str, Version], None] = lambda model, version: None,
+        check: Callable[[Pool], str] = lambda pool: "",
         crash: Crash | None = None,
     ) -> None:
         """`remember` gets the state that must outlive this process, each time it changes. `check` raises
-        SetupError for a version of a model that cannot be started. An error in the decisions goes to
-        `crash`."""
+        SetupError for a pool whose version cannot be started, and returns what should be known about it. An
+        error in the decisions goes to `crash`."""
         self.book = mb.ClusterMembership(life, config.member_lease_s, config.member_suspect_s)
         self.reconciler = Reconciler(policy=restart_policy(config), life=life)
         self.orders = Orders()
@@ -221,14 +220,15 @@ class ControlPlane:
 
     def _decide(self, order: Order) -> tuple[Decision, list[ev.ReconcileEvent]]:
         pool = self._pool_of(order.action.model) if isinstance(order.action, RollOut) else None
+        note = ""
         if isinstance(order.action, RollOut) and pool is not None:
             try:
-                self._check(pool.model, order.action.version)
+                note = self._check(msgspec.structs.replace(pool, version=order.action.version))
             except SetupError as error:
                 return self.orders.refuse(order, str(error), at_s=time.time()), []
         state = self.state()
         if not is_of_experts(order.action) or self.experts is None:
-            return self.orders.take(order, state, at_s=time.time())
+            return self.orders.take(order, state, at_s=time.time(), note=note)
         return self._decide_on_experts(order, state, self.experts), []
 
     def _decide_on_experts(self, order: Order, state: ClusterState, experts: ExpertGroups) -> Decision:

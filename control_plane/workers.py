@@ -19,7 +19,7 @@ from baton.wire.link import LinkBroken
 from control_plane.cores import RankNumbers, thread_count, worker_cores
 from control_plane.ray_ops import RayReplicas, WorkerSpec
 from control_plane.reconcile_events import StartReplica
-from engine.model_files.check import check_shapes
+from engine.model_files.check import check_gpus, check_shapes, cores_note
 
 log = logging.getLogger(__name__)
 
@@ -82,13 +82,22 @@ class RayWorkers:
         self.apart: Callable[[], Sequence[ExpertRankId]] = tuple
         """Returns the processes of expert ranks that have cores of their own."""
 
-    def check(self, model: str, version: Version) -> None:
-        """Raise SetupError if the version cannot be made of the model's configuration."""
-        config = self._config_of(model, version)
-        if (name := served_name(config)) != model:
-            raise SetupError(f"this version would be served as {name}: set model.name={model} too")
+    def check(self, pool: Pool) -> str:
+        """Return what should be known about the pool's version before its workers start, or an empty text.
+        Raises SetupError if it cannot be made of the model's configuration, or asks for more GPUs than there
+        are."""
+        config = self._config_of(pool.model, pool.version)
+        if (name := served_name(config)) != pool.model:
+            raise SetupError(f"this version would be served as {name}: set model.name={pool.model} too")
         check_shapes(config)
-        check_expert_version(self._configs[model], config)
+        check_expert_version(self._configs[pool.model], config)
+        if not self._ray.is_local:
+            return ""
+        counts = {f"{role}_workers": pool.count(role) for role in Role}
+        config = config.model_copy(update={"cluster": config.cluster.model_copy(update=counts)})
+        models = {**self._started, pool.model: config}
+        check_gpus(models.values())
+        return cores_note(models.values(), len(usable_cores())) or ""
 
     def start(self, start: StartReplica) -> None:
         whole = self._started[start.model] = self._config_of(start.model, start.version)

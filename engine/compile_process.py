@@ -49,8 +49,6 @@ WHOLE = "--whole"
 
 def main(parent_pid: int, *, is_whole: bool) -> None:
     end_with_parent(parent_pid, signal.SIGKILL)
-    # The thread that started this one may give way already.
-    os.setpriority(os.PRIO_PROCESS, 0, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
     # Whatever prints must not come between the answers.
     answers = os.dup(1)
     os.dup2(2, 1)
@@ -62,6 +60,8 @@ def main(parent_pid: int, *, is_whole: bool) -> None:
     info = xgrammar.TokenizerInfo.deserialize_json(setup.tokenizer)
     compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
     _write(answers, CompilerReady())
+    # To be ready is a part of the worker's start. The thread that started this one may give way already.
+    os.setpriority(os.PRIO_PROCESS, 0, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
     while (payload := _read()) is not None:
         job = msgspec.msgpack.decode(payload, type=CompileJob)
         ours = os.getpid()

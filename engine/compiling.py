@@ -124,20 +124,28 @@ class StallWatch:
 
 
 class CompilerProcess:
-    """The process, which is started when the first grammar comes, and again after it was lost. One call at a
-    time; `close` may come from any thread. The process ends with the thread that makes the call for which it
-    is started, see `baton.wire.parent`."""
+    """The process, which is started by `start` or when the first grammar comes, and again after it was lost.
+    One call at a time; `close` may come from any thread. The process ends with the thread that makes the call
+    for which it is started, see `baton.wire.parent`."""
 
     def __init__(self, *, compile_s: float, argv: tuple[str, ...] = ("-m", "engine.compile_process")) -> None:
         """`compile_s` is the processor time that one grammar may take."""
         self._compile_s, self._argv = compile_s, argv
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_ready = False
         self._lock = threading.Lock()
         self._is_closed = False
 
     @property
     def compile_s(self) -> float:
         return self._compile_s
+
+    def start(self) -> None:
+        """Let the process load its libraries, and do not wait for it. Nothing is done if it runs, or if it
+        cannot be started: the first grammar then says why."""
+        with self._lock, contextlib.suppress(OSError, CompilerLost):
+            if self._process is None:
+                self._spawn()
 
     def compile(
         self, grammar: Grammar, setup: Callable[[], CompilerSetup], *, times: float = 1.0
@@ -159,9 +167,24 @@ class CompilerProcess:
         self._kill()
 
     def _started(self, setup: Callable[[], CompilerSetup]) -> "subprocess.Popen[bytes]":
-        if self._process is not None and self._process.poll() is None:
-            return self._process
-        self._kill()
+        process = self._process
+        if process is None or process.poll() is not None:
+            self._kill()
+            process = self._spawn()
+        if self._is_ready:
+            return process
+        try:
+            # The process loads its libraries while the tokenizer is read here.
+            self._send(process, msgspec.msgpack.encode(setup()))
+        except BaseException:
+            self._kill()
+            raise
+        if not isinstance(self._answer(process, START_S), CompilerReady):
+            raise CompilerLost("it did not come up")
+        self._is_ready = True
+        return process
+
+    def _spawn(self) -> "subprocess.Popen[bytes]":
         if self._is_closed:
             raise CompilerLost("the worker ends")
         # One thread: the process forks.
@@ -173,14 +196,9 @@ class CompilerProcess:
             env={**os.environ, **threads},
             start_new_session=True,
         )
-        try:
-            # The process loads its libraries while the tokenizer is read here.
-            self._send(process, msgspec.msgpack.encode(setup()))
-        except BaseException:
+        if self._is_closed:  # meanwhile, by another thread, which may have found no process
             self._kill()
-            raise
-        if not isinstance(self._answer(process, START_S), CompilerReady):
-            raise CompilerLost("it did not come up")
+            raise CompilerLost("the worker ends")
         return process
 
     @staticmethod
@@ -201,7 +219,7 @@ class CompilerProcess:
         return msgspec.msgpack.decode(_read(fd, length, watch, ends_s), type=CompilerAnswer)
 
     def _kill(self) -> None:
-        process, self._process = self._process, None
+        process, self._process, self._is_ready = self._process, None, False
         if process is None:
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):

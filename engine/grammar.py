@@ -4,6 +4,7 @@ Compiling takes from a millisecond to seconds and happens in a process of its ow
 following takes microseconds and happens on the engine thread.
 """
 
+import contextlib
 import threading
 import time
 from collections import OrderedDict
@@ -26,6 +27,7 @@ from engine.sampling.constraints import Matcher
 
 CACHE_BYTES = 256 * 2**20
 """Bytes of compiled grammars; the least recently used one makes room."""
+SHORTEST = Grammar(GrammarKind.REGEX, "a")
 REFUSALS_KEPT = 1024
 REFUSAL_S = 300.0
 """Seconds for which a grammar that took too long is refused without trying again."""
@@ -49,8 +51,8 @@ class GrammarStore:
         process: CompilerProcess | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`folder` holds the model's tokenizer, which is read when the first grammar comes. Without a process
-        nothing bounds the time that a grammar takes."""
+        """`folder` holds the model's tokenizer, which is read by `warm` or for the first grammar. Without a
+        process nothing bounds the time that a grammar takes."""
         self._folder, self._vocab, self._eos = folder, vocab, tuple(eos_token_ids)
         self._process, self._now = process, now
         self._lock = threading.Lock()
@@ -62,6 +64,17 @@ class GrammarStore:
         self._info: Any = None
         self._compiler: Any = None
         self._compiler_lock = threading.Lock()
+
+    def use(self, process: CompilerProcess) -> None:
+        """Compile in this process, which was started already, before the first grammar."""
+        self.close()
+        self._process = process
+
+    def warm(self) -> None:
+        """Load what the first grammar needs, which takes seconds on a busy machine. A model without
+        structured output is told to whoever asks for it."""
+        with contextlib.suppress(GrammarError, CompilerBusy):
+            self.prepare(SHORTEST)
 
     def has(self, grammar: Grammar) -> bool:
         with self._lock:
@@ -188,7 +201,7 @@ class GrammarStore:
             return self._info
 
     def _load(self) -> Any:
-        # Here, not above: it takes seconds and 100 MB, and many workers never see a grammar.
+        # Here, not above: it takes seconds, in which the model is loaded.
         from transformers import AutoTokenizer
         from xgrammar import TokenizerInfo
 

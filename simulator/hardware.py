@@ -1,4 +1,4 @@
-"""Devices and models from their data sheets, and what a step costs there by the roofline.
+"""Devices from their data sheets, and what a step of a model costs there by the roofline.
 
 A step takes the longer of computing and of reading the weights, plus attention, plus a fixed overhead
 (Williams, Waterman, Patterson, "Roofline", CACM 2009). `StepCosts` is linear, so it is laid through the two
@@ -8,14 +8,12 @@ Kernels do not reach what a data sheet promises: `Efficiency` says what share is
 thing to replace by a measurement (`baton bench engine`, or the costs that a running worker reports).
 """
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
-from typing import cast
 
 from baton.core.costs import StepCosts
 from baton.core.errors import SetupError
 from baton.core.messages import Role
+from simulator.models import ModelShape
 
 GB, TERA = 1e9, 1e12
 
@@ -26,7 +24,7 @@ class Gpu:
 
     name: str
     bf16_flops: float
-    """Bytes of memory bandwidth per second."""
+    """Dense operations per second in BF16."""
     fp8_flops: float
     """Dense operations per second in FP8; 0 when there are none."""
     memory_bytes: float
@@ -87,59 +85,12 @@ class Efficiency:
     """Fixed time of any step: planning, launching, sampling."""
     all_reduce_s: float = 1.2e-5
     """Latency of one all-reduce within a node; there are two per layer with tensor parallelism."""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelShape:
-    name: str
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
-    vocab: int
-    experts: int = 0
-    experts_used: int = 0
-    """Experts that each token is sent to."""
-    is_tied: bool = False
-
-    @property
-    def attention_weights(self) -> int:
-        """Parameters of one layer."""
-        return self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
-
-    @property
-    def weights(self) -> int:
-        """Parameters of the whole model, norms and biases left out."""
-        mlp = 3 * self.hidden * self.intermediate * max(1, self.experts)
-        return self.layers * (self.attention_weights + mlp) + self.vocab * self.hidden * (2 - self.is_tied)
-
-    @property
-    def weights_used(self) -> int:
-        """Parameters that one token is multiplied with, the embedding left out."""
-        mlp = 3 * self.hidden * self.intermediate * max(1, self.experts_used)
-        return self.layers * (self.attention_weights + mlp) + self.vocab * self.hidden
-
-    def kv_bytes_per_token(self, *, element_bytes: float = 2.0) -> int:
-        return int(2 * self.layers * self.kv_heads * self.head_dim * element_bytes)
-
-
-# From the config.json of each model's public repository.
-MODELS = {
-    shape.name: shape
-    for shape in (
-        ModelShape("llama-3-8b", 32, 4096, 32, 8, 128, 14_336, 128_256),
-        ModelShape("llama-3-70b", 80, 8192, 64, 8, 128, 28_672, 128_256),
-        ModelShape("llama-2-70b", 80, 8192, 64, 8, 128, 28_672, 32_000),
-        ModelShape("qwen2.5-7b", 28, 3584, 28, 4, 128, 18_944, 152_064),
-        ModelShape("qwen2.5-32b", 64, 5120, 40, 8, 128, 27_648, 152_064),
-        ModelShape("qwen2.5-72b", 80, 8192, 64, 8, 128, 29_568, 152_064),
-        ModelShape("qwen3-30b-a3b", 48, 2048, 32, 4, 128, 768, 151_936, experts=128, experts_used=8),
-        ModelShape("qwen3-235b-a22b", 94, 4096, 64, 4, 128, 1536, 151_936, experts=128, experts_used=8),
-        ModelShape("mixtral-8x7b", 32, 4096, 32, 8, 128, 14_336, 32_000, experts=8, experts_used=2),
-    )
-}
+    kernel_s: float = 3e-6
+    """Time from the end of a kernel's work to the beginning of the next one's, in a CUDA graph."""
+    message_s: float = 1.5e-5
+    """Latency of sending rows to many ranks, however few."""
+    forwarding_share: float = 24 / 132
+    """Share of the multiprocessors that pass rows on between network and NVLink: DeepEP's default."""
 
 
 def find_gpu(name: str) -> Gpu:
@@ -148,54 +99,6 @@ def find_gpu(name: str) -> Gpu:
     if gpu is None:
         raise SetupError(f"no data sheet of a GPU called {name!r}; there are: {', '.join(sorted(GPUS))}")
     return gpu
-
-
-def find_model(name_or_folder: str) -> ModelShape:
-    """Read a model by a name of `MODELS`, or from a Hugging Face folder or config.json. Raises SetupError."""
-    known = MODELS.get(name_or_folder.lower())
-    if known is not None:
-        return known
-    path = Path(name_or_folder)
-    path = path / "config.json" if path.is_dir() else path
-    if not path.is_file():
-        names = ", ".join(sorted(MODELS))
-        raise SetupError(f"no model {name_or_folder!r}: give a folder with a config.json, or one of {names}")
-    try:
-        fields: object = json.loads(path.read_text())
-        if not isinstance(fields, dict):
-            raise ValueError("not a JSON object")
-        return _shape_of(path.parent.name or name_or_folder, cast("dict[str, object]", fields))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = f"no field {error}" if isinstance(error, KeyError) else str(error)
-        raise SetupError(f"{path} does not describe a decoder: {reason}") from None
-
-
-def _shape_of(name: str, fields: dict[str, object]) -> ModelShape:
-    def whole(*names: str, default: int | None = None) -> int:
-        found = next((fields[n] for n in names if fields.get(n) is not None), default)
-        if found is None:
-            raise KeyError(names[0])
-        if isinstance(found, bool) or not isinstance(found, int):
-            raise ValueError(f"{names[0]} must be a whole number, is {found!r}")
-        return found
-
-    heads = whole("num_attention_heads")
-    hidden = whole("hidden_size")
-    experts = whole("num_experts", "num_local_experts", "n_routed_experts", default=0)
-    mlp = ("moe_intermediate_size", "intermediate_size") if experts else ("intermediate_size",)
-    return ModelShape(
-        name=name,
-        layers=whole("num_hidden_layers"),
-        hidden=hidden,
-        heads=heads,
-        kv_heads=whole("num_key_value_heads", default=heads),
-        head_dim=whole("head_dim", default=hidden // heads),
-        intermediate=whole(*mlp),
-        vocab=whole("vocab_size"),
-        experts=experts,
-        experts_used=whole("num_experts_per_tok", default=2) if experts else 0,
-        is_tied=bool(fields.get("tie_word_embeddings", False)),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +114,7 @@ class Node:
     kv_element_bytes: float = 2.0
     efficiency: Efficiency = Efficiency()
     nic_bytes_s: float = NIC_BYTES_S
-    """Bytes of weights per GPU."""
+    """Bytes per second of each GPU's network card."""
 
     @property
     def gpu_count(self) -> int:
@@ -258,9 +161,10 @@ class Node:
         memory = self.gpu.memory_bytes_s * share.memory * self.tensor
         compute_s = 2 * self.model.weights_used * tokens / flops
         weights_s = self._weights_read(tokens) * self.weight_bytes / memory
-        kv_s = context_tokens * self.kv_bytes_per_token / memory
-        attention = 4 * self.model.layers * self.model.heads * self.model.head_dim * pairs
-        attention_s = attention / (self.gpu.bf16_flops * share.attention_flops * self.tensor)
+        attention_flops = self.gpu.bf16_flops * share.attention_flops * self.tensor
+        decode_s = self.model.layers * self.model.decode_pair_flops * context_tokens / attention_flops
+        kv_s = max(decode_s, context_tokens * self.kv_bytes_per_token / memory)
+        attention_s = self.model.layers * self.model.prompt_pair_flops * pairs / attention_flops
         return max(compute_s, weights_s) + kv_s + attention_s + self._overhead_s(tokens)
 
     def costs(self, role: Role, *, chunk_tokens: int = 2048) -> StepCosts:
@@ -303,8 +207,7 @@ class Node:
         if not model.experts:
             return model.weights_used
         unused = (1 - model.experts_used / model.experts) ** tokens
-        mlp = 3 * model.hidden * model.intermediate * model.experts * (1 - unused)
-        return model.layers * (model.attention_weights + mlp) + model.vocab * model.hidden
+        return model.weights_with(model.experts * (1 - unused))
 
     def _overhead_s(self, tokens: int) -> float:
         share = self.efficiency

@@ -30,11 +30,20 @@ COMPILING_NICENESS = 10
 
 
 def compiling_threads() -> ThreadPoolExecutor:
-    """Make one thread that waits for the compiling process and reads what it made. It gives way to others."""
-    return ThreadPoolExecutor(1, thread_name_prefix="compile", initializer=_give_way)
+    """Make one thread that waits for the compiling process and reads what it made."""
+    return ThreadPoolExecutor(1, thread_name_prefix="compile")
 
 
-def _give_way() -> None:
+class Warmable(Protocol):
+    """The part of `engine.grammar.GrammarStore` that is needed before the first grammar."""
+
+    def warm(self) -> None: ...
+
+
+def warm_compiler(grammars: Warmable) -> None:
+    """Load what the first grammar needs, on the compiling thread. That is a part of the worker's start and as
+    urgent as the model; from then on the thread gives way to others."""
+    grammars.warm()
     # Niceness is each thread's own on Linux, see sched(7), "The nice value".
     thread = threading.get_native_id()
     wanted = os.getpriority(os.PRIO_PROCESS, thread) + COMPILING_NICENESS

@@ -40,6 +40,7 @@ from baton.wire.link import FLUSH_S
 from baton.wire.server import start_server
 from baton.wire.services import WorkerStatusReply
 from decode_worker.reader import KVReader
+from engine.compiling import CompilerProcess
 from engine.execution.executor import Executor
 from engine.execution.spread import Reach, Spread
 from engine.execution.team import Launch
@@ -56,7 +57,14 @@ from worker.expert_rows import ExpertRows
 from worker.expert_watch import ExpertWatch
 from worker.metrics import WorkerMetrics
 from worker.preparation import StartPreparation
-from worker.preparers import THREADS, AdapterPreparer, EngineAdapters, GrammarPreparer, compiling_threads
+from worker.preparers import (
+    THREADS,
+    AdapterPreparer,
+    EngineAdapters,
+    GrammarPreparer,
+    compiling_threads,
+    warm_compiler,
+)
 from worker.registration import Registration
 from worker.remote_parts import RemoteParts, remote_ranks
 from worker.role_switch import RoleSwitcher
@@ -163,14 +171,18 @@ class WorkerProcess:
             model, engine = self._config.model, self._config.engine
             self._host = reachable_host(self._config.cluster.worker_host, towards=self._control_address)
             spread, launch = self._place_ranks(stack)
+            compiler = CompilerProcess(compile_s=engine.compile_s)
+            stack.callback(compiler.close)
+            self._compiling.submit(compiler.start)
             access = expert_access(self._config, self._worker_id, self._role, self._control_address)
             executor = await self._engine.run(
                 Executor.load, model, engine, spread=spread, launch=launch, access=access
             )
+            executor.grammars.use(compiler)
             stack.push_async_callback(asyncio.to_thread, executor.close)
             executor.watch_ranks(self._on_ranks_lost)
             await self._engine.run(executor.pin)
-            stack.callback(executor.grammars.close)
+            self._compiling.submit(warm_compiler, executor.grammars)
             await self._engine.run(executor.warm_up)
             self._measured = await self._engine.run(executor.time_itself, engine.self_timing_s)
             transfer = await self._start_transfer(stack, executor)

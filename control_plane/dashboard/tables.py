@@ -55,7 +55,7 @@ def workers(state: ClusterState | None, now: MetricsFrame | None, *, may_operate
         return empty("There are no workers, and none are wanted.")
     heads = (
         ("worker", ""), ("role", ""), ("shape", ""), ("state", ""), ("for", "n"), ("running", "n"),
-        ("waiting", "n"), ("KV held", ""), ("node", ""), ("version", ""), ("deaths", "n"), ("", ""),
+        ("waiting", "n"), ("KV held", ""), ("node", ""), ("version", ""), ("deaths in a row", "n"), ("", ""),
     )  # fmt: skip
     head = "".join(f'<th class="{kind}">{name}</th>' for name, kind in heads)
     rows = "".join(_worker_row(r, now, may_operate=may_operate) for r in state.replicas)

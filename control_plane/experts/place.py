@@ -79,7 +79,7 @@ def place(
     known = sorted({rank.node_id for rank in ready})
     nodes = np.array([known.index(rank.node_id) for rank in ready])
     speeds = speeds_of(ready)
-    is_on_two = len(known) > 1 and slot_count >= COPIES_FOR_SAFETY * expert_count
+    is_on_two = len(ready) > 1 and slot_count >= COPIES_FOR_SAFETY * expert_count
     copies = COPIES_FOR_SAFETY if is_on_two else 1
     full = np.array([rank.slots for rank in ready])
     used = slots_to_use(full, speeds, needed=copies * expert_count)

@@ -52,6 +52,7 @@ class MacroEngine:
         self._version = 0
         self._is_head_blocked = False
         self._is_planning = False
+        self._paused_until_s = 0.0
         self.preemption_count = 0
         self.step_s = 0.0
         """Time of the newest step."""
@@ -148,6 +149,25 @@ class MacroEngine:
     def look_again(self) -> None:
         """Take note that blocks came free, or that blocks are there for which a sequence waited."""
         self._wake(None)
+
+    def set_costs(self, costs: StepCosts) -> None:
+        """Take other costs, from the next step on."""
+        self._costs = costs
+        self.look_again()
+
+    def pause(self, until_s: float) -> None:
+        """Compute nothing until then. The step under way ends later by as much."""
+        before_s = max(self._clock.now_s, self._paused_until_s)
+        self._paused_until_s = max(until_s, before_s)
+        if (run := self._run) is not None:
+            run.count = run.step_at(self._clock.now_s - run.start_s)
+            run.pause_s += self._paused_until_s - before_s
+            self._schedule(run)
+
+    def stop(self) -> None:
+        """End at once: nothing is computed any more, and nobody hears of it."""
+        self._run, self._is_planning = None, True
+        self._version += 1
 
     def _number(self, seq: MacroSequence) -> None:
         self._arrivals += 1
@@ -252,9 +272,8 @@ class MacroEngine:
         )
         is_ahead = self._overlaps(first_s) and goes_on
         self._version += 1
-        run = StepRun(
-            self._clock.now_s, count, number, work, decodes, first_s, growth_s, is_ahead, self._version
-        )
+        start_s = max(self._clock.now_s, self._paused_until_s)
+        run = StepRun(start_s, count, number, work, decodes, first_s, growth_s, is_ahead, self._version)
         self._run = run
         self._clock.at(run.start_s + run.seconds(count), self._end, run.version)
 
@@ -276,7 +295,7 @@ class MacroEngine:
         self._run = None
         self._is_planning = True
         count = run.count
-        self.busy_s += run.seconds(count)
+        self.busy_s += run.seconds(count) - run.pause_s
         self.step_s = run.first_step_s + run.growth_s * (count - 1)
         self._step_number = run.first_number + count - 1
         second: list[MacroSequence] = []

@@ -118,7 +118,7 @@ class Cell:
         self.core = RouterCore(config=spec.router, rng=Random(f"{spec.seed}/place/{number}"), now_s=0.0)
         self._armed_s: float | None = None
         self._version = 0
-        self._clock.recurring |= {self.feed, self._tick}
+        self._clock.recurring.add(self._tick)
 
     def feed(self, event: RouterEvent) -> None:
         perform = self._fleet.perform
@@ -170,6 +170,7 @@ class Fleet:
         self._busy_s: dict[WorkerId, float] = {}
         """Busy time of each worker at the last sample."""
         self._gone: dict[WorkerId, FleetWorker] = {}
+        self._lost: set[WorkerId] = set()
         self.observed: Observed | None = None
         """Counts for an autoscaler, where there is one."""
         self._has_more = False
@@ -218,7 +219,7 @@ class Fleet:
         for kind, count in self.spec.workers:
             for _ in range(count):
                 self.add(kind)
-        self.clock.recurring.add(self._sample)
+        self.clock.recurring |= {self._sample, self._hear}
         self.clock.after(self.spec.sample_s, self._sample)
 
     def add(self, kind: FleetWorkerSpec) -> WorkerId:
@@ -242,6 +243,14 @@ class Fleet:
         """Remove an idle worker."""
         self._gone[worker_id] = self._workers.pop(worker_id)
         self._cell_of[worker_id].feed(WorkerLost(worker_id, "it was drained"))
+
+    def lose(self, worker_id: WorkerId, reason: str) -> None:
+        """Lose a worker with all that it holds. Its router hears so, and nothing of what it said last."""
+        worker = self._gone[worker_id] = self._workers.pop(worker_id)
+        self._lost.add(worker_id)
+        assert isinstance(worker, MacroWorker)
+        worker.lose()
+        self._cell_of[worker_id].feed(WorkerLost(worker_id, reason))
 
     def _stock(self, worker: FleetWorker, number: int) -> None:
         """Give a worker its host's store: a host has `workers_per_host` workers of one role."""
@@ -417,7 +426,11 @@ class Fleet:
 
     def send_to_router(self, worker: FleetWorker, message: WorkerMessage) -> None:
         event = FromWorker(worker.worker_id, message)
-        self.clock.after(self.spec.hop_s, self._cell_of[worker.worker_id].feed, event)
+        self.clock.after(self.spec.hop_s, self._hear, event)
+
+    def _hear(self, event: FromWorker) -> None:
+        if event.worker_id not in self._lost:
+            self._cell_of[event.worker_id].feed(event)
 
     def worker(self, worker_id: WorkerId) -> FleetWorker:
         """Return a worker, even one that has left: what was sent before still arrives."""

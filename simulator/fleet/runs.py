@@ -25,14 +25,16 @@ class StepRun:
     plans_ahead: bool
     """The step after the run was planned when the run's last one began."""
     version: int
+    pause_s: float = 0.0
+    """Time in which nothing is computed, such as that without some experts."""
 
     def seconds(self, count: int) -> float:
         """Return the time of the first `count` steps."""
-        return count * self.first_step_s + self.growth_s * count * (count - 1) / 2
+        return self.pause_s + count * self.first_step_s + self.growth_s * count * (count - 1) / 2
 
     def step_at(self, elapsed_s: float) -> int:
         """Return the number, from 1, of the step under way after `elapsed_s`."""
-        if self.count == 1:
+        if self.count == 1 or elapsed_s <= 0:
             return 1
         if self.growth_s <= 0:
             steps = elapsed_s / self.first_step_s

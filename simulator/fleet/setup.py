@@ -1,6 +1,7 @@
 """The fleet that is simulated, made from what a person asks for: a model, GPUs, pools, objectives."""
 
 import contextlib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
@@ -15,6 +16,7 @@ from baton.core.messages import Role
 from baton.core.shape import Shape
 from loadgen.lengths import ReplayPlan
 from simulator.divided import MeasuredRank, divided_costs
+from simulator.experts.pool import ExpertPool
 from simulator.fleet.spec import FleetSpec, FleetWorkerSpec, StoreSpec
 from simulator.hardware import Node
 
@@ -76,6 +78,19 @@ def machine_of(node: Node, *, kv_bytes: float | None = None) -> Machine:
         node.kv_pool_bytes() if kv_bytes is None else kv_bytes,
         node.transfer_bytes_s,
         node.host_bytes_s,
+    )
+
+
+def expert_machine(pool: ExpertPool, *, engine: EngineConfig, kv_bytes: float | None) -> Machine:
+    """Describe a worker of a pool whose experts are divided. Raises SetupError when they do not fit."""
+    costs = pool.costs(chunk_tokens=engine.step_tokens_max, batch=engine.batch_sequences_max)
+    return Machine(
+        f"{pool.model.name} on 1 × {pool.gpu.name}, experts over {pool.layout.ranks} ranks",
+        dict.fromkeys(Role, costs),
+        pool.kv_bytes_per_token,
+        pool.kv_pool_bytes() if kv_bytes is None else kv_bytes,
+        pool.transfer_bytes_s,
+        pool.host_bytes_s,
     )
 
 
@@ -144,7 +159,7 @@ def _from_bench(bench: _EngineBench) -> StepCosts:
 
 
 def fleet_spec(
-    machine: Machine,
+    machine: Machine | Mapping[Role, Machine],
     pools: PoolSizes,
     *,
     block_tokens: int,
@@ -159,28 +174,17 @@ def fleet_spec(
     refuses_late: bool = False,
     seed: int = 0,
 ) -> FleetSpec:
-    """Describe the fleet. Raises SetupError when no pool can serve, or memory holds too few blocks."""
+    """Describe the fleet, of workers that are all alike or of one kind per role. Raises SetupError when no
+    pool can serve, or memory holds too few blocks."""
     if not pools.aggregated and not (pools.prefill and pools.decode):
         raise SetupError("a cluster needs --aggregated N, or --prefill N and --decode N")
     if any(0 < pools.of(role) < cells for role in Role):
         raise SetupError(f"{cells} cells need at least that many workers of each role in use")
-    blocks = int(machine.kv_bytes / machine.kv_token_bytes / block_tokens)
-    if blocks < 16:
-        raise SetupError(
-            f"{machine.name}: its memory holds {blocks} blocks of {block_tokens} tokens; 16 are few"
-        )
+    machines = machine if isinstance(machine, Mapping) else dict.fromkeys(Role, machine)
     kinds = tuple(
         (
-            FleetWorkerSpec(
-                role=role,
-                costs=machine.costs[role],
-                block_tokens=block_tokens,
-                block_count=blocks,
-                kv_token_bytes=machine.kv_token_bytes,
-                max_model_tokens=int(min(max_model_tokens or inf, blocks * block_tokens)),
-                engine=engine,
-                send_bytes_s=machine.link_bytes_s,
-                receive_bytes_s=machine.link_bytes_s,
+            _worker_spec(
+                machines[role], role, block_tokens=block_tokens, engine=engine, tokens_max=max_model_tokens
             ),
             pools.of(role),
         )
@@ -197,4 +201,26 @@ def fleet_spec(
         seed=seed,
         slo_classes=slo_classes,
         refuses_late=refuses_late,
+    )
+
+
+def _worker_spec(
+    machine: Machine, role: Role, *, block_tokens: int, engine: EngineConfig, tokens_max: int | None
+) -> FleetWorkerSpec:
+    """Raises SetupError when memory holds too few blocks."""
+    blocks = int(machine.kv_bytes / machine.kv_token_bytes / block_tokens)
+    if blocks < 16:
+        raise SetupError(
+            f"{machine.name}: its memory holds {blocks} blocks of {block_tokens} tokens; 16 are few"
+        )
+    return FleetWorkerSpec(
+        role=role,
+        costs=machine.costs[role],
+        block_tokens=block_tokens,
+        block_count=blocks,
+        kv_token_bytes=machine.kv_token_bytes,
+        max_model_tokens=int(min(tokens_max or inf, blocks * block_tokens)),
+        engine=engine,
+        send_bytes_s=machine.link_bytes_s,
+        receive_bytes_s=machine.link_bytes_s,
     )

@@ -39,12 +39,15 @@ def simulate(
     trace_block_tokens: float,
     observer: Observer | None = None,
     scale: Callable[[Fleet], FleetScaling] | None = None,
+    begin: Callable[[Fleet], None] | None = None,
 ) -> Simulated:
     """Run to the end of the last request, or until the observer stops it, and report the requests that ended.
-    `scale` makes what scales the fleet."""
+    `scale` makes what scales the fleet, and `begin` plans what happens to it."""
     begun_s = perf_counter()
     fleet = Fleet(spec, trace_block_tokens=trace_block_tokens)
     scaling = scale(fleet) if scale is not None else None
+    if begin is not None:
+        begin(fleet)
     with garbage.spared(GARBAGE_THRESHOLDS):
         fleet.run(requests, observer=observer)
     report = make_report(fleet.stats, settings)

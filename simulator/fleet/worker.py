@@ -4,7 +4,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import cast
 
-from baton.core.costs import PhaseTimings
+from baton.core.costs import PhaseTimings, StepCosts
 from baton.core.geometry import blocks_for
 from baton.core.ids import BlockHash, BlockId, SeqKey, WorkerId
 from baton.core.messages import (
@@ -171,6 +171,21 @@ class MacroWorker:
     def end(self) -> None:
         self._has_ended = True
 
+    def set_costs(self, costs: StepCosts) -> None:
+        """Take other costs, which the router hears of with the next report."""
+        self.spec = replace(self.spec, costs=costs)
+        self.engine.set_costs(costs)
+
+    def lose(self) -> None:
+        """End as a process does whose machine is gone. What others lent it comes back when leases end."""
+        self.end()
+        self.engine.stop()
+        for pull in list(self._pulls.values()):
+            self._end_pull(pull)
+        for handover in self._handovers.values():
+            if handover.pull is not None and handover.pull.flow is not None:
+                handover.pull.flow.stop()
+
     @property
     def is_idle(self) -> bool:
         return not self._sequences and not self._handovers and not self._pulls
@@ -178,6 +193,8 @@ class MacroWorker:
     # --- router ---------------------------------------------------------------------------------
 
     def on_message(self, message: RouterMessage) -> None:
+        if self._has_ended:
+            return
         match message:
             case StartSequence():
                 self._start(message)
@@ -192,6 +209,8 @@ class MacroWorker:
         self._event_number += 1
 
     def _send(self, message: WorkerMessage) -> None:
+        if self._has_ended:
+            return
         self._fleet.send_to_router(self, message)
 
     def _start(self, start: StartSequence) -> None:
@@ -332,7 +351,7 @@ class MacroWorker:
 
     def asked(self, pull: Pull) -> None:
         """Hear that a decode worker reserved blocks and wants the rest."""
-        if pull.is_over:
+        if pull.is_over or self._has_ended:
             return
         handover = self._handovers.setdefault(pull.key, Handover())
         handover.pull = pull

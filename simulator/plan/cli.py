@@ -20,7 +20,7 @@ from loadgen.lengths import ReplayPlan, TraceScaling, make_plan, parse_factor
 from loadgen.sources import open_trace
 from loadgen.traces import cut
 from simulator.fleet.setup import BATCH_SEQUENCES, STEP_TOKENS, block_tokens_of
-from simulator.hardware import ModelShape, find_model
+from simulator.models import ModelShape, find_model
 from simulator.plan.clusters import ReplicaShape
 from simulator.plan.search import Found, Tried, search
 from simulator.plan.shapes import (

@@ -9,7 +9,8 @@ from baton.core.errors import SetupError
 from baton.core.messages import Role
 from loadgen.expected_cache import LruPrefixCache
 from loadgen.lengths import ReplayPlan
-from simulator.hardware import ModelShape, Node, find_gpu
+from simulator.hardware import Node, find_gpu
+from simulator.models import ModelShape
 from simulator.plan.bounds import ROUNDING, served_alone, work_needs
 from simulator.plan.clusters import ClusterKind, ReplicaShape
 from simulator.plan.phases import PhaseRequest, PhaseWorker, decode_tpots, prefill_ttfts, rate_max

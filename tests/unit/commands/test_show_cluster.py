@@ -103,6 +103,22 @@ def test_the_shapes_of_workers_are_shown_where_one_has_several_ranks(shapes, is_
     assert ("shape" in out.getvalue(), "tp2" in out.getvalue()) == (is_shown, is_shown)
 
 
+def test_deaths_are_shown_as_those_in_a_row_and_only_if_there_are_any():
+    def lines(deaths):
+        replica = ReplicaStatus(
+            "worker-0", "m", Role.DECODE, ReplicaState.WAITING, 3.0, "1", deaths_in_a_row=deaths
+        )
+        out = StringIO()
+        show(ClusterState("x", (), (replica,)), Console(file=out, width=80))
+        return out.getvalue().splitlines()
+
+    one, two = lines(3)[1:3]
+    at = one.index("deaths")
+    assert two[at:].startswith("in a row")
+    assert lines(3)[4][at:].startswith("3 ")
+    assert not any("deaths" in line for line in lines(0))
+
+
 def test_workers_of_models_with_names_alike_are_told_apart():
     models = ("x/y", "x-y")
     replicas = tuple(

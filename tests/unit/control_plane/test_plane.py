@@ -165,8 +165,8 @@ async def test_what_cannot_be_done_is_refused_with_a_reason_and_changes_nothing(
     await settled(plane, replicas, {Role.DECODE: 1})
     before = plane.state().pools
 
-    def check(model, version):
-        assert model == "m"
+    def check(pool):
+        assert (pool.model, pool.version.name) == ("m", "2")
         raise SetupError("no such model")
 
     plane._check = check
@@ -176,6 +176,18 @@ async def test_what_cannot_be_done_is_refused_with_a_reason_and_changes_nothing(
         assert decision.text
     assert plane.state().pools == before
     assert [d.number for d in plane.state().decisions] == [1, 2, 3]
+    plane.close()
+
+
+async def test_what_should_be_known_about_a_version_is_in_the_decision():
+    replicas = Replicas()
+    plane = plane_of(replicas, member_lease_s=60)
+    await settled(plane, replicas, {Role.DECODE: 2})
+    plane._check = lambda pool: f"its {pool.count(Role.DECODE)} workers share a core"
+    for is_advice in (True, False):
+        decision = plane.order(Order(RollOut(Version("2")), "me", is_advice=is_advice))
+        assert decision.outcome is (Outcome.ADVISED if is_advice else Outcome.ACCEPTED)
+        assert decision.text.endswith("; but its 2 workers share a core")
     plane.close()
 
 

@@ -31,6 +31,10 @@ CONFIG = config_of(
 )
 
 
+def small_pool(*sets, count=2):
+    return Pool("small", {Role.AGGREGATED: count}, Version("2", sets))
+
+
 class Started:
     is_local = True
 
@@ -69,9 +73,9 @@ def test_every_model_has_its_pool_and_its_workers_know_nothing_of_others():
 
 def test_a_version_is_checked_against_its_model():
     workers = RayWorkers(Started(), CONFIG, overlay=overlay)
-    workers.check("small", Version("2", ("model.path=b/small",)))
+    assert workers.check(small_pool("model.path=b/small")) == ""
     with pytest.raises(SetupError, match=r"model\.name=small"):
-        workers.check("small", Version("2", ("model.name=chat",)))
+        workers.check(small_pool("model.name=chat"))
 
 
 def test_a_version_with_a_shape_brings_it_to_every_role():
@@ -170,6 +174,33 @@ def test_a_rollout_to_another_shape_is_counted_by_the_autoscaler_and_in_the_shar
 
 def test_a_version_may_bring_another_shape_that_is_executed():
     workers = RayWorkers(Started(), CONFIG, overlay=overlay)
-    workers.check("small", Version("2", ("engine.shape=tp2cp2",)))
+    workers.check(small_pool("engine.shape=tp2cp2"))
     with pytest.raises(SetupError, match="of shape cp2: context ranks share one KV pool"):
-        workers.check("small", Version("2", ("engine.shape=cp2", "model.device=cuda")))
+        workers.check(small_pool("engine.shape=cp2", "model.device=cuda"))
+
+
+@pytest.mark.parametrize(
+    ("shape", "count", "core_count", "ranks"), [("tp2", 2, 4, 0), ("tp2", 3, 4, 6), ("tp4", 1, 2, 4)]
+)
+def test_a_version_of_more_ranks_than_cores_is_told_before_it_starts(
+    monkeypatch, shape, count, core_count, ranks
+):
+    """The workers that the pool has now count, and not those of the configuration."""
+    monkeypatch.setattr("control_plane.workers.usable_cores", lambda: list(range(core_count)))
+    config = config_of(small={"model": {"path": "a/small"}, "cluster": {"aggregated_workers": 2}})
+    ray = Started()
+    workers = RayWorkers(ray, config, overlay=overlay)
+    note = workers.check(small_pool(f"engine.shape={shape}", count=count))
+    assert (f"{ranks} ranks in all, and this machine has {core_count} cores" in note) == bool(ranks)
+    ray.is_local = False
+    assert workers.check(small_pool(f"engine.shape={shape}", count=count)) == "", "nodes are not known here"
+
+
+def test_a_version_of_more_ranks_than_gpus_is_refused(monkeypatch):
+    monkeypatch.setattr(model_check, "_cuda_device_count", lambda: 2)
+    monkeypatch.setattr(model_check, "_torch_build", lambda: "cu130")
+    config = config_of(small={"model": {"path": "a/small", "device": "cuda"}})
+    workers = RayWorkers(Started(), config, overlay=overlay)
+    workers.check(small_pool("engine.shape=tp2", count=1))
+    with pytest.raises(SetupError, match="need 4 GPUs, and this machine shows 2"):
+        workers.check(small_pool("engine.shape=tp2", count=2))

@@ -17,7 +17,8 @@ from baton.core.operate import Pool as ControlPool
 from baton.telemetry.render import rendered
 from commands.chart import OWNED, values_schema
 from control_plane.workers import first_pools
-from simulator.hardware import GPUS, MODELS, Node, find_gpu
+from simulator.hardware import GPUS, Node, find_gpu
+from simulator.models import MODELS
 from simulator.plan.clusters import ClusterPlan, PlannedPool, ReplicaShape
 from simulator.plan.values import helm_values
 from tests.unit.deploy.chart import (

@@ -25,7 +25,7 @@ from engine.compiling import (
     GrammarRefused,
     frame,
 )
-from engine.grammar import REFUSAL_S, CompilerBusy, GrammarStore
+from engine.grammar import REFUSAL_S, SHORTEST, CompilerBusy, GrammarStore
 from engine.grammar_compile import GrammarError, compile_grammar
 from tests.integration.cluster import eventually
 from tests.models import EOS_ID, save_tokenizer
@@ -70,6 +70,46 @@ def process():
 def pid_of(process):
     assert process._process is not None
     return process._process.pid
+
+
+def test_a_process_that_was_started_before_is_the_one_that_compiles(setup):
+    process = CompilerProcess(compile_s=10)
+    process.start()
+    pid = pid_of(process)
+    process.start()
+    assert isinstance(process.compile(REGEX, lambda: setup), GrammarCompiled)
+    assert pid_of(process) == pid
+    process.close()
+    assert not psutil.pid_exists(pid)
+    process.start()
+    assert process._process is None, "nothing starts for a worker that ends"
+
+
+def test_a_process_that_cannot_be_started_is_told_to_the_first_grammar(setup, monkeypatch):
+    monkeypatch.setattr("engine.compiling.sys.executable", "/nowhere/python")
+    process = CompilerProcess(compile_s=10)
+    process.start()
+    with pytest.raises(CompilerLost, match="No such file"):
+        process.compile(REGEX, lambda: setup)
+
+
+def test_a_warm_store_has_its_tokenizer_and_its_process(folder):
+    process = CompilerProcess(compile_s=10)
+    store = GrammarStore(folder, VOCAB, (EOS_ID,), process=process)
+    store.warm()
+    assert store.has(SHORTEST)
+    pid = pid_of(process)
+    store.prepare(REGEX)
+    assert pid_of(process) == pid
+    store.close()
+
+
+def test_a_model_without_structured_output_warms_nothing_and_still_says_so(tmp_path):
+    store = GrammarStore(tmp_path, VOCAB, (EOS_ID,), process=CompilerProcess(compile_s=10))
+    store.warm()
+    with pytest.raises(GrammarError, match="no structured output"):
+        store.prepare(REGEX)
+    store.close()
 
 
 def test_what_takes_too_long_is_killed_and_the_next_is_compiled_by_the_same_process(process, setup):

@@ -16,6 +16,7 @@ import torch
 from baton.config.experts import ExpertsConfig
 from baton.core.experts import ExpertMapRank, ExpertMapUpdate, ExpertRankRef, ExpertRankSuspected
 from engine.experts.caller import ExpertCaller, ExpertReport, ExpertsUnavailable
+from engine.experts.exchange import FINISHED, TAKEN, SlotView
 from tests.models import make_model
 
 LAYERS, EXPERTS, HIDDEN, CHOSEN, TOKENS = 2, 16, 64, 4, 24
@@ -191,3 +192,46 @@ def test_a_stopped_rank_that_goes_on_is_used_again(cluster: Cluster) -> None:
     before = cluster.caller.stats().rerouted
     assert torch.equal(cluster.dispatch(5), expected)
     assert cluster.caller.stats().rerouted == before
+
+
+LARGE = 1500
+"""Rows of a dispatch that a rank takes long enough to compute for a signal to come meanwhile."""
+
+
+def states_of(caller: ExpertCaller, rank: str) -> set[int]:
+    """States of the slots of the link to a rank."""
+    with caller._changed:
+        found = [one.link for one in caller._open.values() if one.rank_id == rank]
+        layout = caller._layout
+        return {SlotView(link.memory, layout, n).state for link in found for n in range(layout.slot_count)}
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("phase", ["idle", "dispatch", "compute", "combine", "takeover"])
+def test_a_rank_lost_in_each_phase_costs_no_result(cluster: Cluster, phase: str, how: int) -> None:
+    """The victim has nothing to do, was sent rows that it has not seen, computes them, has written results
+    that nobody has read, or loads an expert."""
+    expected, victim = cluster.dispatch(2, LARGE), cluster.ranks[0]
+    caller = cluster.caller
+    if phase == "dispatch":
+        victim.signal(signal.SIGSTOP)  # it sees nothing of what is sent next
+    if phase == "takeover":
+        assert victim.process.stdin is not None
+        victim.process.stdin.write(" ".join(str(e) for e in ALL if e not in victim.experts) + "\n")
+        victim.process.stdin.flush()
+    if phase in ("idle", "takeover"):
+        victim.signal(how)
+        assert torch.equal(cluster.dispatch(2, LARGE), expected)
+        return
+    made = torch.Generator().manual_seed(2)
+    x = torch.randn((LARGE, HIDDEN), generator=made)
+    picks = torch.stack([torch.randperm(EXPERTS, generator=made)[:CHOSEN] for _ in range(LARGE)])
+    sent = caller.begin(2 % LAYERS, x, picks)
+    if phase != "dispatch":
+        wanted = TAKEN if phase == "compute" else FINISHED
+        while wanted not in states_of(caller, "a") and FINISHED not in states_of(caller, "a"):
+            pass
+    victim.signal(how)
+    found = caller.finish(sent, torch.rand((LARGE, CHOSEN), generator=made))
+    assert torch.equal(found, expected)
+    assert torch.equal(cluster.dispatch(2, LARGE), expected)

@@ -4,7 +4,8 @@ import pytest
 
 from baton.core.errors import SetupError
 from baton.core.messages import Role
-from simulator.hardware import GPUS, MODELS, Node, find_gpu, find_model
+from simulator.hardware import GPUS, Node, find_gpu
+from simulator.models import MODELS, find_model
 
 
 @pytest.mark.parametrize(

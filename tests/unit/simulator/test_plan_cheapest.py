@@ -14,7 +14,8 @@ from loadgen.sources import open_trace
 from simulator.fleet.fleet import Fleet
 from simulator.fleet.simulate import faster
 from simulator.fleet.workload import of_plan
-from simulator.hardware import Node, find_gpu, find_model
+from simulator.hardware import Node, find_gpu
+from simulator.models import find_model
 from simulator.plan.clusters import ClusterKind, ReplicaShape
 from simulator.plan.search import search
 from simulator.plan.shapes import EngineSize, PlannedLoad, PlanObjectives, is_slower, kinds, shapes

@@ -6,7 +6,8 @@ import yaml
 
 from baton.__main__ import main
 from baton.core.messages import Role
-from simulator.hardware import MODELS, Node, find_gpu
+from simulator.hardware import Node, find_gpu
+from simulator.models import MODELS
 from simulator.plan.clusters import ClusterPlan, PlannedPool, ReplicaShape
 from simulator.plan.values import helm_values
 

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.core.messages import Role
-from simulator.hardware import MODELS, Node, find_gpu
+from simulator.hardware import Node, find_gpu
+from simulator.models import MODELS
 from simulator.plan.clusters import ClusterKind, ClusterVerdict, ReplicaShape
 from simulator.plan.region import REPLICAS_MAX, SLACK, Region
 from simulator.plan.search import search
