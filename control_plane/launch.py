@@ -41,6 +41,7 @@ from engine.model_files.check import (
     check_tokenizer,
     cores_note,
 )
+from engine.model_files.check_experts import check_expert_settings, check_experts
 from engine.model_files.resolve import local_folder
 from kv_store.directory.redis_url import parse_redis_url
 
@@ -74,6 +75,7 @@ def check_setup(config: Config, *, with_router: bool) -> None:
         raise SetupError("the cluster has no workers: set --prefill, --decode or --aggregated")
     if config.autoscale.mode != "off":
         live_settings(config)
+    check_expert_settings(config)
     for name, one in models.items():
         with about(config, name):
             _check_model(one, with_router=with_router)
@@ -96,6 +98,7 @@ def _check_model(config: Config, *, with_router: bool) -> None:
     """Check one of the served models. Raises SetupError."""
     folder = local_folder(config.model.path)
     check_shapes(config)
+    check_experts(config, folder)
     if folder is not None:
         check_model(folder, config.model, config.engine)
         if with_router:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from baton.core.experts import ExpertDropOrder, ExpertMapUpdate, ExpertRankOrder
 from baton.core.ids import ExpertRankId
-from control_plane.experts.group import ExpertGroup
+from control_plane.experts.group import ExpertRankGroup
 from control_plane.experts.group_ranks import ExpertRankLife
 from simulator.faults.run_context import Violation
 
@@ -118,7 +118,8 @@ class ExpertChecker:
                 if order.expert in caller.maps[epoch].get(rank_id, frozenset[int]()):
                     raise Violation(
                         17,
-                        f"{rank_id} shall drop {order.expert}, which epoch {epoch} in use by {caller.name} names",
+                        f"{rank_id} shall drop {order.expert}, which epoch {epoch} names that "
+                        f"{caller.name} uses",
                     )
 
     def _counts(self, caller: SimExpertCaller) -> bool:
