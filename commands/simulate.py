@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import inf
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -16,6 +16,7 @@ from baton.core.policies import PLACEMENT_POLICIES
 from baton.core.shape import Shape
 from commands.autoscale import Advise, AutoscaleRule, HpaTarget, StartUp, check_options, scaled
 from commands.settings import load_config
+from commands.simulate_pools import TENSOR_RANKS, pools_and_shape
 from commands.simulate_show import Outputs, live_progress, publish
 from loadgen.lengths import (
     ReplayPlan,
@@ -53,11 +54,21 @@ from simulator.hardware import Node, find_gpu, find_model
 _Trace = Annotated[str, typer.Argument(help="Trace file as for `baton replay`, or synth:NAME.")]
 _Model = Annotated[str, typer.Option(help="Known model, such as llama-3-70b, or a folder with config.json.")]
 _Gpu = Annotated[str, typer.Option(help="GPU whose data sheet is used: h100, a100, l40s, mi300x …")]
-_Tp = Annotated[int, typer.Option(min=1, help="GPUs per worker (tensor parallel).")]
-_Pp = Annotated[int, typer.Option(min=1, help="Stages per worker (pipeline parallel).")]
-_Prefill = Annotated[int, typer.Option(min=0, help="Number of prefill workers; shape: --tp, --pp.")]
-_Decode = Annotated[int, typer.Option(min=0, help="Number of decode workers, of the same shape.")]
-_Aggregated = Annotated[int, typer.Option(min=0, help="Workers that run both phases.")]
+_Tp = Annotated[
+    int | None,
+    typer.Option(min=1, show_default=str(TENSOR_RANKS), help="GPUs per worker (tensor parallel)."),
+]
+_Pp = Annotated[
+    int | None, typer.Option(min=1, show_default="1", help="Stages per worker (pipeline parallel).")
+]
+_Prefill = Annotated[
+    str,
+    typer.Option(metavar="N[xSHAPE]", help="Prefill workers: 2, or 2xtp4pp2 for two of this shape."),
+]
+_Decode = Annotated[
+    str, typer.Option(metavar="N[xSHAPE]", help="Decode workers, of the same shape as prefill workers.")
+]
+_Aggregated = Annotated[str, typer.Option(metavar="N[xSHAPE]", help="Workers that run both phases.")]
 _Policy = Annotated[
     str,
     typer.Option(help=f"Placement policy ({', '.join(PLACEMENT_POLICIES)}); default: router.policy."),
@@ -196,11 +207,11 @@ def simulate(
     trace: _Trace,
     model: _Model = "llama-3-70b",
     gpu: _Gpu = "h100",
-    tp: _Tp = 4,
-    pp: _Pp = 1,
-    prefill: _Prefill = 0,
-    decode: _Decode = 0,
-    aggregated: _Aggregated = 0,
+    tp: _Tp = None,
+    pp: _Pp = None,
+    prefill: _Prefill = "0",
+    decode: _Decode = "0",
+    aggregated: _Aggregated = "0",
     policy: _Policy = "",
     ttft_slo: _Ttft = 10.0,
     tpot_slo: _Tpot = 0.1,
@@ -245,9 +256,12 @@ def simulate(
 
     Example: baton simulate conversation.jsonl --model llama-3-70b --gpu h100 --tp 4 --prefill 8 --decode 8
     """
-    given = dict(locals())
+    given: dict[str, Any] = dict(locals())
     outputs = Outputs(*(given.pop(name) for name in Outputs._fields))
     try:
+        counts = {role: given[role] for role in ("prefill", "decode", "aggregated")}
+        numbers, shape = pools_and_shape(counts, tensor=tp, pipeline=pp)
+        given |= {**numbers, "tp": shape.tensor, "pp": shape.pipeline}
         _run(Options(**given), outputs)
     except SetupError as error:
         typer.echo(f"baton: {error}", err=True)
