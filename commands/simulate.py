@@ -259,13 +259,17 @@ def simulate(
     given: dict[str, Any] = dict(locals())
     outputs = Outputs(*(given.pop(name) for name in Outputs._fields))
     try:
-        counts = {role: given[role] for role in ("prefill", "decode", "aggregated")}
-        numbers, shape = pools_and_shape(counts, tensor=tp, pipeline=pp)
-        given |= {**numbers, "tp": shape.tensor, "pp": shape.pipeline}
-        _run(Options(**given), outputs)
+        _run(_options(given), outputs)
     except SetupError as error:
         typer.echo(f"baton: {error}", err=True)
         raise typer.Exit(error.exit_status) from None
+
+
+def _options(given: dict[str, Any]) -> Options:
+    """Raises SetupError."""
+    counts = {role: given[role] for role in ("prefill", "decode", "aggregated")}
+    numbers, shape = pools_and_shape(counts, tensor=given["tp"], pipeline=given["pp"])
+    return Options(**{**given, **numbers, "tp": shape.tensor, "pp": shape.pipeline})
 
 
 def _run(asked: Options, outputs: Outputs) -> None:
