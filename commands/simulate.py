@@ -269,7 +269,8 @@ def _options(given: dict[str, Any]) -> Options:
     """Raises SetupError."""
     counts = {role: given[role] for role in ("prefill", "decode", "aggregated")}
     numbers, shape = pools_and_shape(counts, tensor=given["tp"], pipeline=given["pp"])
-    return Options(**{**given, **numbers, "tp": shape.tensor, "pp": shape.pipeline})
+    fields: dict[str, Any] = {**given, **numbers, "tp": shape.tensor, "pp": shape.pipeline}
+    return Options(**fields)
 
 
 def _run(asked: Options, outputs: Outputs) -> None:
