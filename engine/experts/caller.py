@@ -84,7 +84,7 @@ class Dispatch:
     results: Tensor
     """float32 [T, k, hidden], complete after `finish`."""
     kept: tuple[Tensor, ...]
-    """Memory that the native side reads meanwhile."""
+    """MappedMemory that the native side reads meanwhile."""
     device: torch.device
     dtype: torch.dtype
 
@@ -287,7 +287,7 @@ class ExpertCaller:
     # --- links -----------------------------------------------------------------------------------------
 
     def _do(self, actions: Sequence[RouteAction]) -> None:
-        """Under the lock."""
+        """Call it under the lock."""
         for action in actions:
             match action:
                 case ConnectExpertRank(link, ref):
@@ -331,7 +331,7 @@ class ExpertCaller:
         return FarLink.connect(ref, self._layout, self._bell, caller=self._name)
 
     def _close_link(self, number: int) -> None:
-        """Under the lock. What the link had goes back to its dispatch, which sends it elsewhere."""
+        """Call it under the lock. What the link had goes back to its dispatch, which sends it elsewhere."""
         opened = self._open.pop(number, None)
         if opened is None:
             return

@@ -1,4 +1,4 @@
-"""Which expert ranks one caller sends rows to. Pure: maps, losses and the time go in, tables and reports come
+"""Routes decide which expert ranks one caller sends rows to. Pure: maps, losses and the time go in, tables and reports come
 out.
 
 A caller is a process of a worker. It takes a map when the control plane announces one, connects to the ranks
@@ -175,9 +175,11 @@ class ExpertRoutes:
         return self.epoch
 
     def on_waiting(self, epoch: int) -> tuple[int, list[RouteAction]]:
-        """Rows of a dispatch wait for a rank. Returns the epoch that the dispatch counts for from now on, which
-        is the present one: the control plane may need the memory of what only older maps name to load the
-        experts that it waits for. Rows that are under way by an older map are refused in the worst case."""
+        """Rows of a dispatch wait for a rank. Returns the epoch that the dispatch counts for from now on.
+
+        It is the present one: the control plane may need the memory of what only older maps name to load the
+        experts that the dispatch waits for. Rows that are under way by an older map are refused at worst.
+        """
         if epoch == self.epoch:
             return epoch, []
         self._dispatches[self.epoch] = self._dispatches.get(self.epoch, 0) + 1
