@@ -13,7 +13,7 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from baton.config.experts import ExpertsConfig
 from baton.core.experts import ExpertMapUpdate, ExpertRankRef
-from benchmarks.experts.processes import Child, map_of, run_rank, run_worker
+from benchmarks.experts.processes import MeasuredProcess, map_of, run_rank, run_worker
 from benchmarks.parallel.cores import cores_to_use
 from engine.experts.caller import ExpertCaller, ExpertReport
 
@@ -89,13 +89,13 @@ def make_moe_model(folder: Path, sizes: MoeSizes = SERVICE) -> Path:
     return folder
 
 
-class Ranks:
+class MeasuredRanks:
     """Two expert ranks, one per core."""
 
     def __init__(self, folder: Path, rows: str) -> None:
         cores = cores_to_use()
         self.children = [
-            Child(run_rank, str(folder), f"rank-{n}", (core,), rows) for n, core in enumerate(cores)
+            MeasuredProcess(run_rank, str(folder), f"rank-{n}", (core,), rows) for n, core in enumerate(cores)
         ]
         greetings = [child.receive() for child in self.children]
         self.refs: list[ExpertRankRef] = [greeting[0] for greeting in greetings]
@@ -136,13 +136,15 @@ def measure_service(
     """Both kinds in turn, `rounds` times, each for `seconds` of prefill and of decode."""
     cores = cores_to_use()
     progress("expert ranks and workers load the model")
-    ranks = Ranks(folder, rows)
-    workers: list[Child] = []
+    ranks = MeasuredRanks(folder, rows)
+    workers: list[MeasuredProcess] = []
     try:
         update = ranks.hold(ranks.halves())
         for number, core in enumerate(cores):
-            workers.append(Child(run_worker, str(folder), f"worker-{number}", (core,), update, rows))
-        whole = Child(run_worker, str(folder), "whole", cores, None, rows)
+            workers.append(
+                MeasuredProcess(run_worker, str(folder), f"worker-{number}", (core,), update, rows)
+            )
+        whole = MeasuredProcess(run_worker, str(folder), "whole", cores, None, rows)
         for child in (*workers, whole):
             child.receive()
         found: dict[str, list[ServiceRun]] = {"whole": [], "divided": []}
@@ -164,7 +166,7 @@ def measure_service(
         ranks.end()
 
 
-def _run(children: list[Child], seconds: float) -> ServiceRun:
+def _run(children: list[MeasuredProcess], seconds: float) -> ServiceRun:
     share = DECODE_BATCH // len(children)
     requests = (("prefill", PROMPT_TOKENS, seconds), ("decode", share, CONTEXT_TOKENS, seconds))
     rates: list[float] = []
@@ -175,7 +177,7 @@ def _run(children: list[Child], seconds: float) -> ServiceRun:
     return ServiceRun(*rates)
 
 
-def _copies(ranks: Ranks, rows: str) -> tuple[float, float]:
+def _copies(ranks: MeasuredRanks, rows: str) -> tuple[float, float]:
     """Bytes per second that one caller moves, without the time in which ranks compute, and of a memcpy."""
     layers, experts = ranks.sizes
     reports: list[ExpertReport] = []

@@ -356,7 +356,9 @@ class ExpertRollout:
         waiting: list[_Wanted] = []
         has_room = False
         for wanted in self._wanted:
-            if self._free[wanted.rank] < 2:
+            # The last memory of a rank is for experts that no rank holds, and for exchanges. A rank that has
+            # something to load and no memory has more to give up than to load, so that not all have none.
+            if self._free[wanted.rank] < (1 if self._is_missing(wanted.key) else 2):
                 waiting.append(wanted)
                 continue
             has_room = True

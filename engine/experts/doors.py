@@ -1,6 +1,6 @@
 """Links between a caller and an expert rank of one host.
 
-Memory is handed over through an abstract Unix socket, which stays open as the sign that the other process
+MappedMemory is handed over through an abstract Unix socket, which stays open as the sign that the other process
 lives.
 """
 
@@ -16,7 +16,7 @@ import msgspec
 
 from baton.core.errors import PeerFailure
 from baton.core.experts import ExpertRankRef
-from engine.experts.exchange import Bell, Memory, SlotLayout
+from engine.experts.exchange import Bell, MappedMemory, SlotLayout
 from engine.experts.hello import CONNECT_S, HELLO_BYTES_MAX, LinkAnswer, LinkHello, refusal
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ class LinkHost(Protocol):
     secret: str
     bell: Bell
 
-    def open_link(self, layout: SlotLayout, memory: Memory, bell: Bell) -> int:
+    def open_link(self, layout: SlotLayout, memory: MappedMemory, bell: Bell) -> int:
         """Serve the slots of a caller whose bell this is. Returns the link's number."""
         ...
 
@@ -41,7 +41,7 @@ class LinkHost(Protocol):
 
 
 class _Accepted:
-    def __init__(self, made: socket.socket, number: int, memory: Memory, bell: Bell) -> None:
+    def __init__(self, made: socket.socket, number: int, memory: MappedMemory, bell: Bell) -> None:
         self.made, self.number, self.memory, self.bell = made, number, memory, bell
 
 
@@ -110,7 +110,7 @@ class LocalDoor:
                 raise PeerFailure(reason)
             layout, (slots, bell) = hello.layout, fds
             fds = []
-            memory = Memory(layout.total_bytes, fd=slots)
+            memory = MappedMemory(layout.total_bytes, fd=slots)
             callers_bell = Bell(fd=bell)
         finally:
             for fd in fds:
@@ -133,7 +133,7 @@ class LocalDoor:
 class LocalLink:
     """The caller's side of a link within a host."""
 
-    def __init__(self, made: socket.socket, memory: Memory, bell: Bell) -> None:
+    def __init__(self, made: socket.socket, memory: MappedMemory, bell: Bell) -> None:
         self._made, self.memory, self.bell = made, memory, bell
         self.bell_address = bell.address
 
@@ -141,11 +141,11 @@ class LocalLink:
     def connect(cls, ref: ExpertRankRef, layout: SlotLayout, bell: Bell, *, caller: str) -> "LocalLink":
         """bell: the caller's. Raises PeerFailure."""
         made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        memory: Memory | None = None
+        memory: MappedMemory | None = None
         try:
             made.settimeout(CONNECT_S)
             made.connect(f"\0{ref.socket}")
-            memory = Memory(layout.total_bytes)
+            memory = MappedMemory(layout.total_bytes)
             hello = LinkHello.of(layout, secret=ref.secret, caller=caller)
             socket.send_fds(made, [msgspec.json.encode(hello)], [memory.fd, bell.memory.fd])
             data, fds, _, _ = socket.recv_fds(made, HELLO_BYTES_MAX, 1)

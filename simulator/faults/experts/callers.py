@@ -271,9 +271,12 @@ class SimExpertCaller:
         dispatch.unserved = left
         if not left:
             dispatch.unserved_since_s = None
-        elif dispatch.unserved_since_s is None:
-            dispatch.unserved_since_s = self.world.now_s
-            self.world.counts["expert rows that waited for a rank"] += len(left)
+        else:
+            if dispatch.unserved_since_s is None:
+                dispatch.unserved_since_s = self.world.now_s
+                self.world.counts["expert rows that waited for a rank"] += len(left)
+            dispatch.epoch, actions = self.routes.on_waiting(dispatch.epoch)
+            self._do(actions)
         for link, pairs in by_link.items():
             self._post(dispatch, link, tuple(pairs), table.epoch)
 

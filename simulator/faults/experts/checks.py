@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from baton.core.experts import ExpertDropOrder, ExpertMapUpdate, ExpertRankOrder
+from baton.core.experts import ExpertDropOrder, ExpertMapUpdate, ExpertRankOrder, ExpertRankRetired
 from baton.core.ids import ExpertRankId
-from control_plane.experts.group import ExpertGroup
+from control_plane.experts.group import ExpertRankGroup
 from control_plane.experts.group_ranks import ExpertRankLife
 from simulator.faults.run_context import Violation
 
@@ -107,7 +107,9 @@ class ExpertChecker:
                 raise Violation(17, f"the map names {one.ref.rank_id} for {lacking}, which it does not hold")
 
     def ordered(self, rank_id: ExpertRankId, order: ExpertRankOrder) -> None:
-        """No expert is dropped that a map in use names there."""
+        """No expert is dropped that a map in use names there, and no rank ends that alone has some."""
+        if isinstance(order, ExpertRankRetired):
+            self._retired(rank_id)
         if not isinstance(order, ExpertDropOrder):
             return
         self._world.counts["experts dropped"] += 1
@@ -116,10 +118,18 @@ class ExpertChecker:
                 continue
             for epoch in caller.epochs_in_use:
                 if order.expert in caller.maps[epoch].get(rank_id, frozenset[int]()):
-                    raise Violation(
-                        17,
-                        f"{rank_id} shall drop {order.expert}, which epoch {epoch} in use by {caller.name} names",
-                    )
+                    what = f"{rank_id} shall drop {order.expert}"
+                    raise Violation(17, f"{what}, which epoch {epoch} in use by {caller.name} names")
+
+    def _retired(self, rank_id: ExpertRankId) -> None:
+        group, rank = self._world.control.group, self._world.ranks.get(rank_id)
+        if group is None or group.rollout is None or rank is None or group.ranks.of(rank_id) is None:
+            return
+        named = {
+            key.layer * self._world.scenario.experts + key.expert for key in group.rollout.map.replicas()
+        }
+        if alone := rank.held - named:
+            raise Violation(16, f"{rank_id} shall end, and no other rank of the map has {alone}")
 
     def _counts(self, caller: SimExpertCaller) -> bool:
         """Whether the control plane has to respect what the caller uses: its stream is open, or was until
@@ -168,7 +178,9 @@ class ExpertChecker:
             self._missing_since_s = None
             return
         since_s = self._missing_since_s = self._missing_since_s or world.now_s
-        begun_s = max(since_s, self._settled_from_s, world.control.since_s)
+        # A control plane that begins anew demands no memory back while callers may be on their way to it.
+        rebuilt_s = world.control.since_s + (scenario.policy.rebuild_s if world.control.lives > 1 else 0.0)
+        begun_s = max(since_s, self._settled_from_s, rebuilt_s)
         slots = sum(one.hello.slots for one in serving if one.hello is not None)
         wait_s = 0.0 if slots * scenario.policy.overcommit_max >= scenario.experts else 1e9
         most_s = wait_s + SLACK_S + 2.0 * scenario.load_s * total + 10 * scenario.latency_s

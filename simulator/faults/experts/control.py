@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from control_plane.experts import group_values as v
-from control_plane.experts.group import ExpertGroup
+from control_plane.experts.group import ExpertRankGroup
 
 if TYPE_CHECKING:
     from simulator.faults.experts.world import ExpertWorld

@@ -83,6 +83,7 @@ class SimExpertRank:
     _computing: list[PostedRows] = field(default_factory=list[PostedRows])
     _frozen: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
     died_s: float = 0.0
+    kills_lost: int = 0
 
     # --- its life -----------------------------------------------------------------------------------
 
@@ -156,7 +157,9 @@ class SimExpertRank:
         )
 
     def stream_broke(self) -> None:
+        """Another control plane does not know of what is being loaded, so that it is given up."""
         self.stream = None
+        self._orders.clear()
         self.world.after(RECONNECT_S, lambda: self.act(self.connect))
 
     def _say(self, report: ExpertRankReport) -> None:
@@ -187,7 +190,7 @@ class SimExpertRank:
         self._is_loading = True
         order = self._orders[0]
         self.world.reached(self, RankMoment.LOAD)
-        duration_s = self.world.load_s() * self.slow_factor
+        duration_s = self.world.load_s()
         self.world.after(duration_s, lambda: self.act(lambda: self._loaded(order)))
 
     def _loaded(self, order: ExpertLoadOrder) -> None:
@@ -216,7 +219,8 @@ class SimExpertRank:
         self._computing = [one for one in self._waiting if one.layer == layer]
         self._waiting = [one for one in self._waiting if one.layer != layer]
         self.world.reached(self, RankMoment.COMPUTE)
-        duration_s = self.world.scenario.compute_s * self.slow_factor
+        rows = sum(len(one.pairs) for one in self._computing)
+        duration_s = rows * self.world.scenario.row_s * self.slow_factor
         self.busy_s += duration_s
         self.world.after(duration_s, lambda: self.act(self._computed))
 

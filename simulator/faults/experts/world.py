@@ -29,6 +29,8 @@ RESTART_S = (0.3, 1.5)
 CONNECT_TIMEOUT_S = 0.5
 START_FAILURE, LOAD_FAILURE, KILL_LOST = 0.4, 0.3, 0.4
 """Chances, where the fault is drawn."""
+KILLS_LOST_MAX = 2
+"""A process that outlives more orders to kill it counts as ended at some time, and stays."""
 
 Strike = Callable[[SimExpertRank], None]
 
@@ -237,9 +239,12 @@ class ExpertWorld:
     def kill_rank(self, rank_id: ExpertRankId) -> None:
         self.counts["expert ranks ended by the control plane"] += 1
         rank = self.ranks.get(rank_id)
+        if rank is None:
+            return
         is_lost = "kills_lost" in self.scenario.faults and not self.is_calm
-        if rank is None or (is_lost and self._rng.random() < KILL_LOST):
-            self.counts["expert ranks' kills lost"] += rank is not None
+        if is_lost and rank.kills_lost < KILLS_LOST_MAX and self._rng.random() < KILL_LOST:
+            rank.kills_lost += 1
+            self.counts["expert ranks' kills lost"] += 1
             return
         if rank.is_alive:
             self.after(self.scenario.latency_s, rank.die)

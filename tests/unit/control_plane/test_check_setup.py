@@ -30,6 +30,14 @@ def config_of(path, *, router_port=0, **sections):
     return Config(model=model, router={"port": router_port}, **sections)
 
 
+OWN_PORTS = (
+    *(("cluster", name) for name in ("control_port", "control_metrics_port", "worker_port")),
+    ("cluster", "worker_metrics_port"),
+    ("store", "port"),
+    ("store", "metrics_port"),
+)
+
+
 def refused(path, *, with_router=True, **sections):
     with pytest.raises(SetupError) as caught:
         check_setup(config_of(path, **sections), with_router=with_router)
@@ -157,6 +165,11 @@ def test_ports_that_somebody_else_has(good):
         port = taken.getsockname()[1]
         assert f"127.0.0.1:{port}" in refused(good, router_port=port)
         check_setup(config_of(good, router_port=port), with_router=False)
+        for section, name in OWN_PORTS:
+            said = refused(good, **{section: {name: port}})
+            assert said.endswith(f"(choose another {section}.{name})"), said
+        cluster = {"worker_port": port, "worker_metrics_port": port, "ray_address": "h:1"}
+        check_setup(config_of(good, cluster=cluster), with_router=True)  # workers may be on other machines
         assert "cluster.control_port" in refused(good, cluster={"control_port": port})
 
 
