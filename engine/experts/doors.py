@@ -1,7 +1,7 @@
 """Links between a caller and an expert rank of one host.
 
-MappedMemory is handed over through an abstract Unix socket, which stays open as the sign that the other process
-lives.
+The memory is handed over through an abstract Unix socket, which stays open as the sign that the other
+process lives.
 """
 
 import contextlib

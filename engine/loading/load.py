@@ -96,9 +96,8 @@ def load_model(
     device, too little memory.
     """
     device, (folder, spec) = torch_device(model.device), _checked_spec(model)
-    division = _division(spec, group, layers)
+    division, tokens = _division(spec, group, layers), context_tokens(spec, model)
     rank_spec = division.rank_spec() if spec.is_native else spec
-    tokens = context_tokens(spec, model)
     geometry = kv_geometry(rank_spec, model, engine)
     checkpoint = open_checkpoint(folder)
     # Workers of all shapes hold the same blocks, so the geometry that counts is the whole model's.

@@ -61,7 +61,7 @@ def moe_of(spec: ModelSpec) -> MoeSpec | None:
 
 
 def expert_bytes(spec: ModelSpec, moe: MoeSpec, model: ModelConfig) -> int:
-    """Estimate the memory of one expert of one layer: three matrices in the data type that they are kept in."""
+    """Estimate the memory of one expert of one layer: three matrices in the data type they are kept in."""
     dtype = spec.dtype if model.dtype == "auto" else model.dtype
     per_weight = _QUANTISED_BYTES.get(model.quantization, float(DTYPE_BYTES[dtype]))
     if moe.is_mxfp4 or spec.quantization is not None:

@@ -1,5 +1,5 @@
-"""Routes decide which expert ranks one caller sends rows to. Pure: maps, losses and the time go in, tables and reports come
-out.
+"""Routes decide which expert ranks one caller sends rows to. Pure: maps, losses and the time go in, tables
+and reports come out.
 
 A caller is a process of a worker. It takes a map when the control plane announces one, connects to the ranks
 that the map names, and takes a rank out for itself when the rank does not answer. A rank that was taken out
