@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from simulator.faults.experts.world import ExpertWorld
 
 SLACK_S = 0.2
+DISPATCH_S = 0.5
+"""No dispatch takes so long where nothing is wrong."""
 OUT_FOR_ALL_S = 1.0
 """A rank that does not answer is in no map so long after somebody suspected it."""
 
@@ -212,6 +214,9 @@ class ExpertChecker:
                 raise Violation(
                     16, f"{caller.name} uses epoch {caller.routes.epoch}, not {group.rollout.map.epoch}"
                 )
+            began_s = min((one.began_s for one in caller.dispatches.values()), default=world.now_s)
+            if world.now_s - began_s > DISPATCH_S:
+                raise Violation(16, f"a dispatch of {caller.name} is not done at the end")
             if caller.routes.suspected or not caller.routes.is_complete:
                 raise Violation(16, f"{caller.name} leaves out {caller.routes.suspected} at the end")
 

@@ -113,6 +113,9 @@ class SimExpertRank:
         for call in frozen:
             self.act(call)
 
+    def heal(self) -> None:
+        self.slow_factor = 1.0
+
     def die(self, *, is_silent: bool = False) -> None:
         """End. Peers hear of it at once unless the whole machine is gone."""
         if not self.is_alive:
