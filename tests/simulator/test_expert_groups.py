@@ -4,7 +4,8 @@ from collections import Counter
 
 import pytest
 
-from simulator.faults.experts.ranks import PostedRows, RowPair, SimExpertRank
+from simulator.faults.experts.ranks import SimExpertRank
+from simulator.faults.experts.rows import PostedRows, RowPair
 from simulator.faults.experts.runner import ExpertRun
 from simulator.faults.experts.scenario import RankMoment
 from simulator.faults.run_context import RunContext, Violation
