@@ -145,7 +145,7 @@ MUTANTS = (
     Mutant("waiting rows hold old maps", _waiting_rows_hold_old_maps, {16}),
     Mutant("lost ranks stay lost", _lost_ranks_stay_lost, {16}),
     Mutant("maps name what is being loaded", _maps_name_what_is_being_loaded, {0, 17}),
-    Mutant("epochs begin anew", _epochs_begin_anew, {16}),
+    Mutant("epochs begin anew", _epochs_begin_anew, {16, 17}),
     Mutant("failed loads are forgotten", _failed_loads_are_forgotten, {16}),
     Mutant("unconnected ranks get rows", _unconnected_ranks_get_rows, {0}),
     Mutant("leaving ranks end at once", _leaving_ranks_are_ended_at_once, {0, 16, 17}),

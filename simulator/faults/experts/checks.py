@@ -1,27 +1,60 @@
 """What must always hold of expert ranks, checked from outside: invariants 15 to 17 of docs/invariants.md."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections import Counter
+from collections.abc import Mapping
+from typing import Protocol
 
 from baton.core.experts import ExpertDropOrder, ExpertMapUpdate, ExpertRankOrder, ExpertRankRetired
 from baton.core.ids import ExpertRankId
 from control_plane.experts.group import ExpertRankGroup
 from control_plane.experts.group_ranks import ExpertRankLife
+from simulator.faults.experts.callers import ExpertDispatch, PieceOnLink, SimExpertCaller
+from simulator.faults.experts.ranks import SimExpertRank
+from simulator.faults.experts.rows import RowPair, RowResults
+from simulator.faults.experts.scenario import ExpertScenario
 from simulator.faults.run_context import Violation
 
-if TYPE_CHECKING:
-    from simulator.faults.experts.callers import ExpertDispatch, PieceOnLink, SimExpertCaller
-    from simulator.faults.experts.ranks import RowPair, RowResults, SimExpertRank
-    from simulator.faults.experts.world import ExpertWorld
-
 SLACK_S = 0.2
+DISPATCH_S = 0.5
+"""No dispatch takes so long where nothing is wrong."""
 OUT_FOR_ALL_S = 1.0
 """A rank that does not answer is in no map so long after somebody suspected it."""
 
 
+class CheckedControl(Protocol):
+    """The control plane as it is checked."""
+
+    @property
+    def group(self) -> ExpertRankGroup | None: ...
+    @property
+    def lives(self) -> int: ...
+    @property
+    def wanted(self) -> int: ...
+    @property
+    def since_s(self) -> float: ...
+
+
+class CheckedWorld(Protocol):
+    """The processes that are checked."""
+
+    @property
+    def now_s(self) -> float: ...
+    @property
+    def scenario(self) -> ExpertScenario: ...
+    @property
+    def counts(self) -> Counter[str]: ...
+    @property
+    def ranks(self) -> Mapping[ExpertRankId, SimExpertRank]: ...
+    @property
+    def callers(self) -> Mapping[str, SimExpertCaller]: ...
+    @property
+    def control(self) -> CheckedControl: ...
+
+    def last_beat_s(self, caller: SimExpertCaller, rank: SimExpertRank) -> float: ...
+
+
 class ExpertChecker:
-    def __init__(self, world: ExpertWorld) -> None:
+    def __init__(self, world: CheckedWorld) -> None:
         self._world = world
         self._highest_epoch: dict[int, int] = {}
         """The last epoch of each life of the control plane."""
@@ -212,6 +245,9 @@ class ExpertChecker:
                 raise Violation(
                     16, f"{caller.name} uses epoch {caller.routes.epoch}, not {group.rollout.map.epoch}"
                 )
+            began_s = min((one.began_s for one in caller.dispatches.values()), default=world.now_s)
+            if world.now_s - began_s > DISPATCH_S:
+                raise Violation(16, f"a dispatch of {caller.name} is not done at the end")
             if caller.routes.suspected or not caller.routes.is_complete:
                 raise Violation(16, f"{caller.name} leaves out {caller.routes.suspected} at the end")
 

@@ -1,11 +1,9 @@
 """One process of an expert rank: what it holds, loads and computes."""
 
-from __future__ import annotations
-
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Protocol
 
 from baton.core.experts import (
     ExpertDropOrder,
@@ -20,49 +18,39 @@ from baton.core.experts import (
     ExpertRankRetired,
 )
 from baton.core.ids import ExpertRankId
-from simulator.faults.experts.scenario import RankMoment
-
-if TYPE_CHECKING:
-    from simulator.faults.experts.callers import SimExpertCaller
-    from simulator.faults.experts.world import ExpertWorld
+from simulator.faults.experts.rows import PostedRows, RowResults
+from simulator.faults.experts.scenario import ExpertScenario, RankMoment
 
 BEAT_S = 0.1
 RECONNECT_S = 0.15
 EXPERT_BYTES = 1
 
 
-class RowPair(NamedTuple):
-    """One row of one dispatch, and an expert that it is routed to."""
+class RankSurroundings(Protocol):
+    """What an expert rank has of the world."""
 
-    dispatch: int
-    row: int
-    expert: int
+    @property
+    def now_s(self) -> float: ...
+    @property
+    def scenario(self) -> ExpertScenario: ...
+    @property
+    def counts(self) -> Counter[str]: ...
+    @property
+    def group_name(self) -> str: ...
 
-
-class PostedRows(NamedTuple):
-    """The content of a slot of a link."""
-
-    caller: str
-    link: int
-    slot: int
-    layer: int
-    pairs: tuple[RowPair, ...]
-
-
-class RowResults(NamedTuple):
-    """A rank's answer, which is written to the slot that the rows came in."""
-
-    link: int
-    slot: int
-    rank_id: ExpertRankId
-    pairs: tuple[RowPair, ...]
-    refused: int | None = None
-    """An expert of these rows that the rank does not hold: nothing was computed."""
+    def after(self, delay_s: float, call: Callable[[], None]) -> None: ...
+    def open_stream(self) -> int | None: ...
+    def from_rank(self, rank_id: ExpertRankId, stream: int, report: ExpertRankReport) -> None: ...
+    def reached(self, rank: "SimExpertRank", moment: RankMoment) -> None: ...
+    def rank_died(self, rank: "SimExpertRank", *, is_silent: bool) -> None: ...
+    def load_s(self) -> float: ...
+    def load_failure(self, order: ExpertLoadOrder) -> str: ...
+    def to_caller(self, rank: "SimExpertRank", name: str, results: RowResults) -> None: ...
 
 
 @dataclass(eq=False)
 class SimExpertRank:
-    world: ExpertWorld
+    world: RankSurroundings
     rank_id: ExpertRankId
     node: str
     slots: int
@@ -112,6 +100,9 @@ class SimExpertRank:
         frozen, self._frozen = self._frozen, []
         for call in frozen:
             self.act(call)
+
+    def heal(self) -> None:
+        self.slow_factor = 1.0
 
     def die(self, *, is_silent: bool = False) -> None:
         """End. Peers hear of it at once unless the whole machine is gone."""
@@ -235,6 +226,6 @@ class SimExpertRank:
         if self.is_alive:
             self._compute()
 
-    def forget_link(self, caller: SimExpertCaller, link: int) -> None:
+    def forget_link(self, caller: str, link: int) -> None:
         """Drop rows that wait for a connection that is closed."""
-        self._waiting = [one for one in self._waiting if (one.caller, one.link) != (caller.name, link)]
+        self._waiting = [one for one in self._waiting if (one.caller, one.link) != (caller, link)]

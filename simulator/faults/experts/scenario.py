@@ -72,7 +72,7 @@ class ExpertScenario:
     churn_s: float = 7.0
     """Faults strike in this span."""
     begins_s: float = 2.0
-    settles_within_s: float = 25.0
+    settles_within_s: float = 45.0
     """Everything is as wanted so long after the last fault."""
 
     @property
@@ -109,11 +109,11 @@ def draw_experts(rng: random.Random) -> ExpertScenario:
     )
     is_pressed = rng.random() < 0.3
     if is_pressed:  # ranks are lost again and again, and their memory is scarce
-        faults |= {"rank_kill", "rank_stop"}
-        policy = replace(policy, replicas=1.0)
+        faults |= {"rank_kill", "two_at_once", "node_loss"}
+        policy = replace(policy, replicas=rng.choice((1.0, 1.5)))
     return ExpertScenario(
         faults=faults,
-        wanted=3 if is_pressed else rng.randint(2, 4),
+        wanted=rng.choice((3, 4)) if is_pressed else rng.randint(2, 4),
         nodes=rng.choice((2, 2, 3)),
         callers=rng.randint(1, 3),
         lanes=rng.choice((1, 2)),

@@ -1,7 +1,5 @@
 """The processes of one expert group, the streams and links between them, and what time everything takes."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -18,7 +16,8 @@ from control_plane.experts import group_values as v
 from simulator.faults.experts.callers import SimExpertCaller
 from simulator.faults.experts.checks import ExpertChecker
 from simulator.faults.experts.control import SimExpertControl
-from simulator.faults.experts.ranks import PostedRows, RowResults, SimExpertRank
+from simulator.faults.experts.ranks import SimExpertRank
+from simulator.faults.experts.rows import PostedRows, RowResults
 from simulator.faults.experts.scenario import ExpertScenario, RankMoment
 from simulator.faults.run_context import RunContext
 
@@ -292,7 +291,7 @@ class ExpertWorld:
         stream, caller.stream, life = caller.stream, None, self.control.lives
         del self.callers[caller.name]
         for link, opened in caller.open.items():
-            opened.rank.forget_link(caller, link)
+            opened.rank.forget_link(caller.name, link)
         if stream is not None:
             event = v.ExpertCallerHungUp(caller.name, stream)
             self._send(caller.name, "control", lambda: self._hear(event, life))
