@@ -4,6 +4,7 @@
 clusters: one worker whose experts are on two ranks, and two workers with a rank beside each.
 """
 
+import os
 import random
 import socket
 import ssl
@@ -13,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 
 from baton.core.errors import PeerFailure
 from baton.core.experts import ExpertGroupState, ExpertRankPhase
@@ -28,6 +28,8 @@ PROMPTS = [[3 + (11 * n + k) % 90 for k in range(20 + 50 * n)] for n in range(3)
 STREAMED = 300
 """Tokens of a stream that a fault meets."""
 RANK, WORKER = "expert rank", "leader"
+LISTENS = "0A"
+"""TCP_LISTEN in /proc/net/tcp."""
 SETTINGS = {"experts__replicas": 2, "experts__rebalance_s": 5, "experts__threads": 1}
 
 
@@ -87,15 +89,23 @@ def place_of(kinds: dict[str, list[str]], *, has_worker: bool) -> str:
 
 def doors(hosts: RayHosts) -> list[tuple[str, int]]:
     """Addresses at which expert ranks listen for callers of other hosts."""
-    found: list[tuple[str, int]] = []
-    for name, kind, process in hosts.processes():
-        if kind == RANK:
-            ours = [
-                one.laddr
-                for one in process.net_connections("tcp")
-                if one.status == psutil.CONN_LISTEN and one.laddr.ip == "0.0.0.0"
-            ]
-            found += [(hosts.hosts[name].address, address.port) for address in ours]
+    return [
+        (hosts.hosts[name].address, port)
+        for name, kind, process in hosts.processes()
+        if kind == RANK
+        for port in listening_ports(process.pid)
+    ]
+
+
+def listening_ports(pid: int) -> list[int]:
+    """TCP ports on which a process listens on all interfaces, in whatever network namespace it is."""
+    opened = {os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()}
+    found: list[int] = []
+    for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
+        words = line.split()
+        host, _, port = words[1].partition(":")
+        if words[3] == LISTENS and host == "00000000" and f"socket:[{words[9]}]" in opened:
+            found.append(int(port, 16))
     return found
 
 
