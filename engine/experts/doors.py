@@ -157,8 +157,9 @@ class LocalDoor:
             undo.callback(memory.close)
             callers_bell = Bell(fd=os.dup(fds[1]))
             undo.callback(callers_bell.close)
+            number = self._host.open_link(layout, memory, callers_bell)  # what it posts at once is seen
+            undo.callback(self._host.close_link, number)
             socket.send_fds(made, [msgspec.json.encode(LinkAnswer())], [self._host.bell.memory.fd])
-            number = self._host.open_link(layout, memory, callers_bell)
             undo.pop_all()
         for fd in fds:
             os.close(fd)

@@ -116,11 +116,11 @@ class RayHosts:
         control += ("--ray-address", f"{first}:{RAY_PORT}", "--set", f"cluster.control_host={first}", *words)
         router = ("router", "--model", self._model, "--control", CONTROL)
         router += ("--host", first, "--port", str(ROUTER_PORT), *words)
-        for name, argv, ready in (("control", control, "Baton is ready"), ("router", router, "ready ")):
-            made = self._make(f"{name} {self._cluster_count}", FIRST, *baton, *argv)
-            self.supervised[name] = made
-            made.start()
-            await first_line(made, ready, timeout_s=START_S)
+        for name, argv in (("control", control), ("router", router)):
+            self.supervised[name] = self._make(f"{name} {self._cluster_count}", FIRST, *baton, *argv)
+            self.supervised[name].start()
+        await first_line(self.supervised["control"], "Baton is ready", timeout_s=START_S)
+        await first_line(self.supervised["router"], "ready ", timeout_s=START_S)
 
     async def stop_cluster(self) -> dict[str, list[str]]:
         """End the cluster in order, and return what is left of it."""
