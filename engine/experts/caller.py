@@ -238,9 +238,12 @@ class ExpertCaller:
         """Send what came back unserved by the present table; wait for another one where it does not do.
         since_s: when rows began to wait for a rank; None: none do."""
         with self._changed:
-            link = self._open.get(int(refused[0])) if refused[0] >= 0 else None
-            if link is not None:
-                self._routes.on_refused(link.rank_id, int(refused[1]))
+            number, expert = refused.tolist()
+            link = self._open.get(number)
+            if link is not None and expert >= 0:
+                self._routes.on_refused(link.rank_id, expert)
+            elif link is not None:
+                self._fail(number, "it makes no sense of rows", is_gone=False)
             table = self._routes.table
             left = self._reroute(sent, table)
             if not left:
@@ -325,8 +328,9 @@ class ExpertCaller:
         if ref.host == self._host:
             try:
                 return LocalLink.connect(ref, self._layout, self._bell, caller=self._name)
-            except PeerFailure:  # another network namespace of the same name
-                if not ref.address:
+            except PeerFailure as error:
+                # There is no such socket on another host, or in another network namespace, of the same name.
+                if not (ref.address and isinstance(error.__cause__, ConnectionRefusedError)):
                     raise
         return FarLink.connect(ref, self._layout, self._bell, caller=self._name)
 

@@ -1,7 +1,7 @@
 """Links between a caller and an expert rank of one host.
 
-The memory is handed over through an abstract Unix socket, which stays open as the sign that the other
-process lives.
+Memory is handed over through an abstract Unix socket, which stays open as the sign that the other process
+lives.
 """
 
 import contextlib
@@ -10,6 +10,8 @@ import os
 import selectors
 import socket
 import threading
+import time
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -22,6 +24,12 @@ from engine.experts.hello import CONNECT_S, HELLO_BYTES_MAX, LinkAnswer, LinkHel
 log = logging.getLogger(__name__)
 
 CONNECTIONS_MAX = 1024
+SILENT_MAX = 128
+"""Connections that may be silent at first; more are closed at once."""
+SWEEP_S = 0.5
+"""Silent connections are looked at this often."""
+ACCEPT_AGAIN_S = 0.1
+"""A pause after an attempt to accept that failed, as without free descriptors."""
 
 
 class LinkHost(Protocol):
@@ -40,9 +48,14 @@ class LinkHost(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class _Accepted:
-    def __init__(self, made: socket.socket, number: int, memory: MappedMemory, bell: Bell) -> None:
-        self.made, self.number, self.memory, self.bell = made, number, memory, bell
+    """A link, as the rank has it."""
+
+    made: socket.socket
+    number: int
+    memory: MappedMemory
+    bell: Bell
 
 
 class LocalDoor:
@@ -59,46 +72,77 @@ class LocalDoor:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._wake, selectors.EVENT_READ)
+        self._silent: dict[int, tuple[socket.socket, float]] = {}
+        """Connections that have said nothing yet, and until when they may."""
         self._open: dict[int, _Accepted] = {}
+        self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="experts-door", daemon=True)
         self._thread.start()
 
+    @property
+    def connection_count(self) -> int:
+        return len(self._silent) + len(self._open)
+
     def close(self) -> None:
+        self._is_closed.set()
         os.write(self._waker, b"x")
         self._thread.join()
         for accepted in self._open.values():
             self._end(accepted)
+        for made, _ in self._silent.values():
+            made.close()
+        self._open.clear()
+        self._silent.clear()
         self._listener.close()
         self._selector.close()
         os.close(self._wake)
         os.close(self._waker)
 
     def _run(self) -> None:
-        while True:
-            for key, _ in self._selector.select():
+        while not self._is_closed.is_set():
+            for key, _ in self._selector.select(SWEEP_S if self._silent else None):
                 if key.fileobj is self._listener:
                     self._accept()
-                elif key.fileobj == self._wake:
-                    return
-                else:
+                elif key.fd in self._silent:
+                    self._hear(key.fd)
+                elif key.fd in self._open:
                     self._close(key.fd)
+            now_s = time.monotonic()
+            for fd in [fd for fd, (_, until_s) in self._silent.items() if until_s < now_s]:
+                self._selector.unregister(fd)
+                self._silent.pop(fd)[0].close()
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):
+        try:
             made, _ = self._listener.accept()
-            try:
-                accepted = self._greet(made)
-            except (OSError, ValueError, msgspec.MsgspecError, PeerFailure) as error:
-                log.warning("a caller of experts was refused: %s", error)
-                made.close()
-                return
-            self._open[made.fileno()] = accepted
-            self._selector.register(made, selectors.EVENT_READ)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            log.warning("no caller of experts can be accepted: %s", error)
+            self._is_closed.wait(ACCEPT_AGAIN_S)
+            return
+        if len(self._silent) >= SILENT_MAX:
+            made.close()
+            return
+        made.setblocking(False)
+        self._silent[made.fileno()] = made, time.monotonic() + CONNECT_S
+        self._selector.register(made, selectors.EVENT_READ)
+
+    def _hear(self, fd: int) -> None:
+        made, _ = self._silent.pop(fd)
+        try:
+            self._open[fd] = self._greet(made)
+        except Exception as error:  # whatever a stranger sends, the door stays open
+            log.warning("a caller of experts was refused: %s", error)
+            self._selector.unregister(fd)
+            made.close()
 
     def _greet(self, made: socket.socket) -> _Accepted:
-        made.settimeout(CONNECT_S)
+        """Raises OSError, ValueError, MsgspecError and PeerFailure."""
         data, fds, _, _ = socket.recv_fds(made, HELLO_BYTES_MAX, 2)
-        try:
+        with contextlib.ExitStack() as undo:
+            for fd in fds:
+                undo.callback(os.close, fd)
             hello = msgspec.json.decode(data, type=LinkHello)
             reason = refusal(hello, secret=self._host.secret, hidden=self._host.hidden)
             if not reason and len(fds) != 2:
@@ -108,15 +152,18 @@ class LocalDoor:
             if reason:
                 made.send(msgspec.json.encode(LinkAnswer(reason)))
                 raise PeerFailure(reason)
-            layout, (slots, bell) = hello.layout, fds
-            fds = []
-            memory = MappedMemory(layout.total_bytes, fd=slots)
-            callers_bell = Bell(fd=bell)
-        finally:
-            for fd in fds:
-                os.close(fd)
-        socket.send_fds(made, [msgspec.json.encode(LinkAnswer())], [self._host.bell.memory.fd])
-        return _Accepted(made, self._host.open_link(layout, memory, callers_bell), memory, callers_bell)
+            layout = hello.layout
+            memory = MappedMemory(layout.total_bytes, fd=os.dup(fds[0]))
+            undo.callback(memory.close)
+            callers_bell = Bell(fd=os.dup(fds[1]))
+            undo.callback(callers_bell.close)
+            number = self._host.open_link(layout, memory, callers_bell)  # what it posts at once is seen
+            undo.callback(self._host.close_link, number)
+            socket.send_fds(made, [msgspec.json.encode(LinkAnswer())], [self._host.bell.memory.fd])
+            undo.pop_all()
+        for fd in fds:
+            os.close(fd)
+        return _Accepted(made, number, memory, callers_bell)
 
     def _close(self, fd: int) -> None:
         accepted = self._open.pop(fd)

@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import mmap
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -205,7 +206,9 @@ class SlotView:
         offset = index * layout.slot_bytes
         self._native, self._layout, self.index = functions(), layout, index
         self._head = memory.address + offset
-        self._numbers = np.frombuffer(memory.bytes_at(offset, HEAD_BYTES), dtype=np.int32)
+        head = memory.bytes_at(offset, HEAD_BYTES)
+        self._numbers = np.frombuffer(head, dtype=np.int32)
+        self._times = np.frombuffer(head, dtype=np.int64)
         start = offset + HEAD_BYTES
         self.row_of = memory.bytes_at(start, 4 * layout.pairs_max)
         self.experts = memory.bytes_at(start + layout.list_bytes, 4 * layout.pairs_max)
@@ -231,6 +234,10 @@ class SlotView:
 
     def set_sizes(self, layer: int, rows: int, pairs: int, refused: int = -1) -> None:
         self._numbers[1:5] = (layer, rows, pairs, refused)
+
+    def stamp(self) -> None:
+        """Note the time at which it is posted, by which ranks choose what to compute first."""
+        self._times[3] = time.monotonic_ns()
 
 
 Rows = npt.NDArray[np.int32]

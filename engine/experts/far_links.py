@@ -3,7 +3,8 @@
 Both ends have slots of their own, of the same sizes. The caller's end plays the rank towards its process: it
 takes what is posted, sends it, and marks a slot finished when the result has come. The rank's end plays the
 caller. A link has two connections, one for each direction, since a TLS connection cannot be read and written
-by two threads at once. Signs of life travel with the results.
+by two threads at once. Signs of life travel with the results, and each part of a result that arrives is one.
+`far_door` accepts them.
 """
 
 import contextlib
@@ -14,15 +15,15 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Generator
 
 import msgspec
 
 from baton.core.errors import PeerFailure
 from baton.core.experts import ExpertRankRef
 from baton.wire import peer_sockets
-from engine.experts.doors import CONNECTIONS_MAX, LinkHost
+from baton.wire.address import split_address
+from engine.experts.doors import LinkHost
 from engine.experts.exchange import (
     FINISHED,
     FREE,
@@ -34,7 +35,7 @@ from engine.experts.exchange import (
     SlotLayout,
     SlotView,
 )
-from engine.experts.hello import CONNECT_S, HELLO_BYTES_MAX, LinkAnswer, LinkHello, refusal
+from engine.experts.hello import CONNECT_S, HELLO_BYTES_MAX, LinkAnswer, LinkHello
 
 log = logging.getLogger(__name__)
 
@@ -47,34 +48,63 @@ SEND_S = 30.0
 """The longest time that a send may take."""
 WAIT_S = 0.25
 """A thread that waits for a bell looks this often whether the link is over."""
-HALF_OPEN_S = 5.0
-"""The longest time between the two connections of a link."""
+UNACKNOWLEDGED_S = 10.0
+"""A connection ends when the other host has acknowledged nothing for so long: it is lost, or cut off."""
 
 
 def send_message(made: socket.socket, data: bytes) -> None:
     made.sendall(_LENGTH.pack(len(data)) + data)
 
 
-def receive_message(made: socket.socket) -> bytes:
-    """Raises OSError, and ValueError for a message that is too long."""
-    head = bytearray(_LENGTH.size)
-    receive_into(made, memoryview(head))
-    (size,) = _LENGTH.unpack(head)
+def receive_message(made: socket.socket, *, timeout_s: float) -> bytes:
+    """Return a whole message, which must come within `timeout_s`. Raises OSError, and ValueError for a
+    message that is too long."""
+    until_s = time.monotonic() + timeout_s
+
+    def receive(size: int) -> bytes:
+        data = bytearray(size)
+        done = 0
+        while done < size:
+            left_s = until_s - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError(f"no whole greeting within {timeout_s:g} s")
+            made.settimeout(left_s)
+            count = made.recv_into(memoryview(data)[done:])
+            if not count:
+                raise ConnectionError("the other end closed the connection")
+            done += count
+        return bytes(data)
+
+    (size,) = _LENGTH.unpack(receive(_LENGTH.size))
     if size > HELLO_BYTES_MAX:
         raise ValueError(f"a greeting of {size} bytes")
-    data = bytearray(size)
-    receive_into(made, memoryview(data))
-    return bytes(data)
+    return receive(size)
 
 
-def receive_into(made: socket.socket, into: memoryview) -> None:
-    """Raises OSError, ConnectionError at the end of the stream included."""
+def receive_into(
+    made: socket.socket, into: memoryview, on_progress: Callable[[], None] = lambda: None
+) -> None:
+    """Fill `into`, and call `on_progress` for each part that comes. Raises OSError, ConnectionError at the
+    end of the stream included."""
     done = 0
     while done < len(into):
         count = made.recv_into(into[done:])
         if not count:
             raise ConnectionError("the other end closed the connection")
         done += count
+        on_progress()
+
+
+def end_connection(made: socket.socket) -> None:
+    """Wake whoever sends or receives, with an error or the stream's end. The descriptor stays open."""
+    with contextlib.suppress(OSError):
+        # That of an SSLSocket would first have other threads go on without TLS.
+        socket.socket.shutdown(made, socket.SHUT_RDWR)
+
+
+def watch_for_loss(made: socket.socket) -> None:
+    """Have the connection end when nothing is acknowledged. Raises OSError."""
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(UNACKNOWLEDGED_S * 1000))
 
 
 class _End:
@@ -86,6 +116,15 @@ class _End:
         self._slots = [SlotView(self.memory, layout, index) for index in range(layout.slot_count)]
         self._is_over = threading.Event()
         self._threads: list[threading.Thread] = []
+
+    @contextlib.contextmanager
+    def _memory_unless_done(self) -> Generator[contextlib.ExitStack]:
+        """Give the memory back if the block raises, and what it adds."""
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.memory.close)
+            undo.callback(self._slots.clear)
+            yield undo
+            undo.pop_all()
 
     def _start(self, *loops: Callable[[], None]) -> None:
         for loop in loops:
@@ -103,17 +142,19 @@ class _End:
         """The link is over; threads notice."""
         self._is_over.set()
         for made in (self._requests, self._results):
-            with contextlib.suppress(OSError):
-                made.shutdown(socket.SHUT_RDWR)
+            end_connection(made)
 
-    def _close(self) -> None:
+    def _close(self, bell: Bell) -> None:
+        """bell: the one that a thread waits for."""
         self._end("this end was closed")
+        bell.ring()
         for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join()
+            thread.join()
         self._requests.close()
         self._results.close()
+        self._slots.clear()  # their views would keep the memory
         self.memory.close()
+        bell.close()
 
 
 class FarLink(_End):
@@ -122,35 +163,39 @@ class FarLink(_End):
     def __init__(
         self, layout: SlotLayout, requests: socket.socket, results: socket.socket, bell: Bell
     ) -> None:
-        """bell: the caller's."""
+        """bell: the caller's. Raises OSError."""
         super().__init__(layout, requests, results)
         self._callers_bell = bell
-        self.bell = Bell()
-        """The one that is rung for this link's slots, in the rank's place."""
+        with self._memory_unless_done() as undo:
+            self.bell = Bell()
+            """The one that is rung for this link's slots, in the rank's place."""
+            undo.callback(self.bell.close)
+            self._over, self._teller = os.pipe()
         self.bell_address = self.bell.address
         self.last_beat = 0
+        """It changes with every sign of life."""
         self._reason = ""
-        self._over, self._teller = os.pipe()
         self._start(self._send_requests, self._receive_results)
 
     @classmethod
     def connect(cls, ref: ExpertRankRef, layout: SlotLayout, bell: Bell, *, caller: str) -> "FarLink":
         """Raises PeerFailure."""
-        host, _, port = ref.address.rpartition(":")
         hello = LinkHello.of(layout, secret=ref.secret, caller=caller)
         hello = msgspec.structs.replace(hello, link=secrets.token_hex(8))
         made: list[socket.socket] = []
         try:
+            host, port = split_address(ref.address)
             for carries_results in (False, True):
-                one = peer_sockets.connect(host.strip("[]"), int(port), timeout_s=CONNECT_S)
+                one = peer_sockets.connect(host, port, timeout_s=CONNECT_S)
                 made.append(one)
+                watch_for_loss(one)
                 own = msgspec.structs.replace(hello, carries_results=carries_results)
                 send_message(one, msgspec.json.encode(own))
-                answer = msgspec.json.decode(receive_message(one), type=LinkAnswer)
+                answer = msgspec.json.decode(receive_message(one, timeout_s=CONNECT_S), type=LinkAnswer)
                 if answer.refusal:
                     raise PeerFailure(f"expert rank {ref.rank_id} refuses rows: {answer.refusal}")
-                one.settimeout(SEND_S)
             requests, results = made
+            requests.settimeout(SEND_S)
             results.settimeout(None)
             return cls(layout, requests, results, bell)
         except (OSError, ValueError, msgspec.MsgspecError) as error:
@@ -171,8 +216,7 @@ class FarLink(_End):
 
     def close(self) -> None:
         """Nobody may use the slots any more."""
-        self._close()
-        self.bell.close()
+        self._close(self.bell)
         os.close(self._over)
         os.close(self._teller)
 
@@ -199,9 +243,8 @@ class FarLink(_End):
     def _receive_results(self) -> None:
         head = bytearray(_HEAD.size)
         while not self._is_over.is_set():
-            receive_into(self._results, memoryview(head))
+            receive_into(self._results, memoryview(head), self._count_beat)
             index, _, _, pairs, refused = _HEAD.unpack(head)
-            self.last_beat += 1
             if index == _BEAT:
                 continue
             if not 0 <= index < len(self._slots) or self._slots[index].state != TAKEN:
@@ -211,23 +254,31 @@ class FarLink(_End):
             if pairs not in (0, asked):
                 raise ValueError(f"{pairs} results for {asked} pairs")
             if pairs:
-                receive_into(self._results, slot.results[: pairs * self._layout.result_bytes])
+                results = slot.results[: pairs * self._layout.result_bytes]
+                receive_into(self._results, results, self._count_beat)
                 slot.state = FINISHED
             else:
                 slot.set_sizes(layer, rows, asked, refused)
                 slot.state = REFUSED
             self._callers_bell.ring()
 
+    def _count_beat(self) -> None:
+        self.last_beat += 1
 
-class _FarCaller(_End):
+
+class FarCaller(_End):
     """The rank's end."""
 
     def __init__(
         self, layout: SlotLayout, requests: socket.socket, results: socket.socket, host: LinkHost
     ) -> None:
+        """Raises OSError."""
         super().__init__(layout, requests, results)
-        self._host, self._bell = host, Bell()
-        self._number = host.open_link(layout, self.memory, self._bell)
+        self._host = host
+        with self._memory_unless_done() as undo:
+            self._bell = Bell()
+            undo.callback(self._bell.close)
+            self._number = host.open_link(layout, self.memory, self._bell)
         self._start(self._receive_requests, self._send_results)
 
     @property
@@ -237,8 +288,7 @@ class _FarCaller(_End):
     def close(self) -> None:
         self._end("")
         self._host.close_link(self._number)
-        self._close()
-        self._bell.close()
+        self._close(self._bell)
 
     def _receive_requests(self) -> None:
         head = bytearray(_HEAD.size)
@@ -255,11 +305,12 @@ class _FarCaller(_End):
             receive_into(self._requests, slot.experts[: 4 * pairs])
             receive_into(self._requests, slot.rows[: rows * self._layout.row_bytes])
             slot.set_sizes(layer, rows, pairs)
+            slot.stamp()
             slot.state = POSTED
             self._host.bell.ring()
 
     def _send_results(self) -> None:
-        beat_s = 0.0
+        beat_s, told = 0.0, -1
         while not self.is_over:
             seen = self._bell.count
             for slot in self._slots:
@@ -276,83 +327,8 @@ class _FarCaller(_End):
                 self._results.sendall(head)
                 if data:
                     self._results.sendall(data)
-            now_s = time.monotonic()
-            if now_s >= beat_s:
+            now_s, beat = time.monotonic(), self._host.bell.last_beat
+            if now_s >= beat_s and beat != told:  # the signs of life are the rank's, not this thread's
                 self._results.sendall(_HEAD.pack(_BEAT, 0, 0, 0, -1))
-                beat_s = now_s + BEAT_S
+                beat_s, told = now_s + BEAT_S, beat
             self._bell.wait(seen, BEAT_S)
-
-
-@dataclass(slots=True)
-class _Half:
-    """A link of which one connection is there."""
-
-    made: socket.socket
-    until_s: float
-
-
-class FarDoor:
-    """The rank's side: a thread that accepts callers of other hosts."""
-
-    def __init__(self, address: str, host: LinkHost) -> None:
-        """address: of the interface. Raises OSError."""
-        self._host = host
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._listener = socket.create_server((address, 0), family=family, backlog=64)
-        self._listener.settimeout(WAIT_S)
-        self.port: int = self._listener.getsockname()[1]
-        self._halves: dict[str, _Half] = {}
-        self._ends: list[_FarCaller] = []
-        self._is_closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="experts-far-door", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._is_closed.set()
-        self._thread.join()
-        self._listener.close()
-        for half in self._halves.values():
-            half.made.close()
-        for end in self._ends:
-            end.close()
-
-    def _run(self) -> None:
-        while not self._is_closed.is_set():
-            self._sweep()
-            try:
-                made, _ = self._listener.accept()
-            except (TimeoutError, OSError):
-                continue
-            try:
-                self._greet(peer_sockets.accepted(made, timeout_s=CONNECT_S))
-            except (OSError, ValueError, msgspec.MsgspecError, PeerFailure) as error:
-                log.warning("a caller of experts was refused: %s", error)
-                made.close()
-
-    def _sweep(self) -> None:
-        now_s = time.monotonic()
-        for link in [name for name, half in self._halves.items() if half.until_s < now_s]:
-            self._halves.pop(link).made.close()
-        over = [end for end in self._ends if end.is_over]
-        self._ends = [end for end in self._ends if not end.is_over]
-        for end in over:
-            end.close()
-
-    def _greet(self, made: socket.socket) -> None:
-        made.settimeout(CONNECT_S)
-        hello = msgspec.json.decode(receive_message(made), type=LinkHello)
-        reason = refusal(hello, secret=self._host.secret, hidden=self._host.hidden)
-        if not reason and len(self._ends) + len(self._halves) >= CONNECTIONS_MAX:
-            reason = f"{CONNECTIONS_MAX} callers are connected already"
-        send_message(made, msgspec.json.encode(LinkAnswer(reason)))
-        if reason:
-            raise PeerFailure(reason)
-        if not hello.carries_results:
-            made.settimeout(None)
-            self._halves[hello.link] = _Half(made, time.monotonic() + HALF_OPEN_S)
-            return
-        half = self._halves.pop(hello.link, None)
-        if half is None:
-            raise PeerFailure("the connection for results came without the other")
-        made.settimeout(SEND_S)
-        self._ends.append(_FarCaller(hello.layout, half.made, made, self._host))

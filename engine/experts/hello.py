@@ -44,6 +44,6 @@ class LinkAnswer(msgspec.Struct, frozen=True):
 
 def refusal(hello: LinkHello, *, secret: str, hidden: int) -> str:
     """Why a rank refuses a caller; empty: it does not."""
-    if not hmac.compare_digest(hello.secret, secret):
+    if not hmac.compare_digest(hello.secret.encode(), secret.encode()):
         return "the secret is not this rank's"
     return hello.layout.check(hidden)

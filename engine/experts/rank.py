@@ -23,7 +23,7 @@ from baton.wire.address import host_port
 from engine.experts.bank import ExpertBank, HeldExpert
 from engine.experts.doors import LocalDoor
 from engine.experts.exchange import Bell, MappedMemory, SlotLayout, functions
-from engine.experts.far_links import FarDoor
+from engine.experts.far_door import FarDoor
 from engine.kernels.interface import Activation
 from engine.kernels.native import NativeKernels
 from engine.native.build import NativeUnavailable

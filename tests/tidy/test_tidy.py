@@ -82,7 +82,7 @@ SLEEPERS = {
     "benchmarks/router_free.py",  # a worker's steps take their time
     "benchmarks/router_load.py",  # requests are sent when they are due
     "worker/stage_actor.py",  # processes of ranks are looked at until they end
-    "tests/integration/stage_hosts.py",  # a cluster of processes is looked at at intervals
+    "tests/integration/ray_hosts.py",  # a cluster of processes is looked at at intervals
     "commands/doctor_experts.py",  # ranks report what they computed at intervals
     "commands/experts.py",  # rows are counted over a while
     "commands/orders.py",  # a pause before asking again

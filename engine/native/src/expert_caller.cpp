@@ -326,7 +326,7 @@ BATON_API int64_t baton_caller_reroute(void* handle, int64_t id, int64_t expert_
 }
 
 // Waits for the results. 0: all are there. 1: some pairs are unserved, of links that broke, that refused
-// (refused[0]: the link, else -1; refused[1]: the expert), or that nobody holds. 2: `timeout_ns` is over.
+// (refused[0]: the link, else -1; refused[1]: see SlotHead), or that nobody holds. 2: `timeout_ns` is over.
 BATON_API int32_t baton_caller_finish(void* handle, int64_t id, int64_t timeout_ns, int64_t spin_ns,
                                       int32_t returns_unserved, int32_t* refused) {
     Caller& caller = *static_cast<Caller*>(handle);

@@ -24,7 +24,7 @@ struct alignas(128) Bell {
 struct alignas(128) SlotHead {
     std::atomic<uint32_t> state;
     int32_t layer, rows, pairs;
-    int32_t refused;  // an expert that the rank does not hold
+    int32_t refused;  // layer * expert_count + expert that the rank does not hold; -1: the slot makes no sense
     int64_t posted_ns;
 };
 

@@ -82,7 +82,7 @@ bool is_acceptable(const Rank& rank, const Slot& slot, const SlotLayout& layout,
         if (slot.row_of[p] < 0 || slot.row_of[p] >= head.rows || expert < 0 || expert >= rank.expert_count)
             return false;
         if (!rank.held[static_cast<size_t>(head.layer * rank.expert_count + expert)]) {
-            refused = expert;
+            refused = static_cast<int32_t>(head.layer * rank.expert_count + expert);
             return false;
         }
     }

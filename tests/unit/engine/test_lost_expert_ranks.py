@@ -1,12 +1,13 @@
 """Expert ranks die, stop and refuse while rows are with them: the tokens are the same."""
 
+import contextlib
 import os
 import random
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -57,11 +58,14 @@ class RankProcess:
 class Cluster:
     """Three ranks; every expert is on two of them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, far: Sequence[int] = ()) -> None:
+        """far: ranks that the caller reaches over TCP."""
         held = [[e for e in ALL if e % 3 != rank] for rank in range(3)]
         self.ranks = [RankProcess(folder, name, held[n]) for n, name in enumerate("abc")]
         for rank in self.ranks:
             rank.wait()
+        for number in far:
+            self.ranks[number].ref = msgspec.structs.replace(self.ranks[number].ref, host="elsewhere")
         self.reports: list[ExpertReport] = []
         config = ExpertsConfig(answer_timeout_s=0.4, reload_timeout_s=20.0)
         self.caller = ExpertCaller(
@@ -118,9 +122,16 @@ def cluster(folder: Path) -> Iterator[Cluster]:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-@pytest.mark.parametrize("seed", range(3))
-def test_a_rank_lost_at_any_moment_costs_no_result(cluster: Cluster, how: int, seed: int) -> None:
+@pytest.mark.parametrize(("seed", "far"), [(0, ()), (1, (0, 1, 2)), (2, (1,))])
+def test_a_rank_lost_at_any_moment_costs_no_result(
+    folder: Path, how: int, seed: int, far: Sequence[int]
+) -> None:
     """The signal comes at a random place of a run of dispatches, small and large ones."""
+    with contextlib.closing(Cluster(folder, far=far)) as cluster:
+        check_that_a_loss_costs_no_result(cluster, how, seed)
+
+
+def check_that_a_loss_costs_no_result(cluster: Cluster, how: int, seed: int) -> None:
     randomly = random.Random(seed)
     sizes = [randomly.choice((1, TOKENS, 700)) for _ in range(30)]
     expected = [cluster.dispatch(n, size) for n, size in enumerate(sizes)]
@@ -167,6 +178,24 @@ def test_a_rank_that_does_not_hold_an_expert_refuses_it(cluster: Cluster) -> Non
     cluster.ranks[0].tell("drop " + " ".join(map(str, cluster.ranks[0].experts)))
     assert all(torch.equal(cluster.dispatch(seed), one) for seed, one in enumerate(expected))
     assert not [one for one in cluster.reports if isinstance(one, ExpertRankSuspected)]
+
+
+def test_a_refused_expert_is_not_asked_for_again(cluster: Cluster) -> None:
+    """It is one of the last layer. Each rank refuses one expert of it; the other layers' go on as before."""
+    expected = [cluster.dispatch(seed) for seed in range(6)]
+    lost = {
+        number: max(e for e in rank.experts if e % 3 == (number + 1) % 3)
+        for number, rank in enumerate(cluster.ranks)
+    }
+    for number, expert in lost.items():
+        cluster.ranks[number].tell(f"drop {expert}")
+    for _ in range(2):
+        assert all(torch.equal(cluster.dispatch(seed), one) for seed, one in enumerate(expected))
+    refused = {str(rank): experts for rank, experts in cluster.caller._routes._refused.items()}
+    assert refused == {"abc"[number]: {expert} for number, expert in lost.items()}
+    before = cluster.caller.stats().rerouted
+    assert all(torch.equal(cluster.dispatch(seed), one) for seed, one in enumerate(expected))
+    assert cluster.caller.stats().rerouted == before
 
 
 def test_rows_that_nobody_takes_end_with_an_error(folder: Path) -> None:
