@@ -277,8 +277,10 @@ class SeedRun:
         for tenant, record in scenario.tenants.items():
             if record.tokens_per_minute and (owed_s := self.cluster.owed_s(tenant)) is not None:
                 checkers.quotas.at_rest(tenant, owed_s)
-        # What is held for a bounded time only, and by nobody who waits for it, may still be there.
-        self._run_until(clock.now_s + scenario.lingers_s, self._is_astray)
+        # What is held for a bounded time only, and by nobody who waits for it, may still be there. A second
+        # copy of a request is held so as well, and it may come seconds after everything is over.
+        lingers_from_s = max(clock.now_s, self.cluster.network.last_repeat_s)
+        self._run_until(lingers_from_s + scenario.lingers_s, self._is_astray)
         self._run_until(clock.now_s + scenario.settles_within_s, self.cluster.is_at_rest)
         checkers.rest(self.cluster.workers, self.cluster.routers, self.cluster.store_nodes)
 
