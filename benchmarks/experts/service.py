@@ -31,6 +31,8 @@ SERVICE = MoeSizes(layers=8, experts=16, chosen=4, inner=1024)
 SKEW = MoeSizes(layers=2, experts=64, chosen=4, inner=256)
 PROMPT_TOKENS, DECODE_BATCH, CONTEXT_TOKENS = 512, 32, 256
 THROUGHPUT_MIN = 0.8
+BESIDE_IDLE_MIN = 0.95
+IDLE_WORKERS = 3
 _MADE = "made"
 
 
@@ -50,6 +52,8 @@ class ServiceReport(msgspec.Struct, frozen=True):
     """Rows and results that one caller moved per second, over the time of a dispatch without compute."""
     copy_bytes_per_s: float
     """A memcpy of as many bytes as one dispatch moves."""
+    beside_idle: float
+    """Decode speed of one worker while three others are connected and do nothing, over its speed alone."""
 
     def ratio(self, name: str) -> float:
         """Median of the rounds' ratios, divided over whole. name: prefill or decode."""
@@ -58,7 +62,8 @@ class ServiceReport(msgspec.Struct, frozen=True):
 
     @property
     def is_within_bounds(self) -> bool:
-        return min(self.ratio("prefill"), self.ratio("decode")) >= THROUGHPUT_MIN
+        fast = min(self.ratio("prefill"), self.ratio("decode")) >= THROUGHPUT_MIN
+        return fast and self.beside_idle >= BESIDE_IDLE_MIN
 
 
 def make_moe_model(folder: Path, sizes: MoeSizes = SERVICE) -> Path:
@@ -159,7 +164,9 @@ def measure_service(
         for child in (*workers, whole):
             child.end()
         moved, copied = _copies(ranks, rows)
-        return ServiceReport(tuple(found["whole"]), tuple(found["divided"]), moved, copied)
+        progress("one worker decodes alone, beside idle ones, and alone again")
+        beside = _beside_idle(folder, update, rows, seconds)
+        return ServiceReport(tuple(found["whole"]), tuple(found["divided"]), moved, copied, beside)
     finally:
         for child in workers:
             child.end()
@@ -175,6 +182,34 @@ def _run(children: list[MeasuredProcess], seconds: float) -> ServiceRun:
             child.send(*request)
         rates.append(sum(tokens / elapsed_s for tokens, elapsed_s in (child.receive() for child in children)))
     return ServiceRun(*rates)
+
+
+def _beside_idle(folder: Path, update: ExpertMapUpdate, rows: str, seconds: float) -> float:
+    cores, request = cores_to_use(), ("decode", DECODE_BATCH // 2, CONTEXT_TOKENS, seconds)
+    children: list[MeasuredProcess] = []
+
+    def start(number: int) -> MeasuredProcess:
+        name, core = f"idle-{number}", cores[number % len(cores)]
+        child = MeasuredProcess(run_worker, str(folder), name, (core,), update, rows)
+        children.append(child)
+        return child
+
+    def speed() -> float:
+        tokens, elapsed_s = children[0].ask(*request)
+        return tokens / elapsed_s
+
+    try:
+        start(0).receive()
+        before = speed()
+        for child in [start(1 + number) for number in range(IDLE_WORKERS)]:
+            child.receive()
+        beside = speed()
+        for child in children[1:]:
+            child.end()
+        return 2 * beside / (before + speed())
+    finally:
+        for child in children:
+            child.end()
 
 
 def _copies(ranks: MeasuredRanks, rows: str) -> tuple[float, float]:
