@@ -170,6 +170,7 @@ class ExpertRollout:
                 if self._lose(rank_id):
                     actions += self._announce(now_s)
             case EpochRaised(above):
+                self._keep_for(above)
                 actions += self._announce(now_s, above=above, is_forced=True)
             case EpochUnused(epoch):
                 self._old = {old: named for old, named in self._old.items() if old > epoch}
@@ -326,6 +327,15 @@ class ExpertRollout:
             ranks=tuple(self._held),
         )
         yield AnnounceMap(self.map)
+
+    def _keep_for(self, epoch: int) -> None:
+        """A map of an earlier life is in use, which named nothing but what ranks held when this life began.
+        Keep what the maps since then name for as long as it is used."""
+        kept: dict[ExpertKey, tuple[RankId, ...]] = {}
+        for named in (*self._old.values(), self._named):
+            for key, names in named.items():
+                kept[key] = tuple({*kept.get(key, ()), *names})
+        self._old[epoch] = kept
 
     def _merge_old_maps(self) -> None:
         """Keep few maps: the two oldest become one that names what either did, and is in use as long as the

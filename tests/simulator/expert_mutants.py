@@ -64,11 +64,6 @@ def _epochs_are_not_reported(patch: Patch) -> None:
     patch.setattr(ExpertRoutes, "_report_epoch", lambda self: [])
 
 
-def _waiting_rows_hold_old_maps(patch: Patch) -> None:
-    """Rows that wait for an expert keep the map in use by which they began."""
-    patch.setattr(ExpertRoutes, "on_waiting", lambda self, epoch: (epoch, []))
-
-
 def _lost_ranks_stay_lost(patch: Patch) -> None:
     """The process of a rank that ended is not started again."""
 
@@ -142,7 +137,6 @@ MUTANTS = (
     Mutant("links keep their numbers", _links_keep_their_numbers, {0, 15, 16, 17}),
     Mutant("missing experts wait their turn", _missing_experts_wait_their_turn, {16}),
     Mutant("epochs in use are not reported", _epochs_are_not_reported, {16}),
-    Mutant("waiting rows hold old maps", _waiting_rows_hold_old_maps, {16}),
     Mutant("lost ranks stay lost", _lost_ranks_stay_lost, {16}),
     Mutant("maps name what is being loaded", _maps_name_what_is_being_loaded, {0, 17}),
     Mutant("epochs begin anew", _epochs_begin_anew, {16, 17}),

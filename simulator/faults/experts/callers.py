@@ -124,6 +124,8 @@ class SimExpertCaller:
     """Experts by rank of every map that it has used."""
     stream_since_s: float = 0.0
     """Since when its stream is open, or closed."""
+    hello_epoch: int = 0
+    """The epoch that it said it uses. Dispatches that began by earlier ones are not spoken of."""
     steps: int = 0
     open: dict[int, OpenExpertLink] = field(default_factory=dict[int, OpenExpertLink])
     dispatches: dict[int, ExpertDispatch] = field(default_factory=dict[int, ExpertDispatch])
@@ -157,7 +159,7 @@ class SimExpertCaller:
         if self.stream is None:
             self.world.after(RECONNECT_S, self.connect)
             return
-        self.stream_since_s = self.world.now_s
+        self.stream_since_s, self.hello_epoch = self.world.now_s, self.routes.epoch
         self._say(ExpertCallerHello(self.name, WorkerId(self.name), self.world.group_name, self.routes.epoch))
 
     def stream_broke(self) -> None:

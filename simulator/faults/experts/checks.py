@@ -149,15 +149,18 @@ class ExpertChecker:
         for caller in self._world.callers.values():
             if not self._counts(caller):
                 continue
-            for epoch in caller.epochs_in_use:
+            for epoch in (one for one in caller.epochs_in_use if one >= caller.hello_epoch):
                 if order.expert in caller.maps[epoch].get(rank_id, frozenset[int]()):
                     what = f"{rank_id} shall drop {order.expert}"
                     raise Violation(17, f"{what}, which epoch {epoch} in use by {caller.name} names")
 
     def _retired(self, rank_id: ExpertRankId) -> None:
         group, rank = self._world.control.group, self._world.ranks.get(rank_id)
-        if group is None or group.rollout is None or rank is None or group.ranks.of(rank_id) is None:
+        entry = None if group is None else group.ranks.of(rank_id)
+        if group is None or group.rollout is None or rank is None or entry is None:
             return
+        if entry.state is not ExpertRankLife.ENDING:
+            return  # it was given up already, and does not know it
         named = {
             key.layer * self._world.scenario.experts + key.expert for key in group.rollout.map.replicas()
         }

@@ -191,7 +191,17 @@ def test_a_map_is_announced_again_above_an_epoch_that_somebody_knows():
     (announced,) = script.send(EpochRaised(7))
     assert announced.map.epoch == 8
     assert announced.map.replicas() == {(0, 0): ("a",)}
-    assert script.rollout.old_epochs == (0,)
+    assert set(script.rollout.old_epochs) == {0, 7}
+
+
+def test_what_an_earlier_life_named_is_kept_while_its_map_is_in_use():
+    script = Script({0: ["a"]}, ranks=[rank("a", slots=2), rank("b", slots=2)], experts=1)
+    (load,) = script.send(script.target({0: ["b"]}))
+    script.send(ExpertAnnounced(load.load_id))
+    assert script.named() == {0: {"b"}}
+    script.send(EpochRaised(7))
+    assert script.send(EpochUnused(6)) == []
+    assert script.send(EpochUnused(7)) == [DropExpert(RankId("a"), ExpertKey(0, 0))]
 
 
 def test_a_lost_rank_is_left_out_while_an_old_epoch_is_still_in_use():
