@@ -76,17 +76,35 @@ Aggregated = Annotated[
     str | None, _workers("Workers that run both phases; given alone, they replace the two pools.")
 ]
 
+ExpertParallel = Annotated[
+    bool,
+    typer.Option(
+        "--expert-parallel",
+        help="The workers of a pool divide a model's routed experts: an expert rank stands beside every "
+        "worker (experts.parallel=workers).",
+    ),
+]
 Experts = Annotated[
     int | None,
     typer.Option(
-        "--experts",
         min=1,
         metavar="N",
-        help="Put the experts of a mixture on N expert ranks per pool, apart from its workers; "
-        "experts.parallel=workers has one beside each worker.",
-        show_default=False,
+        help="A model's routed experts are on N expert ranks of each pool, apart from the workers "
+        "(experts.parallel=ranks). See also `baton experts`.",
     ),
 ]
+
+
+def _experts(is_parallel: bool, ranks: int | None) -> dict[str, str | int | None]:
+    """Where experts are. Raises SetupError."""
+    if is_parallel and ranks is not None:
+        raise SetupError(
+            "--expert-parallel puts expert ranks beside the workers, and --experts N apart from them: leave "
+            "one of the two out"
+        )
+    if is_parallel:
+        return {"experts.parallel": "workers"}
+    return {} if ranks is None else {"experts.parallel": "ranks", "experts.ranks": ranks}
 
 
 def _pools(prefill: str | None, decode: str | None, aggregated: str | None) -> dict[str, str | None]:
@@ -101,10 +119,6 @@ def _pools(prefill: str | None, decode: str | None, aggregated: str | None) -> d
     }
 
 
-def _experts(ranks: int | None) -> dict[str, str | int | None]:
-    return {"experts.parallel": None if ranks is None else "ranks", "experts.ranks": ranks}
-
-
 @app.command()
 def serve(
     model: Model = None,
@@ -115,6 +129,7 @@ def serve(
     prefill: Prefill = None,
     decode: Decode = None,
     aggregated: Aggregated = None,
+    expert_parallel: ExpertParallel = False,
     experts: Experts = None,
     routers: Annotated[int | None, typer.Option(min=1, help="Router processes that share the port.")] = None,
     dtype: DType = None,
@@ -130,6 +145,8 @@ def serve(
     Example: baton serve --model Qwen/Qwen3-0.6B --prefill 2 --decode 2 --set transfer.lease_s=10
 
     Example: baton serve --model Qwen/Qwen3-8B --prefill 2xtp2 --decode 1
+
+    Example: baton serve --model Qwen/Qwen3-30B-A3B --aggregated 2 --expert-parallel
     """
     from commands.serve import serve_cluster
     from commands.settings import load_config
@@ -143,7 +160,7 @@ def serve(
         "router.port": port,
         "router.processes": routers,
         **_pools(prefill, decode, aggregated),
-        **_experts(experts),
+        **_experts(expert_parallel, experts),
         "cluster.ray_address": ray_address,
         "store.directory": store,
     }
@@ -157,6 +174,7 @@ def control(
     prefill: Prefill = None,
     decode: Decode = None,
     aggregated: Aggregated = None,
+    expert_parallel: ExpertParallel = False,
     experts: Experts = None,
     port: Annotated[int | None, typer.Option(help="Port that the control plane listens on.")] = None,
     ray_address: Annotated[str | None, typer.Option(help="Ray cluster to join; default: start one.")] = None,
@@ -185,7 +203,7 @@ def control(
     flags = {
         "model.path": model,
         **_pools(prefill, decode, aggregated),
-        **_experts(experts),
+        **_experts(expert_parallel, experts),
         "cluster.control_port": port,
         "cluster.ray_address": ray_address,
         "store.directory": store,

@@ -178,10 +178,11 @@ def _callers(group: ExpertGroupState, state: ClusterState) -> Iterator[Finding]:
         level = "bad" if serving else "note"
         yield Finding(level, f"{name}: no worker is connected to the map of epoch {group.epoch}")
     elif group.callers < serving:
-        text = f"{group.callers} callers are connected, and {serving} workers serve"
+        text = f"of {serving} workers only {group.callers} are connected to its map"
         yield Finding("bad", f"{name}: {text}")
     else:
-        yield Finding("ok", f"{name}: {group.callers} callers follow the map of epoch {group.epoch}")
+        callers = "1 caller follows" if group.callers == 1 else f"{group.callers} callers follow"
+        yield Finding("ok", f"{name}: {callers} the map of epoch {group.epoch}")
 
 
 def _rows(trial: ExpertTrial) -> Iterator[Finding]:
@@ -199,8 +200,10 @@ def _rows(trial: ExpertTrial) -> Iterator[Finding]:
         rows = risen[group.group]
         if rows:
             yield Finding("ok", f"experts, {group.group}: rows travel, {rows:,} were computed for a request")
-        elif not any(rank.rows for rank in group.ranks):
-            yield Finding("note", f"experts, {group.group}: no row yet: another pool served the request")
+        else:
+            so_far = sum(rank.rows for rank in group.ranks)
+            text = f"no row for the request, which another pool served; {so_far:,} so far"
+            yield Finding("note", f"experts, {group.group}: {text}")
         idle = [rank.name for rank in group.ranks if rank.phase == "ready" and rank.held and not rank.rows]
         if rows and idle:
             yield Finding("note", f"experts, {group.group}: ranks without a row so far: {', '.join(idle)}")

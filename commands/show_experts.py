@@ -63,17 +63,23 @@ def _lines(group: ExpertGroupState) -> list[str]:
         f"{group.replicas_min}, {group.replicas_mean:.3g} on average; "
         f"{group.single:,} of {total:,} experts have only one",
         f"worst layer {group.balance_worst_layer} {group.balance_worst:.0%}; epoch {group.epoch} used by "
-        f"{group.callers} callers; {group.loads_running:,} experts loading",
-        f"since the control plane started: {group.rebalances:,} placements, {group.migrations:,} experts "
-        f"migrated ({size(group.migrated_bytes)}), {group.losses:,} ranks lost",
+        f"{_plural(group.callers, 'caller')}; {_plural(group.loads_running, 'expert')} loading",
+        f"since the control plane started: {_plural(group.rebalances, 'placement')}, "
+        f"{_plural(group.migrations, 'expert')} migrated ({size(group.migrated_bytes)}), "
+        f"{_plural(group.losses, 'rank')} lost",
     ]
     if found := busiest(group):
         named = ", ".join(
-            f"layer {one.layer} expert {one.expert} {one.times:.2g}× an even share on {one.replicas} ranks"
+            f"layer {one.layer} expert {one.expert} {one.times:.2g}× an even share "
+            f"on {_plural(one.replicas, 'rank')}"
             for one in found
         )
         lines.append(f"busiest: {named}")
     return lines
+
+
+def _plural(count: int, word: str) -> str:
+    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
 
 
 def _ranks(ranks: Sequence[ExpertRankStatus], rates: RowRates) -> Table:

@@ -26,6 +26,7 @@ from commands.simulate_experts import (
     check_expert_options,
 )
 from commands.simulate_options import SimulateOptions
+from commands.simulate_pools import pools_and_shape
 from commands.simulate_show import Outputs, live_progress, publish
 from loadgen.lengths import (
     ReplayPlan,
@@ -64,12 +65,12 @@ def simulate(
     trace: o.TraceName,
     model: o.Model = "llama-3-70b",
     gpu: o.Gpu = "h100",
-    tp: o.Tp = 4,
-    pp: o.Pp = 1,
+    tp: o.Tp = None,
+    pp: o.Pp = None,
     weight_bytes: o.WeightBytes = 2.0,
-    prefill: o.Prefill = 0,
-    decode: o.Decode = 0,
-    aggregated: o.Aggregated = 0,
+    prefill: o.Prefill = "0",
+    decode: o.Decode = "0",
+    aggregated: o.Aggregated = "0",
     policy: o.Policy = "",
     ttft_slo: o.Ttft = 10.0,
     tpot_slo: o.Tpot = 0.1,
@@ -125,10 +126,18 @@ def simulate(
 def _simulate_as_asked(given: dict[str, Any]) -> None:
     outputs = Outputs(*(given.pop(name) for name in Outputs._fields))
     try:
-        _run(SimulateOptions(**given), outputs)
+        _run(_options(given), outputs)
     except SetupError as error:
         typer.echo(f"baton: {error}", err=True)
         raise typer.Exit(error.exit_status) from None
+
+
+def _options(given: dict[str, Any]) -> SimulateOptions:
+    """Raises SetupError."""
+    counts = {role: given[role] for role in ("prefill", "decode", "aggregated")}
+    numbers, shape = pools_and_shape(counts, tensor=given["tp"], pipeline=given["pp"])
+    fields: dict[str, Any] = {**given, **numbers, "tp": shape.tensor, "pp": shape.pipeline}
+    return SimulateOptions(**fields)
 
 
 def _run(asked: SimulateOptions, outputs: Outputs) -> None:

@@ -8,6 +8,7 @@ import typer
 
 from baton.core.policies import PLACEMENT_POLICIES
 from commands.simulate_experts import ExpertOptions
+from commands.simulate_pools import TENSOR_RANKS
 from loadgen.lengths import TraceScaling, check_rate, parse_factor, time_scale_for
 from loadgen.options import target
 from loadgen.slo import ClassObjectives, parse_class_slo, slo_of
@@ -17,14 +18,24 @@ from simulator.fleet.setup import PoolSizes
 TraceName = Annotated[str, typer.Argument(help="Trace file as for `baton replay`, or synth:NAME.")]
 Model = Annotated[str, typer.Option(help="Known model, such as llama-3-70b, or a folder with config.json.")]
 Gpu = Annotated[str, typer.Option(help="GPU whose data sheet is used: h100, a100, l40s, mi300x …")]
-Tp = Annotated[int, typer.Option(min=1, help="GPUs per worker (tensor parallel).")]
-Pp = Annotated[int, typer.Option(min=1, help="Stages per worker (pipeline parallel).")]
+Tp = Annotated[
+    int | None,
+    typer.Option(min=1, show_default=str(TENSOR_RANKS), help="GPUs per worker (tensor parallel)."),
+]
+Pp = Annotated[
+    int | None, typer.Option(min=1, show_default="1", help="Stages per worker (pipeline parallel).")
+]
 WeightBytes = Annotated[
     float, typer.Option(min=0.25, max=4, help="Bytes per weight: 2 for bf16, 1 for fp8 or int8.")
 ]
-Prefill = Annotated[int, typer.Option(min=0, help="Number of prefill workers; shape: --tp, --pp.")]
-Decode = Annotated[int, typer.Option(min=0, help="Number of decode workers, of the same shape.")]
-Aggregated = Annotated[int, typer.Option(min=0, help="Workers that run both phases.")]
+Prefill = Annotated[
+    str,
+    typer.Option(metavar="N[xSHAPE]", help="Prefill workers: 2, or 2xtp4pp2 for two of this shape."),
+]
+Decode = Annotated[
+    str, typer.Option(metavar="N[xSHAPE]", help="Decode workers, of the same shape as prefill workers.")
+]
+Aggregated = Annotated[str, typer.Option(metavar="N[xSHAPE]", help="Workers that run both phases.")]
 Policy = Annotated[
     str,
     typer.Option(help=f"Placement policy ({', '.join(PLACEMENT_POLICIES)}); default: router.policy."),

@@ -243,7 +243,9 @@ class ExpertGroups:
     # --- operators -----------------------------------------------------------------------------------
 
     def states(self) -> tuple[ExpertGroupState, ...]:
-        return tuple(self._groups[name].state() for name in sorted(self._groups))
+        """The groups that have ranks or shall have some."""
+        found = (self._groups[name].state() for name in sorted(self._groups))
+        return tuple(state for state in found if state.wanted_ranks or state.ranks)
 
     def check(self, action: ExpertAction, group: ExpertGroupState) -> None:
         """Raises OrderRefused for an order that the configuration of the group forbids."""

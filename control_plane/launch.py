@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import psutil
 
@@ -41,7 +41,8 @@ from engine.model_files.check import (
     check_tokenizer,
     cores_note,
 )
-from engine.model_files.resolve import local_folder
+from engine.model_files.check_experts import check_expert_settings, check_experts
+from engine.model_files.resolve import check_available, local_folder
 from kv_store.directory.redis_url import parse_redis_url
 
 log = logging.getLogger(__name__)
@@ -74,6 +75,7 @@ def check_setup(config: Config, *, with_router: bool) -> None:
         raise SetupError("the cluster has no workers: set --prefill, --decode or --aggregated")
     if config.autoscale.mode != "off":
         live_settings(config)
+    check_expert_settings(config)
     for name, one in models.items():
         with about(config, name):
             _check_model(one, with_router=with_router)
@@ -86,16 +88,42 @@ def check_setup(config: Config, *, with_router: bool) -> None:
         check_store(config.store)
     if config.store.directory:
         parse_redis_url(config.store.directory)
-    _check_port(cluster.control_host, cluster.control_port, setting="cluster.control_port")
-    _check_port(cluster.control_host, cluster.control_metrics_port, setting="cluster.control_metrics_port")
+    for host, port, setting in _ports(config, with_router=with_router):
+        _check_port(host, port, setting=setting)
+
+
+def check_hub(config: Config, *, with_router: bool) -> None:
+    """Check that models without a folder here can be downloaded, if a process of this machine will do it.
+    Raises SetupError."""
+    if config.cluster.ray_address and not with_router:
+        return
+    for name, one in each_model(config).items():
+        with about(config, name):
+            if local_folder(one.model.path) is None:
+                check_available(one.model.path, one.model.revision)
+
+
+def _ports(config: Config, *, with_router: bool) -> Iterator[tuple[str, int, str]]:
+    """Hosts and ports that processes on this machine will listen on, with the setting of each."""
+    cluster, router, store = config.cluster, config.router, config.store
+    yield cluster.control_host, cluster.control_port, "cluster.control_port"
+    yield cluster.control_host, cluster.control_metrics_port, "cluster.control_metrics_port"
     if with_router:
-        _check_port(config.router.host, config.router.port, setting="--port")
+        yield router.host, router.port, "--port"
+        yield cluster.worker_host, router.peer_port, "router.peer_port"
+    if not cluster.ray_address:
+        yield cluster.worker_host, cluster.worker_port, "cluster.worker_port"
+        yield cluster.worker_host, cluster.worker_metrics_port, "cluster.worker_metrics_port"
+    if store.host_bytes and not store.socket:
+        yield cluster.worker_host, store.port, "store.port"
+        yield cluster.worker_host, store.metrics_port, "store.metrics_port"
 
 
 def _check_model(config: Config, *, with_router: bool) -> None:
     """Check one of the served models. Raises SetupError."""
     folder = local_folder(config.model.path)
     check_shapes(config)
+    check_experts(config, folder)
     if folder is not None:
         check_model(folder, config.model, config.engine)
         if with_router:
@@ -167,6 +195,7 @@ async def run_cluster(
     hang.
     """
     check_setup(config, with_router=router_command is not None)
+    check_hub(config, with_router=router_command is not None)
     shutdown = shutdown or Shutdown()
     with shutdown.on_signals():
         folder = RuntimeFolder()

@@ -53,6 +53,9 @@ DRAINED = "drained"
 DECISIONS_SHOWN = 50
 """Number of latest decisions in each state that is sent."""
 
+PROGRESS_S, PROGRESS_SHOWN = 15.0, 8
+"""Seconds between two lines about workers that are not ready at the start, and workers named in one."""
+
 NOTES_MAX = 1000
 """Number of distinct worker notes that are logged and remembered."""
 
@@ -305,9 +308,21 @@ class ControlPlane:
             self.setup_error.set_result(str(reason))
 
     async def until_settled(self) -> None:
-        """Wait until every wanted replica serves."""
+        """Wait until every wanted replica serves, and log every PROGRESS_S for which ones."""
         while not self.reconciler.is_settled:
-            await self._changed.wait()
+            try:
+                async with asyncio.timeout(PROGRESS_S):
+                    while not self.reconciler.is_settled:
+                        await self._changed.wait()
+            except TimeoutError:
+                self._log_progress()
+
+    def _log_progress(self) -> None:
+        replicas = list(self.reconciler.status(now_s=time.monotonic()))
+        missing = [r for r in replicas if r.state is not ReplicaState.RUNNING]
+        shown = ", ".join(f"{r.name} ({r.state} for {r.for_s:.0f} s)" for r in missing[:PROGRESS_SHOWN])
+        more = f" and {len(missing) - PROGRESS_SHOWN} more" if len(missing) > PROGRESS_SHOWN else ""
+        log.info("%d of %d workers are not ready: %s%s", len(missing), len(replicas), shown, more)
 
     def close(self) -> None:
         """Stop starting and killing replicas; the directory goes on."""
@@ -370,7 +385,9 @@ class ControlPlane:
 
     def _start(self, action: ev.StartReplica) -> None:
         worker_id, reason = action.worker_id, action.reason
-        if reason != "wanted":
+        if reason == "wanted":
+            log.info("worker %s starts and loads %s", worker_id, action.model)
+        else:
             log.info("worker %s starts: %s", worker_id, reason)
             replica = replica_name(worker_id)
             self.meter.inc(catalogue.RESTARTS, replica=replica, cause=reason.split(":")[0])

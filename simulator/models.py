@@ -13,7 +13,7 @@ from baton.core.errors import SetupError
 
 
 @dataclass(frozen=True, slots=True)
-class LatentAttention:
+class LatentWidths:
     """Widths of multi-head latent attention (DeepSeek-V2, 2024), per head where there are heads."""
 
     query_rank: int
@@ -57,7 +57,7 @@ class ModelShape:
     """Groups of experts that routing is limited by; 1: it is not limited."""
     groups_used: int = 1
     """Groups that the experts of one token may be of."""
-    latent: LatentAttention | None = None
+    latent: LatentWidths | None = None
 
     @property
     def expert_layers(self) -> int:
@@ -127,7 +127,7 @@ class ModelShape:
         return 2 * self.heads * (latent.cached_dim + latent.kv_rank)
 
 
-DEEPSEEK_ATTENTION = LatentAttention(1536, 512, 128, 64, 128)
+DEEPSEEK_ATTENTION = LatentWidths(1536, 512, 128, 64, 128)
 
 # From the config.json of each model's public repository.
 MODELS = {
@@ -231,8 +231,8 @@ def _dense_layers(fields: Mapping[str, object], layers: int) -> int:
     return layers - with_experts
 
 
-def _latent_of(fields: Mapping[str, object]) -> LatentAttention:
-    return LatentAttention(
+def _latent_of(fields: Mapping[str, object]) -> LatentWidths:
+    return LatentWidths(
         query_rank=_whole(fields, "q_lora_rank", default=0),
         kv_rank=_whole(fields, "kv_lora_rank"),
         plain_dim=_whole(fields, "qk_nope_head_dim"),

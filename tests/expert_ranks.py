@@ -103,7 +103,7 @@ class LocalExperts:
         return made
 
     def routed(self, division: Division, dtype: torch.dtype) -> RemoteExperts:
-        """For `load_model`."""
+        """See `RoutedFactory`."""
         return RemoteExperts.of(self.caller(division.spec.hidden_size, dtype), division)
 
     def close(self) -> None:

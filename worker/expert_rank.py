@@ -27,6 +27,7 @@ from baton.core.ids import ExpertRankId
 from baton.wire.address import reachable_host
 from baton.wire.experts import RankStream, rank_stream
 from baton.wire.link import LinkBroken
+from baton.wire.serving import serve_until
 from control_plane.ray_experts import ExpertRankSpec
 from engine.experts.rank import ExpertRankEngine
 from engine.model_files.read_spec import load_spec
@@ -186,23 +187,28 @@ class ExpertRankService:
 
     async def _follow(self, link: RankStream) -> str | None:
         """Follow the orders of one stream until it ends. Return why the rank shall end, if it shall."""
-        beats = asyncio.create_task(self._beat(link))
-        try:
+        has_failed, retired = asyncio.Event(), list[str]()
+
+        async def read() -> None:
             async for order in link:
-                self._check()
                 match order:
                     case ExpertLoadOrder():
                         self.orders.load(order, link)
                     case ExpertDropOrder(expert):
                         self.orders.drop(expert)
                     case ExpertRankRetired(reason):
-                        return reason
+                        retired.append(reason)
+                        return
+
+        beats = asyncio.create_task(self._beat(link, has_failed))
+        try:
+            await serve_until(has_failed, read())
         finally:
             beats.cancel()
             await asyncio.wait({beats})
-        return None
+        return retired[0] if retired else None
 
-    async def _beat(self, link: RankStream) -> None:
+    async def _beat(self, link: RankStream, has_failed: asyncio.Event) -> None:
         """Show signs of life as long as the engine computes."""
         while self._engine.failure is None:
             try:
@@ -210,6 +216,7 @@ class ExpertRankService:
             except LinkBroken:
                 return
             await asyncio.sleep(BEAT_S)
+        has_failed.set()
 
     def _check(self) -> None:
         if self._engine.failure is not None:

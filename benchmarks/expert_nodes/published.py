@@ -16,7 +16,7 @@ from baton.core.messages import Role
 from simulator.experts.layout import NODE_GPUS, ExpertLayout
 from simulator.experts.pool import ExpertPool
 from simulator.experts.popularity import ExpertPopularity
-from simulator.experts.stages import StepWork
+from simulator.experts.stages import ExpertStepWork
 from simulator.fleet.fleet import Fleet
 from simulator.fleet.setup import PoolSizes, expert_machine, fleet_spec
 from simulator.fleet.workload import FleetRequest
@@ -126,13 +126,13 @@ def pool_of(case: PublishedCase, load: str) -> ExpertPool:
     return ExpertPool(model, find_gpu("h100"), layout, popularity)
 
 
-def work_of(case: PublishedCase) -> StepWork:
+def work_of(case: PublishedCase) -> ExpertStepWork:
     if case.role is Role.PREFILL:
         tokens = case.sequences * case.length
-        return StepWork(prompt_tokens=tokens, pairs=tokens * case.length / 2)
+        return ExpertStepWork(prompt_tokens=tokens, pairs=tokens * case.length / 2)
     each = 1 + case.drafts
     context = case.length + ANSWER_TOKENS / 2
-    return StepWork(decodes=case.sequences * each, context_tokens=case.sequences * each * context)
+    return ExpertStepWork(decodes=case.sequences * each, context_tokens=case.sequences * each * context)
 
 
 def predict(case: PublishedCase, load: str, *, with_fleet: bool) -> PublishedRow:

@@ -31,7 +31,7 @@ BLOCK_TOKENS, KV_BYTES = 32, 256 * 2**20
 _spawn = multiprocessing.get_context("spawn")
 
 
-class Child:
+class MeasuredProcess:
     """A process that answers requests, which are tuples (name, arguments…)."""
 
     def __init__(self, target: Callable[..., None], *arguments: object) -> None:

@@ -11,6 +11,7 @@ from rich.table import Table
 from baton.core.errors import SetupError
 from baton.files.terminal import new_console
 from benchmarks.experts.service import (
+    BESIDE_IDLE_MIN,
     SERVICE,
     SKEW,
     THROUGHPUT_MIN,
@@ -68,7 +69,9 @@ def _show_service(report: ServiceReport) -> None:
     console.print(
         f"Medians of the ratios: prefill {report.ratio('prefill'):.2f}, decode {report.ratio('decode'):.2f} "
         f"(aim: at least {THROUGHPUT_MIN}). Dispatch and combine move "
-        f"{report.combine_bytes_per_s / 1e9:.1f} GB/s, a memcpy {report.copy_bytes_per_s / 1e9:.1f} GB/s."
+        f"{report.combine_bytes_per_s / 1e9:.1f} GB/s, a memcpy {report.copy_bytes_per_s / 1e9:.1f} GB/s. "
+        f"Beside three idle workers one decodes at {report.beside_idle:.2f} of its speed alone (aim: "
+        f"{BESIDE_IDLE_MIN} or more)."
     )
 
 

@@ -13,7 +13,7 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from baton.config.experts import ExpertsConfig
 from baton.core.experts import ExpertMapUpdate, ExpertRankRef
-from benchmarks.experts.processes import Child, map_of, run_rank, run_worker
+from benchmarks.experts.processes import MeasuredProcess, map_of, run_rank, run_worker
 from benchmarks.parallel.cores import cores_to_use
 from engine.experts.caller import ExpertCaller, ExpertReport
 
@@ -31,6 +31,8 @@ SERVICE = MoeSizes(layers=8, experts=16, chosen=4, inner=1024)
 SKEW = MoeSizes(layers=2, experts=64, chosen=4, inner=256)
 PROMPT_TOKENS, DECODE_BATCH, CONTEXT_TOKENS = 512, 32, 256
 THROUGHPUT_MIN = 0.8
+BESIDE_IDLE_MIN = 0.95
+IDLE_WORKERS = 3
 _MADE = "made"
 
 
@@ -50,6 +52,8 @@ class ServiceReport(msgspec.Struct, frozen=True):
     """Rows and results that one caller moved per second, over the time of a dispatch without compute."""
     copy_bytes_per_s: float
     """A memcpy of as many bytes as one dispatch moves."""
+    beside_idle: float
+    """Decode speed of one worker while three others are connected and do nothing, over its speed alone."""
 
     def ratio(self, name: str) -> float:
         """Median of the rounds' ratios, divided over whole. name: prefill or decode."""
@@ -58,7 +62,8 @@ class ServiceReport(msgspec.Struct, frozen=True):
 
     @property
     def is_within_bounds(self) -> bool:
-        return min(self.ratio("prefill"), self.ratio("decode")) >= THROUGHPUT_MIN
+        fast = min(self.ratio("prefill"), self.ratio("decode")) >= THROUGHPUT_MIN
+        return fast and self.beside_idle >= BESIDE_IDLE_MIN
 
 
 def make_moe_model(folder: Path, sizes: MoeSizes = SERVICE) -> Path:
@@ -89,13 +94,13 @@ def make_moe_model(folder: Path, sizes: MoeSizes = SERVICE) -> Path:
     return folder
 
 
-class Ranks:
+class MeasuredRanks:
     """Two expert ranks, one per core."""
 
     def __init__(self, folder: Path, rows: str) -> None:
         cores = cores_to_use()
         self.children = [
-            Child(run_rank, str(folder), f"rank-{n}", (core,), rows) for n, core in enumerate(cores)
+            MeasuredProcess(run_rank, str(folder), f"rank-{n}", (core,), rows) for n, core in enumerate(cores)
         ]
         greetings = [child.receive() for child in self.children]
         self.refs: list[ExpertRankRef] = [greeting[0] for greeting in greetings]
@@ -136,13 +141,15 @@ def measure_service(
     """Both kinds in turn, `rounds` times, each for `seconds` of prefill and of decode."""
     cores = cores_to_use()
     progress("expert ranks and workers load the model")
-    ranks = Ranks(folder, rows)
-    workers: list[Child] = []
+    ranks = MeasuredRanks(folder, rows)
+    workers: list[MeasuredProcess] = []
     try:
         update = ranks.hold(ranks.halves())
         for number, core in enumerate(cores):
-            workers.append(Child(run_worker, str(folder), f"worker-{number}", (core,), update, rows))
-        whole = Child(run_worker, str(folder), "whole", cores, None, rows)
+            workers.append(
+                MeasuredProcess(run_worker, str(folder), f"worker-{number}", (core,), update, rows)
+            )
+        whole = MeasuredProcess(run_worker, str(folder), "whole", cores, None, rows)
         for child in (*workers, whole):
             child.receive()
         found: dict[str, list[ServiceRun]] = {"whole": [], "divided": []}
@@ -157,14 +164,16 @@ def measure_service(
         for child in (*workers, whole):
             child.end()
         moved, copied = _copies(ranks, rows)
-        return ServiceReport(tuple(found["whole"]), tuple(found["divided"]), moved, copied)
+        progress("one worker decodes alone, beside idle ones, and alone again")
+        beside = _beside_idle(folder, update, rows, seconds)
+        return ServiceReport(tuple(found["whole"]), tuple(found["divided"]), moved, copied, beside)
     finally:
         for child in workers:
             child.end()
         ranks.end()
 
 
-def _run(children: list[Child], seconds: float) -> ServiceRun:
+def _run(children: list[MeasuredProcess], seconds: float) -> ServiceRun:
     share = DECODE_BATCH // len(children)
     requests = (("prefill", PROMPT_TOKENS, seconds), ("decode", share, CONTEXT_TOKENS, seconds))
     rates: list[float] = []
@@ -175,7 +184,35 @@ def _run(children: list[Child], seconds: float) -> ServiceRun:
     return ServiceRun(*rates)
 
 
-def _copies(ranks: Ranks, rows: str) -> tuple[float, float]:
+def _beside_idle(folder: Path, update: ExpertMapUpdate, rows: str, seconds: float) -> float:
+    cores, request = cores_to_use(), ("decode", DECODE_BATCH // 2, CONTEXT_TOKENS, seconds)
+    children: list[MeasuredProcess] = []
+
+    def start(number: int) -> MeasuredProcess:
+        name, core = f"idle-{number}", cores[number % len(cores)]
+        child = MeasuredProcess(run_worker, str(folder), name, (core,), update, rows)
+        children.append(child)
+        return child
+
+    def speed() -> float:
+        tokens, elapsed_s = children[0].ask(*request)
+        return tokens / elapsed_s
+
+    try:
+        start(0).receive()
+        before = speed()
+        for child in [start(1 + number) for number in range(IDLE_WORKERS)]:
+            child.receive()
+        beside = speed()
+        for child in children[1:]:
+            child.end()
+        return 2 * beside / (before + speed())
+    finally:
+        for child in children:
+            child.end()
+
+
+def _copies(ranks: MeasuredRanks, rows: str) -> tuple[float, float]:
     """Bytes per second that one caller moves, without the time in which ranks compute, and of a memcpy."""
     layers, experts = ranks.sizes
     reports: list[ExpertReport] = []

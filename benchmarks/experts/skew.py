@@ -11,7 +11,7 @@ import torch
 
 from baton.config.experts import ExpertsConfig
 from baton.core.ids import NodeId
-from benchmarks.experts.service import HIDDEN, SKEW, Ranks
+from benchmarks.experts.service import HIDDEN, SKEW, MeasuredRanks
 from control_plane.experts.loads import DecayedCounts
 from control_plane.experts.place import place
 from control_plane.experts.values import ExpertMap, ExpertRank, Loads
@@ -57,7 +57,7 @@ class Skewed:
 
 def measure_skew(folder: Path, *, seconds: float, seed: int, progress: Callable[[str], None]) -> SkewReport:
     """Both kinds for `seconds`, on the same two ranks."""
-    ranks = Ranks(folder, "exact")
+    ranks = MeasuredRanks(folder, "exact")
     reports: list[ExpertReport] = []
     layers, experts = ranks.sizes
     caller = ExpertCaller(
@@ -83,7 +83,7 @@ def measure_skew(folder: Path, *, seconds: float, seed: int, progress: Callable[
 
 
 def _run(
-    caller: ExpertCaller, ranks: Ranks, seconds: float, seed: int, *, rebalances: bool
+    caller: ExpertCaller, ranks: MeasuredRanks, seconds: float, seed: int, *, rebalances: bool
 ) -> tuple[float, int]:
     """Tokens per second and layer, and experts that were loaded."""
     layers, experts = ranks.sizes
@@ -105,7 +105,7 @@ def _run(
     return done / (time.perf_counter() - begun_s), migrations
 
 
-def _rebalance(caller: ExpertCaller, ranks: Ranks, loads: Loads) -> int:
+def _rebalance(caller: ExpertCaller, ranks: MeasuredRanks, loads: Loads) -> int:
     """Have the ranks hold what the production placement says. Returns the number of experts loaded."""
     layers, experts = ranks.sizes
     ids = [ref.rank_id for ref in ranks.refs]

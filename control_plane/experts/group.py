@@ -129,7 +129,7 @@ class ExpertRankGroup:
                 yield from self._on_rank(event, now_s)
             case v.ExpertRankHungUp(rank_id, stream):
                 entry = self.ranks.of(rank_id)
-                if entry is not None and entry.stream == stream:
+                if entry is not None and entry.stream == stream and entry.state is not ExpertRankLife.ENDING:
                     yield from self._lose(entry, "its stream to the control plane ended", now_s)
             case v.ExpertRankExited(rank_id, reason):
                 if (entry := self.ranks.of(rank_id)) is not None:
@@ -192,9 +192,9 @@ class ExpertRankGroup:
                 if self.rollout is not None and self.rollout.is_loading(LoadId(load_id)):
                     self.migrations += self.is_placed
                 yield from self._roll(ExpertAnnounced(LoadId(load_id)), now_s)
-            case ExpertLoadFailed(load_id, _, reason):
+            case ExpertLoadFailed(load_id, expert, reason):
                 if self.rollout is not None and self.rollout.is_loading(LoadId(load_id)):
-                    entry.load_failures += 1
+                    entry.load_failures += not self.rollout.is_held(self._keys([expert]))
                 yield from self._roll(ExpertNotLoaded(LoadId(load_id), reason), now_s)
                 if entry.load_failures >= self.policy.load_failures_max:
                     yield from self._lose(entry, f"it cannot load experts: {reason}", now_s)

@@ -71,13 +71,15 @@ class ExpertCallerBook:
 
     def forget(self, *, now_s: float) -> None:
         """Forget callers that are gone, and wait no more for those that are behind for too long."""
-        gone_s = now_s - self._policy.caller_gone_s
+        policy = self._policy
         self._callers = {
-            name: one for name, one in self._callers.items() if one.ended_s is None or one.ended_s > gone_s
+            name: one
+            for name, one in self._callers.items()
+            if one.ended_s is None or now_s < one.ended_s + policy.caller_gone_s
         }
-        late_s = now_s - self._policy.caller_behind_s
         for one in self._callers.values():
-            one.is_ignored |= one.behind_since_s is not None and one.behind_since_s <= late_s
+            since_s = one.behind_since_s
+            one.is_ignored |= since_s is not None and now_s >= since_s + policy.caller_behind_s
 
     @property
     def lowest(self) -> int | None:

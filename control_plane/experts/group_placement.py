@@ -111,17 +111,16 @@ class ExpertPlacer:
     def _rank(self, entry: ExpertRankEntry, used: Sequence[ExpertRankEntry], wanted: int) -> ExpertRank:
         assert entry.hello is not None
         assert entry.rank_id is not None
-        slots = self._slots(entry, wanted)
+        slots = self._slots(wanted)
         if self._nominal(used, wanted) < self.sizes[1]:
             slots = max(slots, -(-self.sizes[1] // len(used)))
         state = ExpertRankState.READY if entry in used else ExpertRankState.DRAINING
         return ExpertRank(RankId(entry.rank_id), NodeId(entry.hello.node), slots, state)
 
     def _nominal(self, entries: Sequence[ExpertRankEntry], wanted: int) -> int:
-        return sum(self._slots(entry, wanted) for entry in entries)
+        return len(entries) * self._slots(wanted)
 
-    def _slots(self, entry: ExpertRankEntry, wanted: int) -> int:
-        """Slots that a rank uses if no rank is missing."""
-        assert entry.hello is not None
+    def _slots(self, wanted: int) -> int:
+        """Slots that each rank uses if no rank is missing, whatever number of ranks it was started for."""
         share = -int(-self.sizes[1] * self._policy.replicas // max(1, wanted))
-        return max(1, min(entry.hello.slots, share))
+        return max(1, min(self.sizes[1], share))

@@ -57,7 +57,7 @@ class ExpertGroupPolicy:
     """The time until a slow rank is tried again. It doubles each time, up to `slow_max_s`."""
     slow_max_s: float = 600.0
     load_failures_max: int = 8
-    """A rank that fails so often in a row to load from the model's files is started anew."""
+    """A rank that fails so often in a row to load experts that no rank holds is started anew."""
 
 
 # --- events ---------------------------------------------------------------------------------------

@@ -129,6 +129,10 @@ class ExpertRollout:
         """What a rank has announced and not been told to drop."""
         return self._held.get(rank, ())
 
+    def is_held(self, keys: Iterable[ExpertKey]) -> bool:
+        """Whether some rank has announced each of them."""
+        return all(key in self._holders for key in keys)
+
     def is_loading(self, load_id: LoadId) -> bool:
         return load_id in self._loads
 
@@ -141,7 +145,7 @@ class ExpertRollout:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is under way or waits."""
-        return not (self._wanted or self._loads or self._old)
+        return not (self._wanted or self._loads or self._old or self._is_dirty)
 
     @property
     def is_done(self) -> bool:
@@ -352,7 +356,9 @@ class ExpertRollout:
         waiting: list[_Wanted] = []
         has_room = False
         for wanted in self._wanted:
-            if self._free[wanted.rank] < 2:
+            # The last memory of a rank is for experts that no rank holds, and for exchanges. A rank that has
+            # something to load and no memory has more to give up than to load, so that not all have none.
+            if self._free[wanted.rank] < (1 if self._is_missing(wanted.key) else 2):
                 waiting.append(wanted)
                 continue
             has_room = True

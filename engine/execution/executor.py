@@ -23,10 +23,10 @@ from baton.core.steps import (
     TokenLogprobs,
 )
 from engine.compiling import CompilerProcess
-from engine.devices import TORCH_DTYPES
 from engine.execution.draft import DraftModel, with_drafts
 from engine.execution.graphs import make_graphs, recorded_sequences
 from engine.execution.load_ranks import (
+    adapter_slots,
     check_ranks,
     divisions_of,
     load_draft,
@@ -48,7 +48,7 @@ from engine.grammar import GrammarStore
 from engine.kernels.interface import BatchLayout, Span
 from engine.kv.parts import PoolPart
 from engine.kv.swap import SwapSpace
-from engine.loading.adapters import AdapterSlots, AdapterWeights
+from engine.loading.adapters import AdapterWeights
 from engine.loading.load import LoadedModel, load_model
 from engine.models.decoder import Progress
 from engine.models.model import LanguageModel
@@ -118,14 +118,7 @@ class Executor:
         self._draft = draft
         self._last_sampled: dict[SeqKey, int] = {}
         """Tokens that the previous step sampled, by sequence. They take the place of `PENDING_TOKEN`."""
-        self.adapters = AdapterSlots(
-            loaded.linears,
-            loaded.division,
-            slot_count=engine.adapters_max,
-            rank_max=engine.adapter_rank_max,
-            dtype=TORCH_DTYPES[self.geometry.dtype],
-            device=loaded.kv.device,
-        )
+        self.adapters = adapter_slots(loaded, engine)
         self.offloading, self.floor_s = loaded.offloading, loaded.floor_s
         # What ranks do together is not recorded on a device, nor are rows that go to other processes.
         recorded = recorded_sequences(engine, loaded.floor_s) if ranks is None and experts is None else 0

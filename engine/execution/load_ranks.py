@@ -15,6 +15,7 @@ from engine.execution.ranks import Ranks, StagedModel
 from engine.experts.following import ExpertConnection
 from engine.kv.parts import PoolPart
 from engine.kv.pool import KVPool
+from engine.loading.adapters import AdapterSlots
 from engine.loading.load import LoadedModel, load_model
 from engine.model_files.check import check_executed
 from engine.model_files.division import Division, pair_cost, rank_divisions
@@ -142,3 +143,15 @@ def mapped_parts(
 
 def part_of(division: Division, pool: KVPool) -> PoolPart:
     return PoolPart(division.layers or range(division.spec.layer_count), division.kv_heads(), pool)
+
+
+def adapter_slots(loaded: LoadedModel, engine: EngineConfig) -> AdapterSlots:
+    """The memory of a rank's adapters."""
+    return AdapterSlots(
+        loaded.linears,
+        loaded.division,
+        slot_count=engine.adapters_max,
+        rank_max=engine.adapter_rank_max,
+        dtype=TORCH_DTYPES[loaded.kv.geometry.dtype],
+        device=loaded.kv.device,
+    )

@@ -73,17 +73,18 @@ class _Open:
     beat_s: float
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Dispatch:
     """Rows that are away."""
 
     number: int
     epoch: int
+    """The epoch of the map that it uses, for `ExpertRoutes`."""
     begun_s: float
     results: Tensor
     """float32 [T, k, hidden], complete after `finish`."""
     kept: tuple[Tensor, ...]
-    """Memory that the native side reads meanwhile."""
+    """MappedMemory that the native side reads meanwhile."""
     device: torch.device
     dtype: torch.dtype
 
@@ -254,6 +255,8 @@ class ExpertCaller:
                 raise ExpertsUnavailable(
                     f"no expert rank took {left} rows within {timeout_s:g} s (map of epoch {table.epoch})"
                 )
+            sent.epoch, actions = self._routes.on_waiting(sent.epoch)
+            self._do(actions)
             # Results of the others go on arriving meanwhile: their slots wait.
             self._changed.wait_for(lambda: self._routes.table is not table, SLICE_S)
             return since_s
@@ -287,7 +290,7 @@ class ExpertCaller:
     # --- links -----------------------------------------------------------------------------------------
 
     def _do(self, actions: Sequence[RouteAction]) -> None:
-        """Under the lock."""
+        """Call it under the lock."""
         for action in actions:
             match action:
                 case ConnectExpertRank(link, ref):
@@ -332,7 +335,7 @@ class ExpertCaller:
         return FarLink.connect(ref, self._layout, self._bell, caller=self._name)
 
     def _close_link(self, number: int) -> None:
-        """Under the lock. What the link had goes back to its dispatch, which sends it elsewhere."""
+        """Call it under the lock. What the link had goes back to its dispatch, which sends it elsewhere."""
         opened = self._open.pop(number, None)
         if opened is None:
             return

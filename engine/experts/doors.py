@@ -18,7 +18,7 @@ import msgspec
 
 from baton.core.errors import PeerFailure
 from baton.core.experts import ExpertRankRef
-from engine.experts.exchange import Bell, Memory, SlotLayout
+from engine.experts.exchange import Bell, MappedMemory, SlotLayout
 from engine.experts.hello import CONNECT_S, HELLO_BYTES_MAX, LinkAnswer, LinkHello, refusal
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class LinkHost(Protocol):
     secret: str
     bell: Bell
 
-    def open_link(self, layout: SlotLayout, memory: Memory, bell: Bell) -> int:
+    def open_link(self, layout: SlotLayout, memory: MappedMemory, bell: Bell) -> int:
         """Serve the slots of a caller whose bell this is. Returns the link's number."""
         ...
 
@@ -54,7 +54,7 @@ class _Accepted:
 
     made: socket.socket
     number: int
-    memory: Memory
+    memory: MappedMemory
     bell: Bell
 
 
@@ -153,7 +153,7 @@ class LocalDoor:
                 made.send(msgspec.json.encode(LinkAnswer(reason)))
                 raise PeerFailure(reason)
             layout = hello.layout
-            memory = Memory(layout.total_bytes, fd=os.dup(fds[0]))
+            memory = MappedMemory(layout.total_bytes, fd=os.dup(fds[0]))
             undo.callback(memory.close)
             callers_bell = Bell(fd=os.dup(fds[1]))
             undo.callback(callers_bell.close)
@@ -180,7 +180,7 @@ class LocalDoor:
 class LocalLink:
     """The caller's side of a link within a host."""
 
-    def __init__(self, made: socket.socket, memory: Memory, bell: Bell) -> None:
+    def __init__(self, made: socket.socket, memory: MappedMemory, bell: Bell) -> None:
         self._made, self.memory, self.bell = made, memory, bell
         self.bell_address = bell.address
 
@@ -188,11 +188,11 @@ class LocalLink:
     def connect(cls, ref: ExpertRankRef, layout: SlotLayout, bell: Bell, *, caller: str) -> "LocalLink":
         """bell: the caller's. Raises PeerFailure."""
         made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        memory: Memory | None = None
+        memory: MappedMemory | None = None
         try:
             made.settimeout(CONNECT_S)
             made.connect(f"\0{ref.socket}")
-            memory = Memory(layout.total_bytes)
+            memory = MappedMemory(layout.total_bytes)
             hello = LinkHello.of(layout, secret=ref.secret, caller=caller)
             socket.send_fds(made, [msgspec.json.encode(hello)], [memory.fd, bell.memory.fd])
             data, fds, _, _ = socket.recv_fds(made, HELLO_BYTES_MAX, 1)

@@ -74,7 +74,7 @@ def functions() -> ctypes.CDLL:
     return native
 
 
-class Memory:
+class MappedMemory:
     """A run of bytes in a memfd, so that another process can map it too."""
 
     def __init__(self, size: int, *, fd: int | None = None) -> None:
@@ -113,7 +113,7 @@ class Bell:
 
     def __init__(self, *, fd: int | None = None) -> None:
         self._native = functions()
-        self.memory = Memory(self._native.baton_bell_bytes(), fd=fd)
+        self.memory = MappedMemory(self._native.baton_bell_bytes(), fd=fd)
         self.address = self.memory.address
 
     def ring(self) -> None:
@@ -202,7 +202,7 @@ class SlotLayout:
 class SlotView:
     """One slot, for those who carry it over a network."""
 
-    def __init__(self, memory: Memory, layout: SlotLayout, index: int) -> None:
+    def __init__(self, memory: MappedMemory, layout: SlotLayout, index: int) -> None:
         offset = index * layout.slot_bytes
         self._native, self._layout, self.index = functions(), layout, index
         self._head = memory.address + offset

@@ -31,7 +31,7 @@ from engine.experts.exchange import (
     REFUSED,
     TAKEN,
     Bell,
-    Memory,
+    MappedMemory,
     SlotLayout,
     SlotView,
 )
@@ -112,7 +112,7 @@ class _End:
 
     def __init__(self, layout: SlotLayout, requests: socket.socket, results: socket.socket) -> None:
         self._layout, self._requests, self._results = layout, requests, results
-        self.memory = Memory(layout.total_bytes)
+        self.memory = MappedMemory(layout.total_bytes)
         self._slots = [SlotView(self.memory, layout, index) for index in range(layout.slot_count)]
         self._is_over = threading.Event()
         self._threads: list[threading.Thread] = []

@@ -71,7 +71,7 @@ class ExpertConnection:
         """Ranks that were left out since they did not answer."""
 
     def routed(self, division: Division, dtype: torch.dtype) -> RemoteExperts:
-        """For `load_model`. Raises SetupError: a model without experts, or no native kernels."""
+        """Connect for `load_model`. Raises SetupError: a model without experts, or no native kernels."""
         moe = division.spec.moe
         if moe is None or not moe.layers:
             raise SetupError("experts.parallel: the model has no routed experts; set experts.parallel=off")
@@ -132,7 +132,7 @@ class ExpertConnection:
             self._caller.close()
 
     def _report(self, report: ExpertReport | ExpertCountsReport) -> None:
-        """From any thread."""
+        """Any thread may call it."""
         with self._changed:
             self.suspected_count += isinstance(report, ExpertRankSuspected)
             self._reports.append(report)

@@ -22,7 +22,7 @@ from baton.core.ids import ExpertRankId
 from baton.wire.address import host_port
 from engine.experts.bank import ExpertBank, HeldExpert
 from engine.experts.doors import LocalDoor
-from engine.experts.exchange import Bell, Memory, SlotLayout, functions
+from engine.experts.exchange import Bell, MappedMemory, SlotLayout, functions
 from engine.experts.far_door import FarDoor
 from engine.kernels.interface import Activation
 from engine.kernels.native import NativeKernels
@@ -176,7 +176,7 @@ class ExpertRankEngine:
 
     # --- LinkHost --------------------------------------------------------------------------------------
 
-    def open_link(self, layout: SlotLayout, memory: Memory, bell: Bell) -> int:
+    def open_link(self, layout: SlotLayout, memory: MappedMemory, bell: Bell) -> int:
         with self._lock:
             self._link_count += 1
             number = self._link_count

@@ -87,18 +87,17 @@ def load_model(
     routed: RoutedFactory | None = None,
     progress: Progress | None = None,
 ) -> LoadedModel:
-    """Read a rank's part of the model and allocate its KV pool. group: the tensor ranks; None: there is one.
-    context: the context ranks, which have one pool together; None: there is one. layers: of the pipeline
-    stage; None: all. shares_pool: other processes may map the pool. routed: connects to expert ranks; None:
-    the model's experts are loaded. `progress(layers loaded, layers in all)`.
+    """Read a rank's part of the model and allocate its KV pool. group: the tensor ranks; context: the context
+    ranks, which have one pool together; None: there is one. layers: of the pipeline stage; None: all.
+    shares_pool: other processes may map the pool. routed: connects to expert ranks; None: the model's experts
+    are loaded. `progress(layers loaded, layers in all)`.
 
     Raises SetupError: no such model, an unsupported or damaged one, one that cannot be divided so, no such
     device, too little memory.
     """
     device, (folder, spec) = torch_device(model.device), _checked_spec(model)
-    division = _division(spec, group, layers)
+    division, tokens = _division(spec, group, layers), context_tokens(spec, model)
     rank_spec = division.rank_spec() if spec.is_native else spec
-    tokens = context_tokens(spec, model)
     geometry = kv_geometry(rank_spec, model, engine)
     checkpoint = open_checkpoint(folder)
     # Workers of all shapes hold the same blocks, so the geometry that counts is the whole model's.
@@ -113,15 +112,13 @@ def load_model(
         dtype = TORCH_DTYPES[geometry.dtype]
         source = open_source(checkpoint, spec, model, dtype=dtype, device=device)
         offloading = _offloading(model, engine, division, checkpoint, dtype, kv_bytes)
-        remote = None if routed is None else routed(division, dtype)
-        loader = _loader(source, kernels, division, group, offloading, remote)
+        loader = _loader(source, kernels, division, group, offloading, routed and routed(division, dtype))
         network, linears = _decoder(division, loader, offloading, checkpoint, tokens, progress)
         notes.extend(offloading.notes)
     else:
         network, linears, offloading = FallbackModel(spec, folder, kernels, kv), (), None
         notes.append(network.note)
-        if progress is not None:
-            progress(spec.layer_count, spec.layer_count)
+        (progress or _ignored)(spec.layer_count, spec.layer_count)
     name = model.name or default_name(model.path) or folder.resolve().name
     digest = _model_digest(spec, checkpoint.digest(), tokens, model.quantization)
     return LoadedModel(
@@ -139,6 +136,10 @@ def load_model(
         notes=tuple(notes),
         offloading=offloading,
     )
+
+
+def _ignored(done: int, total: int) -> None:
+    """Take no notice of the progress."""
 
 
 def _checked_spec(model: ModelConfig) -> tuple[Path, ModelSpec]:

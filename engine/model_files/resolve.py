@@ -1,11 +1,14 @@
 """Model folders: the one on this machine that the operator named, or a download from the hub."""
 
+import contextlib
 from pathlib import Path
 
 from baton.core.errors import SetupError
 from engine.model_files.gguf.folder import gguf_in, unpack_gguf
 
 MODEL_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.model", "*.txt", "*.tiktoken")
+HUB_S = 10.0
+"""The time in which the hub must answer before a cluster starts."""
 FILES_WITHOUT_WEIGHTS = tuple(pattern for pattern in MODEL_FILES if pattern != "*.safetensors")
 
 
@@ -46,6 +49,23 @@ def resolve_model(
     return folder if folder is not None else _download(path_or_hub_id, revision, files)
 
 
+def check_available(hub_id: str, revision: str = "main") -> None:
+    """Check that a model of the hub is on this machine at least in part, or that the hub has it and answers
+    within HUB_S. Raises SetupError."""
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        with contextlib.suppress(LocalEntryNotFoundError):
+            snapshot_download(hub_id, revision=revision, allow_patterns=["*.json"], local_files_only=True)
+            return
+        HfApi().model_info(hub_id, revision=revision, timeout=HUB_S)
+    except (HfHubHTTPError, HFValidationError) as error:
+        raise _not_downloaded(hub_id, error) from error
+    except Exception as error:  # of whichever HTTP library this version of the client has
+        raise _unreachable(hub_id) from error
+
+
 def _download(hub_id: str, revision: str, files: tuple[str, ...]) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
@@ -53,11 +73,17 @@ def _download(hub_id: str, revision: str, files: tuple[str, ...]) -> Path:
     try:
         return Path(snapshot_download(hub_id, revision=revision, allow_patterns=list(files)))
     except LocalEntryNotFoundError as error:
-        raise SetupError(
-            f"{hub_id} is no folder here, and the Hugging Face hub cannot be reached to download it"
-        ) from error
+        raise _unreachable(hub_id) from error
     except (HfHubHTTPError, HFValidationError, OSError) as error:
-        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise SetupError(
-            f"{hub_id} is no folder here and cannot be downloaded from the hub: {first_line}"
-        ) from error
+        raise _not_downloaded(hub_id, error) from error
+
+
+def _unreachable(hub_id: str) -> SetupError:
+    return SetupError(
+        f"{hub_id} is no folder here, and the Hugging Face hub cannot be reached to download it"
+    )
+
+
+def _not_downloaded(hub_id: str, error: Exception) -> SetupError:
+    first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return SetupError(f"{hub_id} is no folder here and cannot be downloaded from the hub: {first_line}")

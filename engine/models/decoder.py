@@ -12,7 +12,7 @@ from engine.model_files.division import ONLY_STAGE, StagePlace
 from engine.model_files.spec import ModelSpec
 from engine.models.attention import Attention, GroupedAttention
 from engine.models.expert_counts import ExpertCounts
-from engine.models.halves import OVERLAP_ROWS_MIN, Half, halves_of
+from engine.models.halves import OVERLAP_ROWS_MIN, HalfBatch, halves_of
 from engine.models.linear import LayerPlace, Linear, Loader, MatrixSource, Norm, StepContext
 from engine.models.mla import LatentAttention
 from engine.models.mlp import Finish, GatedMlp, Mlp
@@ -215,12 +215,12 @@ class Decoder(Generic[Plan, Packed, PackedExperts]):
         hidden = self._embedded(tokens) if hidden is None else hidden
         cut = halves[0].token_count
         of_half = (rows < cut, rows >= cut)
-        parts: list[Half[Plan]] = []
+        parts: list[HalfBatch[Plan]] = []
         for number, layout in enumerate(halves):
             own = slice(0, cut) if number == 0 else slice(cut, None)
             plan = self._kernels.plan(layout, self.ropes(positions[own]), windows=self.windows)
             asked = rows[of_half[number]] - (cut if number else 0)
-            parts.append(Half(hidden[own], _step_context(plan, layout, tokens.device), asked))
+            parts.append(HalfBatch(hidden[own], _step_context(plan, layout, tokens.device), asked))
         layers = [layer for layer in self._layers if isinstance(layer, Layer)]
         for layer in layers[:-1] if self._stage.is_last else layers:
             for half in parts:

@@ -16,7 +16,7 @@ PART_TOKENS_MIN = 2
 """Parts of chunks are chunks: a single token would have to come before them."""
 
 
-class Half(Generic[Plan]):
+class HalfBatch(Generic[Plan]):
     """One half between two layers."""
 
     def __init__(self, hidden: Tensor, step: StepContext[Plan], rows: Tensor) -> None:

@@ -1,5 +1,5 @@
-"""Which expert ranks one caller sends rows to. Pure: maps, losses and the time go in, tables and reports come
-out.
+"""Routes decide which expert ranks one caller sends rows to. Pure: maps, losses and the time go in, tables
+and reports come out.
 
 A caller is a process of a worker. It takes a map when the control plane announces one, connects to the ranks
 that the map names, and takes a rank out for itself when the rank does not answer. A rank that was taken out
@@ -173,6 +173,17 @@ class ExpertRoutes:
         """A dispatch begins by the present table. Returns its epoch, for `on_dispatched`."""
         self._dispatches[self.epoch] = self._dispatches.get(self.epoch, 0) + 1
         return self.epoch
+
+    def on_waiting(self, epoch: int) -> tuple[int, list[RouteAction]]:
+        """Rows of a dispatch wait for a rank. Returns the epoch that the dispatch counts for from now on.
+
+        It is the present one: the control plane may need the memory of what only older maps name to load the
+        experts that the dispatch waits for. Rows that are under way by an older map are refused at worst.
+        """
+        if epoch == self.epoch:
+            return epoch, []
+        self._dispatches[self.epoch] = self._dispatches.get(self.epoch, 0) + 1
+        return self.epoch, self.on_dispatched(epoch)
 
     def on_dispatched(self, epoch: int) -> list[RouteAction]:
         """A dispatch has ended, however it did."""

@@ -20,10 +20,13 @@ LOOK_S = 0.25
 
 
 class TookTooLong(Exception):
-    """Raised in the thread that renders."""
-
     def __init__(self) -> None:
         super().__init__("it takes too long")
+
+
+class _TimeIsOver(BaseException):
+    """Raised in the thread that renders. It is no Exception, because jinja takes any Exception of an
+    expression that it works out in advance for a sign that the expression has to wait, and goes on."""
 
 
 @dataclass(eq=False, slots=True)
@@ -54,9 +57,9 @@ def run_bounded(work: Callable[[], R], *, seconds: float | None = None) -> R:
             return work()
         finally:
             _leave(run)
-    except TookTooLong:
+    except _TimeIsOver:
         _leave(run)  # the first time may have been cut short
-        raise
+        raise TookTooLong from None
 
 
 def _leave(run: _Rendering) -> None:
@@ -77,12 +80,12 @@ def _take_exception(thread_id: int) -> None:
         _set_exception(thread_id)
         while True:
             pass
-    except TookTooLong:
+    except _TimeIsOver:
         pass
 
 
 def _set_exception(thread_id: int) -> None:
-    error = ctypes.py_object(TookTooLong)
+    error = ctypes.py_object(_TimeIsOver)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), error)
 
 

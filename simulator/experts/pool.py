@@ -10,7 +10,7 @@ from control_plane.experts.place import ExpertPlacement
 from control_plane.experts.values import ExpertRank
 from simulator.experts.layout import SPARE_EXPERTS, ExpertLayout
 from simulator.experts.popularity import EVEN, ExpertPopularity, Unevenness, expert_ranks
-from simulator.experts.stages import LayerStages, StepWork
+from simulator.experts.stages import ExpertStepWork, LayerStages
 from simulator.experts.timeline import LayerParts, layer_s
 from simulator.experts.traffic import traffic_of
 from simulator.hardware import GB, NIC_BYTES_S, Efficiency, Gpu
@@ -61,19 +61,19 @@ class ExpertPool:
             return EVEN
         return self.popularity.unevenness(self.placement, rows=rows, node_gpus=self.layout.node_gpus)
 
-    def parts(self, work: StepWork, *, halves: int) -> LayerParts:
+    def parts(self, work: ExpertStepWork, *, halves: int) -> LayerParts:
         """Return the parts of a layer for one of so many parts of a batch."""
         part = work.part(halves)
         return self.stages.layer(part, self.unevenness(part.tokens), is_sending_beside=halves > 1)
 
-    def step_s(self, work: StepWork) -> float:
+    def step_s(self, work: ExpertStepWork) -> float:
         """Return the time of a step. A batch is divided where that is faster, if the layout allows it."""
         if not work.tokens:
             return 0.0
         choices = (1, 2) if self.layout.overlaps and work.tokens >= 2 else (1,)
         return min(self._step_s(work, halves) for halves in choices)
 
-    def _step_s(self, work: StepWork, halves: int) -> float:
+    def _step_s(self, work: ExpertStepWork, halves: int) -> float:
         model = self.model
         each_s = layer_s(self.parts(work, halves=halves), halves=halves, is_apart=self.layout.is_apart)
         dense_s = self.stages.dense_layer_s(work) * model.dense_layers
@@ -87,12 +87,12 @@ class ExpertPool:
         All workers of the pool are assumed to have as much to do. What is hidden beside the network's work,
         or behind it, is linear only between these points.
         """
-        one_s = self.step_s(StepWork(decodes=1))
-        batch_s = self.step_s(StepWork(decodes=batch))
-        long_s = self.step_s(StepWork(decodes=batch, context_tokens=batch * CONTEXT_TOKENS))
+        one_s = self.step_s(ExpertStepWork(decodes=1))
+        batch_s = self.step_s(ExpertStepWork(decodes=batch))
+        long_s = self.step_s(ExpertStepWork(decodes=batch, context_tokens=batch * CONTEXT_TOKENS))
         pairs = chunk_tokens * CONTEXT_TOKENS / 2
-        chunk_s = self.step_s(StepWork(prompt_tokens=chunk_tokens))
-        prompts_s = self.step_s(StepWork(prompt_tokens=chunk_tokens, pairs=pairs))
+        chunk_s = self.step_s(ExpertStepWork(prompt_tokens=chunk_tokens))
+        prompts_s = self.step_s(ExpertStepWork(prompt_tokens=chunk_tokens, pairs=pairs))
         decode_s = max(0.0, batch_s - one_s) / max(1, batch - 1)
         base_s = max(0.0, one_s - decode_s)
         return StepCosts(

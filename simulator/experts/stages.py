@@ -6,7 +6,7 @@ from math import exp
 from simulator.experts.layout import ExpertLayout
 from simulator.experts.popularity import Unevenness
 from simulator.experts.timeline import LayerParts
-from simulator.experts.traffic import Traffic
+from simulator.experts.traffic import RowTraffic
 from simulator.hardware import Efficiency, Gpu
 from simulator.models import ModelShape
 
@@ -19,7 +19,7 @@ STATE_BYTES = 2
 
 
 @dataclass(frozen=True, slots=True)
-class StepWork:
+class ExpertStepWork:
     """The work of one GPU in one step. All GPUs of a pool are assumed to have as much."""
 
     prompt_tokens: float = 0.0
@@ -33,8 +33,8 @@ class StepWork:
     def tokens(self) -> float:
         return self.prompt_tokens + self.decodes
 
-    def part(self, parts: int) -> "StepWork":
-        return StepWork(
+    def part(self, parts: int) -> "ExpertStepWork":
+        return ExpertStepWork(
             self.prompt_tokens / parts, self.decodes / parts, self.context_tokens / parts, self.pairs / parts
         )
 
@@ -46,13 +46,13 @@ class LayerStages:
     model: ModelShape
     gpu: Gpu
     layout: ExpertLayout
-    traffic: Traffic
+    traffic: RowTraffic
     weight_bytes: float
     kv_element_bytes: float
     nic_bytes_s: float
     efficiency: Efficiency
 
-    def layer(self, work: StepWork, uneven: Unevenness, *, is_sending_beside: bool) -> LayerParts:
+    def layer(self, work: ExpertStepWork, uneven: Unevenness, *, is_sending_beside: bool) -> LayerParts:
         """Return the parts of a layer that has experts. `is_sending_beside`: kernels of another part of the
         batch pass rows on meanwhile, which takes some of the multiprocessors."""
         slower = 1.0
@@ -67,7 +67,7 @@ class LayerStages:
             returned_s,
         )
 
-    def dense_layer_s(self, work: StepWork) -> float:
+    def dense_layer_s(self, work: ExpertStepWork) -> float:
         """Return the time of a layer without experts."""
         weights = 3 * self.model.hidden * self.model.dense_intermediate
         width = self.model.dense_intermediate
@@ -81,7 +81,7 @@ class LayerStages:
 
     # --- parts ------------------------------------------------------------------------------------
 
-    def _attention_s(self, work: StepWork) -> float:
+    def _attention_s(self, work: ExpertStepWork) -> float:
         model, share = self.model, self.efficiency
         flops = self.gpu.bf16_flops * share.attention_flops
         kv_bytes = model.kv_bytes_per_token(element_bytes=self.kv_element_bytes) / model.layers

@@ -8,7 +8,7 @@ from simulator.models import ModelShape
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class RowTraffic:
     """Means per token and layer, in bytes."""
 
     network_out: float
@@ -46,7 +46,7 @@ def _reached(model: ModelShape, nodes: int, parts: float, *, has_whole_groups: b
     return found
 
 
-def traffic_of(model: ModelShape, layout: ExpertLayout, *, has_whole_groups: bool) -> Traffic:
+def traffic_of(model: ModelShape, layout: ExpertLayout, *, has_whole_groups: bool) -> RowTraffic:
     sent = model.hidden * layout.sent_bytes
     sent += 4 * model.hidden / SCALE_NUMBERS if layout.sent_bytes <= 1 else 0.0
     returned = model.hidden * layout.returned_bytes
@@ -56,9 +56,9 @@ def traffic_of(model: ModelShape, layout: ExpertLayout, *, has_whole_groups: boo
     on_gpu = 0.0 if layout.is_apart else 1 / layout.ranks
     if layout.once_per_node:
         away, near = to_nodes * (1 - on_node), 1 - 1 / layout.node_gpus
-        return Traffic(away * sent, away * returned, to_ranks * near * sent, to_ranks * near * returned)
+        return RowTraffic(away * sent, away * returned, to_ranks * near * sent, to_ranks * near * returned)
     back = model.experts_used
-    return Traffic(
+    return RowTraffic(
         to_ranks * (1 - on_node) * sent,
         back * (1 - on_node) * returned,
         to_ranks * (on_node - on_gpu) * sent,

@@ -146,11 +146,11 @@ class Exchange:
 
     def _abort(self) -> None:
         self.is_broken_off = True
-        if self._may_write is not None:
-            self._may_write.set()
         self._break()
 
     def _break(self) -> None:
+        if self._may_write is not None:
+            self._may_write.set()  # A server lets whoever waits to write go on when the connection is lost.
         on_gone, self._on_gone = self._on_gone, None
         if on_gone is not None:
             on_gone()

@@ -142,7 +142,8 @@ class SimSession:
         self._last_s[to_end] = arrives_s
         run.clock.at(arrives_s, lambda: self._arrive(to_end))
         if isinstance(message, SAFE_TWICE) and self.network.repeats():
-            later_s = self.network.run.clock.now_s + self.network.repeat_after_s()
+            later_s = run.clock.now_s + self.network.repeat_after_s()
+            self.network.last_repeat_s = max(self.network.last_repeat_s, later_s)
             run.clock.at(later_s, lambda: self._repeat(to_end, message))
 
     def _repeat(self, to_end: int, message: object) -> None:
@@ -194,6 +195,7 @@ class Network:
         "_next_number",
         "_rng",
         "cut_off_until_s",
+        "last_repeat_s",
         "latency_s",
         "repeat_chance",
         "run",
@@ -207,6 +209,8 @@ class Network:
         self.slowness = 1.0
         self.repeat_chance = 0.0
         """Chance that a message which is safe to receive twice is repeated."""
+        self.last_repeat_s = 0.0
+        """When the last of all second copies comes."""
         self.sessions: dict[int, SimSession] = {}
         self.cut_off_until_s: dict[str, float] = {}
         """Processes that nobody can connect to, and until when."""

@@ -1,7 +1,7 @@
 """Seeds are run one after another or in several processes, and reported.
 
-A seed has two parts, one after the other: a cluster that serves clients, and a control plane with its
-replicas (`simulator.faults.control_plane`).
+A seed has three parts, one after the other: a cluster that serves clients, a control plane with its
+replicas (`simulator.faults.control_plane`), and a group of expert ranks (`simulator.faults.experts`).
 
 A seed that fails is reported with the invariant it broke, the history of the request concerned and the
 command that repeats it. The counts over all seeds prove that the faults and features under test really
@@ -24,6 +24,8 @@ from simulator.faults.client import SimClient
 from simulator.faults.client_drawing import draw_clients
 from simulator.faults.control import Cluster
 from simulator.faults.control_plane.runner import ControlRun
+from simulator.faults.experts.runner import ExpertRun
+from simulator.faults.experts.scenario import RankMoment
 from simulator.faults.injection import Faults
 from simulator.faults.model import Model
 from simulator.faults.network import Network
@@ -134,6 +136,31 @@ MUST_HAPPEN = (
     "ranks stopped",
     "workers ended with a rank",
     *(f"ranks struck while {point}" for point in RequestPoint),
+    "expert rows computed",
+    "expert rows sent again",
+    "expert rows that waited for a rank",
+    "expert rows refused",
+    "expert results of closed links",
+    "expert maps taken in mid-dispatch",
+    "expert maps late",
+    "expert ranks suspected",
+    "expert ranks left out for being late",
+    "expert ranks lost two at once",
+    "expert ranks retired",
+    "expert ranks that did not start",
+    "expert ranks' kills lost",
+    "expert callers gone in mid-dispatch",
+    "expert control planes restarted",
+    "expert loads failed",
+    "expert loads whose source was gone",
+    "experts dropped",
+    "expert fault: node_loss",
+    "expert fault: control_stall",
+    "expert fault: link_stalls",
+    "expert fault: streams_break",
+    "expert fault: nodes_left",
+    "expert fault: scaling",
+    *(f"expert ranks struck while {moment}" for moment in RankMoment),
 )
 """Counts that must not be zero over enough seeds."""
 
@@ -250,8 +277,10 @@ class SeedRun:
         for tenant, record in scenario.tenants.items():
             if record.tokens_per_minute and (owed_s := self.cluster.owed_s(tenant)) is not None:
                 checkers.quotas.at_rest(tenant, owed_s)
-        # What is held for a bounded time only, and by nobody who waits for it, may still be there.
-        self._run_until(clock.now_s + scenario.lingers_s, self._is_astray)
+        # What is held for a bounded time only, and by nobody who waits for it, may still be there. A second
+        # copy of a request is held so as well, and it may come seconds after everything is over.
+        lingers_from_s = max(clock.now_s, self.cluster.network.last_repeat_s)
+        self._run_until(lingers_from_s + scenario.lingers_s, self._is_astray)
         self._run_until(clock.now_s + scenario.settles_within_s, self.cluster.is_at_rest)
         checkers.rest(self.cluster.workers, self.cluster.routers, self.cluster.store_nodes)
 
@@ -287,15 +316,19 @@ def run_seed(seed: int, *, options: SeedOptions | None = None) -> SeedReport:
     report = _play(seed, SeedRun(seed), keeps_history=keeps_history)
     if not report.is_ok:
         return report
-    rest = _play(seed, ControlRun(RunContext(seed)), keeps_history=keeps_history)
-    return msgspec.structs.replace(
-        rest,
-        digest=f"{report.digest}+{rest.digest}",
-        event_count=report.event_count + rest.event_count,
-        virtual_s=report.virtual_s + rest.virtual_s,
-        counts=dict(Counter(report.counts) + Counter(rest.counts)),
-        faults=report.faults + rest.faults,
-    )
+    for make in (ControlRun, ExpertRun):
+        rest = _play(seed, make(RunContext(seed)), keeps_history=keeps_history)
+        report = msgspec.structs.replace(
+            rest,
+            digest=f"{report.digest}+{rest.digest}",
+            event_count=report.event_count + rest.event_count,
+            virtual_s=report.virtual_s + rest.virtual_s,
+            counts=dict(Counter(report.counts) + Counter(rest.counts)),
+            faults=report.faults + rest.faults,
+        )
+        if not report.is_ok:
+            break
+    return report
 
 
 def _play(seed: int, part: _Part, *, keeps_history: bool) -> SeedReport:

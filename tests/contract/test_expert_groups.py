@@ -189,7 +189,7 @@ async def test_a_caller_gets_the_map_of_all_experts_and_a_new_one_when_a_rank_is
     lost = min(first)
     world.ranks.tasks[lost].cancel()
     after = await caller.until(lambda found: is_whole(found) and lost not in found)
-    assert set(after) == set(first) - {lost}
+    assert set(first) - {lost} <= set(after), "the successor may have come already"
     again = await caller.until(lambda found: is_whole(found) and len(found) == 2)
     assert lost not in again
     state = await world.state(lambda one: one.is_ready and not one.loads_running)
@@ -224,7 +224,9 @@ async def test_orders_are_followed_until_they_are_done(world):
 async def test_a_pool_without_workers_has_no_expert_ranks(world):
     await world.state(lambda one: one.is_ready)
     world.order(Scale(Role.DECODE, 0))
-    await world.state(lambda one: not one.ranks)
+    async for state in world.plane.changes():
+        if not state.experts:
+            break
     world.order(Scale(Role.DECODE, 1))
     await world.state(lambda one: one.is_ready and len(one.ranks) == 2)
 

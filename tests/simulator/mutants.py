@@ -2,6 +2,7 @@
 
 from tests.simulator import (
     control_mutants,
+    expert_mutants,
     rank_mutants,
     router_mutants,
     store_mutants,
@@ -17,5 +18,6 @@ MUTANTS = {
     "store": store_mutants.MUTANTS,
     "control plane": control_mutants.CONTROL_MUTANTS,
     "autoscaler": control_mutants.SCALING_MUTANTS,
+    "experts": expert_mutants.MUTANTS,
 }
 ALL_MUTANTS = tuple(mutant for mutants in MUTANTS.values() for mutant in mutants)

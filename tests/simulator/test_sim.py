@@ -68,6 +68,14 @@ def test_stale_reads_are_refused():
     assert any(run_seed(seed).counts.get("stale reads refused") for seed in storms)
 
 
+def test_a_late_copy_of_a_request_may_be_held_for_its_lease():
+    """In this seed a second copy of a request for KV reaches an owner that never heard of the sequence when
+    everything else has been at rest for seconds."""
+    report = run_seed(101431)
+    assert report.counts["messages repeated"]
+    assert report.is_ok, report.message
+
+
 def test_same_seed_same_events():
     first, second = run_seed(3), run_seed(3)
     assert first.digest == second.digest

@@ -18,6 +18,7 @@ PIPES = {
         "benchmarks/hedging.py",
         "benchmarks/placement.py",
         "benchmarks/autoscale.py",
+        "benchmarks/experts/processes.py",
         "benchmarks/transfer.py",
     ),
     *("loadgen/sender_processes.py", "loadgen/senders.py"),

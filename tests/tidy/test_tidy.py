@@ -89,6 +89,7 @@ SLEEPERS = {
     "engine/kv/pairs.py",  # torch.distributed can only be asked whether it is done
     "kv_store/process/local.py",  # backoff when out of descriptors
     "kv_store/process/store_node.py",  # a pause before dialling again
+    "worker/expert_rank.py",  # signs of life have a period; a pause before dialling again
     "worker/expert_watch.py",  # counts on the device are looked at at intervals
     "worker/leave.py",  # another process can only be asked until it is empty
     "worker/registration.py",  # a heartbeat has a period

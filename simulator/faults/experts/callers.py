@@ -4,11 +4,10 @@ What `engine.experts.caller` does around the routes is done here: rows of a link
 another one, rows without a rank wait for the next map, ranks without a sign of life are left out.
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from baton.core.experts import (
     ExpertCallerHello,
@@ -25,10 +24,9 @@ from engine.scheduling.expert_routes import (
     ExpertRoutes,
     RouteAction,
 )
-from simulator.faults.experts.ranks import PostedRows, RowPair, RowResults, SimExpertRank
-
-if TYPE_CHECKING:
-    from simulator.faults.experts.world import ExpertWorld
+from simulator.faults.experts.ranks import SimExpertRank
+from simulator.faults.experts.rows import PostedRows, RowPair, RowResults
+from simulator.faults.experts.scenario import ExpertScenario
 
 WATCH_S = 0.05
 COUNTS_S = 0.5
@@ -39,7 +37,7 @@ RECONNECT_S = 0.2
 class PieceOnLink:
     """Rows in a slot of a link."""
 
-    dispatch: ExpertDispatch
+    dispatch: "ExpertDispatch"
     pairs: tuple[RowPair, ...]
     epoch: int
     posted_s: float
@@ -70,9 +68,53 @@ class ExpertDispatch:
     unserved_since_s: float | None = None
 
 
+class CallerChecks(Protocol):
+    """The checks of what a caller does."""
+
+    def suspected(self, rank_id: ExpertRankId) -> None: ...
+    def posted(
+        self, caller: "SimExpertCaller", rank: SimExpertRank, pairs: tuple[RowPair, ...], epoch: int
+    ) -> None: ...
+    def accepted(
+        self, caller: "SimExpertCaller", dispatch: ExpertDispatch, piece: PieceOnLink, results: RowResults
+    ) -> None: ...
+    def done(self, caller: "SimExpertCaller", dispatch: ExpertDispatch) -> None: ...
+    def look_at(self, caller: "SimExpertCaller") -> None: ...
+    def gave_up(self, caller: "SimExpertCaller") -> None: ...
+
+
+class CallerSurroundings(Protocol):
+    """What a caller has of the world."""
+
+    @property
+    def now_s(self) -> float: ...
+    @property
+    def scenario(self) -> ExpertScenario: ...
+    @property
+    def counts(self) -> Counter[str]: ...
+    @property
+    def group_name(self) -> str: ...
+    @property
+    def is_calm(self) -> bool: ...
+    @property
+    def checker(self) -> CallerChecks: ...
+
+    def after(self, delay_s: float, call: Callable[[], None]) -> None: ...
+    def open_stream(self) -> int | None: ...
+    def from_caller(self, name: str, stream: int, report: ExpertCallerReport) -> None: ...
+    def caller_died(self, caller: "SimExpertCaller") -> None: ...
+    def connect(self, caller: "SimExpertCaller", link: int, rank_id: ExpertRankId) -> None: ...
+    def last_beat_s(self, caller: "SimExpertCaller", rank: SimExpertRank) -> float: ...
+    def to_rank(self, caller: "SimExpertCaller", rank: SimExpertRank, posted: PostedRows) -> None: ...
+    def next_number(self) -> int: ...
+    def draw_rows(self, layer: int) -> list[list[int]]: ...
+    def choose(self, links: Sequence[int]) -> int: ...
+    def think_s(self) -> float: ...
+
+
 @dataclass(eq=False)
 class SimExpertCaller:
-    world: ExpertWorld
+    world: CallerSurroundings
     name: str
     is_alive: bool = True
     stream: int | None = None
@@ -190,7 +232,7 @@ class SimExpertCaller:
         opened = self.open.pop(link, None)
         if opened is None:
             return
-        opened.rank.forget_link(self, link)
+        opened.rank.forget_link(self.name, link)
         for piece in opened.slots.values():
             self.world.counts["expert rows sent again"] += len(piece.pairs)
             self._wait(piece.dispatch, piece.pairs)
@@ -271,9 +313,12 @@ class SimExpertCaller:
         dispatch.unserved = left
         if not left:
             dispatch.unserved_since_s = None
-        elif dispatch.unserved_since_s is None:
-            dispatch.unserved_since_s = self.world.now_s
-            self.world.counts["expert rows that waited for a rank"] += len(left)
+        else:
+            if dispatch.unserved_since_s is None:
+                dispatch.unserved_since_s = self.world.now_s
+                self.world.counts["expert rows that waited for a rank"] += len(left)
+            dispatch.epoch, actions = self.routes.on_waiting(dispatch.epoch)
+            self._do(actions)
         for link, pairs in by_link.items():
             self._post(dispatch, link, tuple(pairs), table.epoch)
 

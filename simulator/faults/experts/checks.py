@@ -1,27 +1,60 @@
 """What must always hold of expert ranks, checked from outside: invariants 15 to 17 of docs/invariants.md."""
 
-from __future__ import annotations
+from collections import Counter
+from collections.abc import Mapping
+from typing import Protocol
 
-from typing import TYPE_CHECKING
-
-from baton.core.experts import ExpertDropOrder, ExpertMapUpdate, ExpertRankOrder
+from baton.core.experts import ExpertDropOrder, ExpertMapUpdate, ExpertRankOrder, ExpertRankRetired
 from baton.core.ids import ExpertRankId
-from control_plane.experts.group import ExpertGroup
+from control_plane.experts.group import ExpertRankGroup
 from control_plane.experts.group_ranks import ExpertRankLife
+from simulator.faults.experts.callers import ExpertDispatch, PieceOnLink, SimExpertCaller
+from simulator.faults.experts.ranks import SimExpertRank
+from simulator.faults.experts.rows import RowPair, RowResults
+from simulator.faults.experts.scenario import ExpertScenario
 from simulator.faults.run_context import Violation
 
-if TYPE_CHECKING:
-    from simulator.faults.experts.callers import ExpertDispatch, PieceOnLink, SimExpertCaller
-    from simulator.faults.experts.ranks import RowPair, RowResults, SimExpertRank
-    from simulator.faults.experts.world import ExpertWorld
-
 SLACK_S = 0.2
+DISPATCH_S = 0.5
+"""No dispatch takes so long where nothing is wrong."""
 OUT_FOR_ALL_S = 1.0
 """A rank that does not answer is in no map so long after somebody suspected it."""
 
 
+class CheckedControl(Protocol):
+    """The control plane as it is checked."""
+
+    @property
+    def group(self) -> ExpertRankGroup | None: ...
+    @property
+    def lives(self) -> int: ...
+    @property
+    def wanted(self) -> int: ...
+    @property
+    def since_s(self) -> float: ...
+
+
+class CheckedWorld(Protocol):
+    """The processes that are checked."""
+
+    @property
+    def now_s(self) -> float: ...
+    @property
+    def scenario(self) -> ExpertScenario: ...
+    @property
+    def counts(self) -> Counter[str]: ...
+    @property
+    def ranks(self) -> Mapping[ExpertRankId, SimExpertRank]: ...
+    @property
+    def callers(self) -> Mapping[str, SimExpertCaller]: ...
+    @property
+    def control(self) -> CheckedControl: ...
+
+    def last_beat_s(self, caller: SimExpertCaller, rank: SimExpertRank) -> float: ...
+
+
 class ExpertChecker:
-    def __init__(self, world: ExpertWorld) -> None:
+    def __init__(self, world: CheckedWorld) -> None:
         self._world = world
         self._highest_epoch: dict[int, int] = {}
         """The last epoch of each life of the control plane."""
@@ -107,7 +140,9 @@ class ExpertChecker:
                 raise Violation(17, f"the map names {one.ref.rank_id} for {lacking}, which it does not hold")
 
     def ordered(self, rank_id: ExpertRankId, order: ExpertRankOrder) -> None:
-        """No expert is dropped that a map in use names there."""
+        """No expert is dropped that a map in use names there, and no rank ends that alone has some."""
+        if isinstance(order, ExpertRankRetired):
+            self._retired(rank_id)
         if not isinstance(order, ExpertDropOrder):
             return
         self._world.counts["experts dropped"] += 1
@@ -116,10 +151,18 @@ class ExpertChecker:
                 continue
             for epoch in caller.epochs_in_use:
                 if order.expert in caller.maps[epoch].get(rank_id, frozenset[int]()):
-                    raise Violation(
-                        17,
-                        f"{rank_id} shall drop {order.expert}, which epoch {epoch} in use by {caller.name} names",
-                    )
+                    what = f"{rank_id} shall drop {order.expert}"
+                    raise Violation(17, f"{what}, which epoch {epoch} in use by {caller.name} names")
+
+    def _retired(self, rank_id: ExpertRankId) -> None:
+        group, rank = self._world.control.group, self._world.ranks.get(rank_id)
+        if group is None or group.rollout is None or rank is None or group.ranks.of(rank_id) is None:
+            return
+        named = {
+            key.layer * self._world.scenario.experts + key.expert for key in group.rollout.map.replicas()
+        }
+        if alone := rank.held - named:
+            raise Violation(16, f"{rank_id} shall end, and no other rank of the map has {alone}")
 
     def _counts(self, caller: SimExpertCaller) -> bool:
         """Whether the control plane has to respect what the caller uses: its stream is open, or was until
@@ -168,7 +211,9 @@ class ExpertChecker:
             self._missing_since_s = None
             return
         since_s = self._missing_since_s = self._missing_since_s or world.now_s
-        begun_s = max(since_s, self._settled_from_s, world.control.since_s)
+        # A control plane that begins anew demands no memory back while callers may be on their way to it.
+        rebuilt_s = world.control.since_s + (scenario.policy.rebuild_s if world.control.lives > 1 else 0.0)
+        begun_s = max(since_s, self._settled_from_s, rebuilt_s)
         slots = sum(one.hello.slots for one in serving if one.hello is not None)
         wait_s = 0.0 if slots * scenario.policy.overcommit_max >= scenario.experts else 1e9
         most_s = wait_s + SLACK_S + 2.0 * scenario.load_s * total + 10 * scenario.latency_s
@@ -200,6 +245,9 @@ class ExpertChecker:
                 raise Violation(
                     16, f"{caller.name} uses epoch {caller.routes.epoch}, not {group.rollout.map.epoch}"
                 )
+            began_s = min((one.began_s for one in caller.dispatches.values()), default=world.now_s)
+            if world.now_s - began_s > DISPATCH_S:
+                raise Violation(16, f"a dispatch of {caller.name} is not done at the end")
             if caller.routes.suspected or not caller.routes.is_complete:
                 raise Violation(16, f"{caller.name} leaves out {caller.routes.suspected} at the end")
 

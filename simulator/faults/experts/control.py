@@ -1,21 +1,46 @@
 """The control plane's side of one expert group: its core, timers and streams, over several lives."""
 
-from __future__ import annotations
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
-from typing import TYPE_CHECKING
-
+from baton.core.experts import ExpertMapUpdate, ExpertRankOrder
+from baton.core.ids import ExpertRankId
 from control_plane.experts import group_values as v
-from control_plane.experts.group import ExpertGroup
-
-if TYPE_CHECKING:
-    from simulator.faults.experts.world import ExpertWorld
+from control_plane.experts.group import ExpertRankGroup
+from simulator.faults.experts.checks import ExpertChecker
+from simulator.faults.experts.ranks import SimExpertRank
+from simulator.faults.experts.scenario import ExpertScenario
+from simulator.faults.run_context import RunContext
 
 TICK_AFTER_S = 1e-6
 PREFIX = "experts-decode"
 
 
+class ControlSurroundings(Protocol):
+    """What the control plane has of the world."""
+
+    @property
+    def now_s(self) -> float: ...
+    @property
+    def context(self) -> RunContext: ...
+    @property
+    def scenario(self) -> ExpertScenario: ...
+    @property
+    def group_name(self) -> str: ...
+    @property
+    def ranks(self) -> Mapping[ExpertRankId, SimExpertRank]: ...
+    @property
+    def checker(self) -> ExpertChecker: ...
+
+    def after(self, delay_s: float, call: Callable[[], None]) -> None: ...
+    def start_rank(self, rank_id: ExpertRankId, ranks: int, avoid: Sequence[str]) -> None: ...
+    def kill_rank(self, rank_id: ExpertRankId) -> None: ...
+    def to_expert_rank(self, rank_id: ExpertRankId, order: ExpertRankOrder) -> None: ...
+    def announce(self, update: ExpertMapUpdate, only: str | None) -> None: ...
+
+
 class SimExpertControl:
-    def __init__(self, world: ExpertWorld) -> None:
+    def __init__(self, world: ControlSurroundings) -> None:
         self.world = world
         self.group: ExpertRankGroup | None = None
         self.wanted = world.scenario.wanted

@@ -1,11 +1,9 @@
 """One process of an expert rank: what it holds, loads and computes."""
 
-from __future__ import annotations
-
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Protocol
 
 from baton.core.experts import (
     ExpertDropOrder,
@@ -20,49 +18,39 @@ from baton.core.experts import (
     ExpertRankRetired,
 )
 from baton.core.ids import ExpertRankId
-from simulator.faults.experts.scenario import RankMoment
-
-if TYPE_CHECKING:
-    from simulator.faults.experts.callers import SimExpertCaller
-    from simulator.faults.experts.world import ExpertWorld
+from simulator.faults.experts.rows import PostedRows, RowResults
+from simulator.faults.experts.scenario import ExpertScenario, RankMoment
 
 BEAT_S = 0.1
 RECONNECT_S = 0.15
 EXPERT_BYTES = 1
 
 
-class RowPair(NamedTuple):
-    """One row of one dispatch, and an expert that it is routed to."""
+class RankSurroundings(Protocol):
+    """What an expert rank has of the world."""
 
-    dispatch: int
-    row: int
-    expert: int
+    @property
+    def now_s(self) -> float: ...
+    @property
+    def scenario(self) -> ExpertScenario: ...
+    @property
+    def counts(self) -> Counter[str]: ...
+    @property
+    def group_name(self) -> str: ...
 
-
-class PostedRows(NamedTuple):
-    """The content of a slot of a link."""
-
-    caller: str
-    link: int
-    slot: int
-    layer: int
-    pairs: tuple[RowPair, ...]
-
-
-class RowResults(NamedTuple):
-    """A rank's answer, which is written to the slot that the rows came in."""
-
-    link: int
-    slot: int
-    rank_id: ExpertRankId
-    pairs: tuple[RowPair, ...]
-    refused: int | None = None
-    """An expert of these rows that the rank does not hold: nothing was computed."""
+    def after(self, delay_s: float, call: Callable[[], None]) -> None: ...
+    def open_stream(self) -> int | None: ...
+    def from_rank(self, rank_id: ExpertRankId, stream: int, report: ExpertRankReport) -> None: ...
+    def reached(self, rank: "SimExpertRank", moment: RankMoment) -> None: ...
+    def rank_died(self, rank: "SimExpertRank", *, is_silent: bool) -> None: ...
+    def load_s(self) -> float: ...
+    def load_failure(self, order: ExpertLoadOrder) -> str: ...
+    def to_caller(self, rank: "SimExpertRank", name: str, results: RowResults) -> None: ...
 
 
 @dataclass(eq=False)
 class SimExpertRank:
-    world: ExpertWorld
+    world: RankSurroundings
     rank_id: ExpertRankId
     node: str
     slots: int
@@ -83,6 +71,7 @@ class SimExpertRank:
     _computing: list[PostedRows] = field(default_factory=list[PostedRows])
     _frozen: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
     died_s: float = 0.0
+    kills_lost: int = 0
 
     # --- its life -----------------------------------------------------------------------------------
 
@@ -111,6 +100,9 @@ class SimExpertRank:
         frozen, self._frozen = self._frozen, []
         for call in frozen:
             self.act(call)
+
+    def heal(self) -> None:
+        self.slow_factor = 1.0
 
     def die(self, *, is_silent: bool = False) -> None:
         """End. Peers hear of it at once unless the whole machine is gone."""
@@ -156,7 +148,9 @@ class SimExpertRank:
         )
 
     def stream_broke(self) -> None:
+        """Another control plane does not know of what is being loaded, so that it is given up."""
         self.stream = None
+        self._orders.clear()
         self.world.after(RECONNECT_S, lambda: self.act(self.connect))
 
     def _say(self, report: ExpertRankReport) -> None:
@@ -187,7 +181,7 @@ class SimExpertRank:
         self._is_loading = True
         order = self._orders[0]
         self.world.reached(self, RankMoment.LOAD)
-        duration_s = self.world.load_s() * self.slow_factor
+        duration_s = self.world.load_s()
         self.world.after(duration_s, lambda: self.act(lambda: self._loaded(order)))
 
     def _loaded(self, order: ExpertLoadOrder) -> None:
@@ -216,7 +210,8 @@ class SimExpertRank:
         self._computing = [one for one in self._waiting if one.layer == layer]
         self._waiting = [one for one in self._waiting if one.layer != layer]
         self.world.reached(self, RankMoment.COMPUTE)
-        duration_s = self.world.scenario.compute_s * self.slow_factor
+        rows = sum(len(one.pairs) for one in self._computing)
+        duration_s = rows * self.world.scenario.row_s * self.slow_factor
         self.busy_s += duration_s
         self.world.after(duration_s, lambda: self.act(self._computed))
 
@@ -231,6 +226,6 @@ class SimExpertRank:
         if self.is_alive:
             self._compute()
 
-    def forget_link(self, caller: SimExpertCaller, link: int) -> None:
+    def forget_link(self, caller: str, link: int) -> None:
         """Drop rows that wait for a connection that is closed."""
-        self._waiting = [one for one in self._waiting if (one.caller, one.link) != (caller.name, link)]
+        self._waiting = [one for one in self._waiting if (one.caller, one.link) != (caller, link)]

@@ -106,11 +106,7 @@ class ExpertRun:
 
     def _slow(self, rank: SimExpertRank) -> None:
         rank.slow_factor = self._rng.choice((10.0, 400.0))
-
-        def heal() -> None:
-            rank.slow_factor = 1.0
-
-        self.world.after(self._rng.uniform(0.5, 2.0), heal)
+        self.world.after(self._rng.uniform(0.5, 2.0), rank.heal)
 
     def _lose_node(self) -> None:
         nodes = sorted({rank.node for rank in self._well()})
@@ -132,8 +128,16 @@ class ExpertRun:
     def _break_link(self) -> None:
         callers = list(self.world.callers.values())
         caller = self._rng.choice(callers) if callers else None
-        if caller is not None and caller.open:
-            caller.fail(self._rng.choice(list(caller.open)), "the connection broke", is_gone=False)
+        if caller is None or not caller.open:
+            return
+        link = self._rng.choice(list(caller.open))
+        if self._rng.random() < 0.5:  # it is made anew while the rank still computes what came by the old one
+            caller.open[link].rank.slow_factor = 1.5 / self.scenario.row_s
+            self.world.after(2.0, caller.open[link].rank.heal)
+            self.world.control.stall(2.5)
+            self.world.after(0.1, lambda: caller.fail(link, "the connection broke", is_gone=False))
+        else:
+            caller.fail(link, "the connection broke", is_gone=False)
 
     def _stall_link(self) -> None:
         callers, well = list(self.world.callers.values()), self._well()

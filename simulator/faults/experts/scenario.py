@@ -1,7 +1,7 @@
 """The ranks, the callers and the faults of one small expert group, all drawn from the seed."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum, auto
 
 from control_plane.experts.group_values import ExpertGroupPolicy
@@ -64,14 +64,15 @@ class ExpertScenario:
     think_s: float
     """Time between two steps of a lane."""
     latency_s: float
-    compute_s: float
+    row_s: float
+    """Time in which a rank computes a row."""
     load_s: float
     start_s: float
     strikes_max: int
     churn_s: float = 7.0
     """Faults strike in this span."""
     begins_s: float = 2.0
-    settles_within_s: float = 25.0
+    settles_within_s: float = 45.0
     """Everything is as wanted so long after the last fault."""
 
     @property
@@ -95,7 +96,7 @@ def draw_experts(rng: random.Random) -> ExpertScenario:
         restart=restart,
         replicas=rng.choice((1.0, 1.5, 2.0, 2.0)),
         rebalance_s=rng.choice((1.0, 3.0)),
-        gain_min=rng.choice((0.0, 0.05)),
+        gain_min=rng.choice((0.02, 0.05)),
         half_life_s=2.0,
         # One expert may migrate in a second or so. What no rank holds is loaded without waiting.
         bytes_per_s=rng.choice((0.7, 2.0, 10.0)),
@@ -103,13 +104,16 @@ def draw_experts(rng: random.Random) -> ExpertScenario:
         rebuild_s=1.5,
         adopt_s=3.0,
         silence_s=2.0,
-        caller_behind_s=20.0,
         caller_gone_s=3.0,
         kill_again_s=0.5,
     )
+    is_pressed = rng.random() < 0.3
+    if is_pressed:  # ranks are lost again and again, and their memory is scarce
+        faults |= {"rank_kill", "two_at_once", "node_loss"}
+        policy = replace(policy, replicas=rng.choice((1.0, 1.5)))
     return ExpertScenario(
         faults=faults,
-        wanted=rng.randint(2, 4),
+        wanted=rng.choice((3, 4)) if is_pressed else rng.randint(2, 4),
         nodes=rng.choice((2, 2, 3)),
         callers=rng.randint(1, 3),
         lanes=rng.choice((1, 2)),
@@ -123,8 +127,8 @@ def draw_experts(rng: random.Random) -> ExpertScenario:
         reload_timeout_s=12.0,
         think_s=rng.choice((0.05, 0.12)),
         latency_s=rng.choice((0.0005, 0.002, 0.01)),
-        compute_s=rng.choice((0.001, 0.01)),
+        row_s=rng.choice((0.0005, 0.004)),
         load_s=load_s,
-        start_s=rng.choice((0.2, 1.0)),
-        strikes_max=rng.choice((1, 3)),
+        start_s=2.0 if is_pressed else rng.choice((0.2, 1.0)),
+        strikes_max=5 if is_pressed else rng.choice((1, 3)),
     )

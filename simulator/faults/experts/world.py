@@ -1,7 +1,5 @@
 """The processes of one expert group, the streams and links between them, and what time everything takes."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -18,7 +16,8 @@ from control_plane.experts import group_values as v
 from simulator.faults.experts.callers import SimExpertCaller
 from simulator.faults.experts.checks import ExpertChecker
 from simulator.faults.experts.control import SimExpertControl
-from simulator.faults.experts.ranks import PostedRows, RowResults, SimExpertRank
+from simulator.faults.experts.ranks import SimExpertRank
+from simulator.faults.experts.rows import PostedRows, RowResults
 from simulator.faults.experts.scenario import ExpertScenario, RankMoment
 from simulator.faults.run_context import RunContext
 
@@ -29,6 +28,8 @@ RESTART_S = (0.3, 1.5)
 CONNECT_TIMEOUT_S = 0.5
 START_FAILURE, LOAD_FAILURE, KILL_LOST = 0.4, 0.3, 0.4
 """Chances, where the fault is drawn."""
+KILLS_LOST_MAX = 2
+"""A process that outlives more orders to kill it counts as ended at some time, and stays."""
 
 Strike = Callable[[SimExpertRank], None]
 
@@ -237,9 +238,12 @@ class ExpertWorld:
     def kill_rank(self, rank_id: ExpertRankId) -> None:
         self.counts["expert ranks ended by the control plane"] += 1
         rank = self.ranks.get(rank_id)
+        if rank is None:
+            return
         is_lost = "kills_lost" in self.scenario.faults and not self.is_calm
-        if rank is None or (is_lost and self._rng.random() < KILL_LOST):
-            self.counts["expert ranks' kills lost"] += rank is not None
+        if is_lost and rank.kills_lost < KILLS_LOST_MAX and self._rng.random() < KILL_LOST:
+            rank.kills_lost += 1
+            self.counts["expert ranks' kills lost"] += 1
             return
         if rank.is_alive:
             self.after(self.scenario.latency_s, rank.die)
@@ -287,7 +291,7 @@ class ExpertWorld:
         stream, caller.stream, life = caller.stream, None, self.control.lives
         del self.callers[caller.name]
         for link, opened in caller.open.items():
-            opened.rank.forget_link(caller, link)
+            opened.rank.forget_link(caller.name, link)
         if stream is not None:
             event = v.ExpertCallerHungUp(caller.name, stream)
             self._send(caller.name, "control", lambda: self._hear(event, life))

@@ -66,7 +66,7 @@ def test_a_group_that_works_is_well():
         ({}, "ok: {}: every expert has a replica; 192 of 256 experts have only one replica"),
         ({"wanted_ranks": 6}, "note: {}: 4 of 6 expert ranks ready: none started"),
         ({"callers": 0}, "bad: {}: no worker is connected to the map of epoch 7"),
-        ({"callers": 1, "workers": 2}, "bad: {}: 1 callers are connected, and 2 workers serve"),
+        ({"callers": 1, "workers": 2}, "bad: {}: of 2 workers only 1 are connected to its map"),
         ({"callers": 0, "workers": 0}, "note: {}: no worker is connected"),
     ],
 )
@@ -107,7 +107,7 @@ def test_a_request_that_is_not_answered_is_bad_and_one_that_may_not_be_asked_is_
 def test_a_pool_that_had_nothing_to_do_is_noted_once():
     idle = group(*(rank(i, role=Role.PREFILL, rows=0) for i in range(2)), role=Role.PREFILL)
     said = found((group(), idle), (with_rows(group(), 5), idle))
-    assert "note: experts, prefill of m: no row yet: another pool served the request" in said
+    assert "note: experts, prefill of m: no row for the request, which another pool served; 0 so far" in said
     assert "ok: experts, decode of m: rows travel, 20 were computed for a request" in said
 
 

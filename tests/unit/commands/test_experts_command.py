@@ -238,7 +238,7 @@ def test_people_see_ranks_balance_replicas_and_migrations():
         "decode of m: 1 of 2 expert ranks ready, 3 experts without a replica, balance 91%",
         "4 layers of 64 experts; replicas: at least 1, 1.25 on average; 192 of 256 experts have only one",
         "worst layer 2 74%; epoch 7 used by 2 callers",
-        "5 placements, 12 experts migrated (12.0 MiB), 1 ranks lost",
+        "5 placements, 12 experts migrated (12.0 MiB), 1 rank lost",
         "experts-decode-1.a",
         "lost",
         "ffffffffffff host-1",

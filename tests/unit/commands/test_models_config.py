@@ -143,5 +143,5 @@ def test_names_are_one_things(path):
 
 def test_a_model_of_either_form_has_the_same_schema():
     assert set(Config.model_json_schema()["$defs"]["ModelEntry"]["properties"]) == {
-        *("model", "engine", "cluster", "slo", "autoscale"),
+        *("model", "engine", "experts", "cluster", "slo", "autoscale"),
     }

@@ -5,7 +5,7 @@ from typer.testing import CliRunner
 
 from baton.config.served_models import each_model
 from baton.core.errors import SetupError
-from commands.app import _pools, app
+from commands.app import _experts, _pools, app
 from commands.settings import load_config
 
 
@@ -120,3 +120,20 @@ def test_the_command_line_names_the_option_that_is_wrong():
     assert said.exit_code == 2
     assert "--prefill" in said.output
     assert "is not understood" in said.output
+
+
+def test_experts_are_beside_workers_or_on_ranks_of_their_own():
+    assert load_config([], _experts(False, None)).experts.parallel == "off"
+    beside = load_config([], _experts(True, None)).experts
+    assert (beside.parallel, beside.ranks) == ("workers", 0)
+    apart = load_config(["experts.replicas=2"], _experts(False, 3)).experts
+    assert (apart.parallel, apart.ranks, apart.replicas) == ("ranks", 3, 2.0)
+
+
+def test_experts_are_not_at_both_places_and_not_on_no_rank():
+    with pytest.raises(SetupError, match="leave one of the two out"):
+        _experts(True, 2)
+    for command in ("serve", "control"):
+        result = CliRunner().invoke(app, [command, "--model", "m", "--experts", "0"])
+        assert result.exit_code == 2
+        assert "--experts" in re.sub(r"\x1b\[[0-9;]*m", "", result.output)

@@ -70,7 +70,7 @@ class World:
         self.now_s, self.streams = 0.0, 0
         self.processes: dict[str, Process] = {}
         self.callers: dict[str, Caller] = {}
-        self.log = []
+        self.log, self.hung_up = [], []
         self.restart(life)
         self.send(v.ExpertRanksWanted(wanted))
 
@@ -118,6 +118,7 @@ class World:
             case ExpertRankRetired():
                 if process.state != "stopped":
                     process.state = "dead"
+                    self.hung_up.append((process.rank_id, process.stream))
 
     def announce(self, update, only):
         ranks = {one.ref.rank_id: set(one.experts) for one in update.ranks}
@@ -200,6 +201,8 @@ class World:
 
     def settle(self):
         """Everything that is on its way arrives."""
+        while self.hung_up:
+            self.send(v.ExpertRankHungUp(*self.hung_up.pop()))
         for process in list(self.processes.values()):
             if process.state == "starting":
                 self.hello(process.rank_id)

@@ -3,6 +3,7 @@
 import json
 import shutil
 import socket
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,6 +11,7 @@ from baton.config import Config
 from baton.core.errors import SetupError
 from control_plane.launch import _pools_text, check_setup
 from engine.model_files import check as model_check
+from engine.model_files.check_experts import check_experts
 from tests.models import make_model
 
 
@@ -26,6 +28,14 @@ def model(good, tmp_path):
 def config_of(path, *, router_port=0, **sections):
     model = {"path": str(path), **sections.pop("model", {})}
     return Config(model=model, router={"port": router_port}, **sections)
+
+
+OWN_PORTS = (
+    *(("cluster", name) for name in ("control_port", "control_metrics_port", "worker_port")),
+    ("cluster", "worker_metrics_port"),
+    ("store", "port"),
+    ("store", "metrics_port"),
+)
 
 
 def refused(path, *, with_router=True, **sections):
@@ -155,6 +165,11 @@ def test_ports_that_somebody_else_has(good):
         port = taken.getsockname()[1]
         assert f"127.0.0.1:{port}" in refused(good, router_port=port)
         check_setup(config_of(good, router_port=port), with_router=False)
+        for section, name in OWN_PORTS:
+            said = refused(good, **{section: {name: port}})
+            assert said.endswith(f"(choose another {section}.{name})"), said
+        cluster = {"worker_port": port, "worker_metrics_port": port, "ray_address": "h:1"}
+        check_setup(config_of(good, cluster=cluster), with_router=True)  # workers may be on other machines
         assert "cluster.control_port" in refused(good, cluster={"control_port": port})
 
 
@@ -239,3 +254,68 @@ def test_ranks_that_share_cores_are_told(good, monkeypatch, caplog):
     caplog.clear()
     check_setup(config_of(good, cluster={"decode_workers": "2xpp2"}), with_router=True)
     assert "stages of a worker wait for each other in every step" in caplog.text
+
+
+@pytest.fixture(scope="module")
+def moe(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("m") / "moe", "qwen3_moe")
+
+
+@pytest.mark.parametrize(
+    "experts", [{"parallel": "workers"}, {"parallel": "ranks", "ranks": 3, "replicas": 2}, {}]
+)
+def test_experts_may_be_on_ranks_of_their_own(moe, experts):
+    check_setup(config_of(moe, experts=experts), with_router=True)
+    check_setup(config_of("org/on-the-hub", experts=experts), with_router=True)
+
+
+@pytest.mark.parametrize(
+    ("experts", "says"),
+    [
+        ({"parallel": "ranks"}, "experts.ranks is 0: say how many with --experts N"),
+        ({"ranks": 2}, "experts.ranks=2 is for experts.parallel=ranks, and experts.parallel is off"),
+        ({"parallel": "workers", "ranks": 2}, "experts.parallel is workers"),
+        (
+            {"parallel": "ranks", "ranks": 2, "replicas": 2.5},
+            "experts.replicas=2.5 needs as many expert ranks, and the prefill pool has 2",
+        ),
+        ({"parallel": "workers", "replicas": 2}, "the prefill pool has 1"),
+    ],
+)
+def test_settings_of_experts_that_contradict_each_other_are_named(moe, experts, says):
+    assert says in refused(moe, experts=experts)
+
+
+def test_a_model_without_experts_has_none_on_ranks(good):
+    assert "no routed experts" in refused(good, experts={"parallel": "workers"})
+
+
+def test_experts_that_do_not_fit_are_counted(moe, monkeypatch):
+    monkeypatch.setattr(
+        "engine.model_files.check_experts.psutil.virtual_memory", lambda: SimpleNamespace(total=2**10)
+    )
+    settings = {"experts": {"parallel": "ranks", "ranks": 2}, "engine": {"kv_bytes": 1}}
+    text = refused_experts(moe, **settings)
+    assert "the experts do not fit: 2 layers of 8 experts" in text
+    assert "for each of 2 pools" in text
+
+
+def refused_experts(path, **sections):
+    with pytest.raises(SetupError) as caught:
+        check_experts(config_of(path, **sections), path)
+    return str(caught.value)
+
+
+def test_one_of_several_models_may_keep_its_experts(moe, good):
+    models = {
+        "a": {"model": {"path": str(moe)}},
+        "b": {"model": {"path": str(good)}, "experts": {"parallel": "off"}},
+    }
+    config = Config(models=models, experts={"parallel": "ranks", "ranks": 2}, router={"port": 0})
+    check_setup(config, with_router=True)
+    models["b"]["experts"] = {}
+    with pytest.raises(SetupError, match=r"models\.b: experts\.parallel=ranks: this model has no routed"):
+        check_setup(
+            Config(models=models, experts={"parallel": "ranks", "ranks": 2}, router={"port": 0}),
+            with_router=True,
+        )

@@ -168,6 +168,7 @@ def test_scaling_down_loses_no_expert_at_any_moment():
 def test_a_drained_rank_is_replaced_before_it_goes_where_the_others_have_no_room():
     world = ready_world(2)
     name = world.state().ranks[0].name
+    mark = len(world.log)
     world.send(v.ExpertRankDrained(name))
     phases = {one.name: one.phase for one in world.state().ranks}
     assert phases[name] is ExpertRankPhase.DRAINING
@@ -176,6 +177,7 @@ def test_a_drained_rank_is_replaced_before_it_goes_where_the_others_have_no_room
     world.run(3.0)
     names = {one.name for one in world.state().ranks}
     assert name not in names
+    assert not [one for one in world.log[mark:] if isinstance(one, v.KillExpertRank)]
     assert len(names) == 2
     assert (world.state().missing, world.state().losses) == (0, 0)
 

@@ -1,4 +1,5 @@
 import asyncio
+import logging
 
 import msgspec
 
@@ -176,6 +177,26 @@ async def test_what_cannot_be_done_is_refused_with_a_reason_and_changes_nothing(
         assert decision.text
     assert plane.state().pools == before
     assert [d.number for d in plane.state().decisions] == [1, 2, 3]
+    plane.close()
+
+
+async def test_workers_that_load_for_long_are_named_until_all_are_there(caplog, monkeypatch):
+    monkeypatch.setattr("control_plane.plane.PROGRESS_S", 0.01)
+    caplog.set_level(logging.INFO)
+    told = asyncio.Event()
+    log_progress = ControlPlane._log_progress
+    monkeypatch.setattr(ControlPlane, "_log_progress", lambda plane: (log_progress(plane), told.set()))
+    replicas = Replicas()
+    plane = plane_of(replicas, member_lease_s=60)
+    plane.want([Pool("m", {Role.DECODE: 2})])
+    all_there = asyncio.create_task(plane.until_settled())
+    line = "2 of 2 workers are not ready: decode-0 (starting for 0 s), decode-1 (starting for 0 s)"
+    await asyncio.wait_for(told.wait(), 10)
+    assert line in caplog.messages
+    assert not all_there.done()
+    starts = [text for text in caplog.messages if text.endswith("starts and loads m")]
+    assert len(starts) == 2
+    all_there.cancel()
     plane.close()
 
 

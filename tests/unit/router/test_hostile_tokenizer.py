@@ -4,9 +4,11 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from baton.core.errors import ClientError, SetupError
 from router.text import template_bounds, tokenizer_files
@@ -239,6 +241,21 @@ def test_work_in_time_is_let_through_and_threads_do_not_disturb_each_other():
         thread.join()
     assert found == [7, 7, 7]
     assert not template_bounds._runs
+
+
+def test_an_expression_that_is_worked_out_in_advance_ends_as_well():
+    """jinja catches every Exception of such an expression, and goes on."""
+
+    def slow(value):
+        ends_s = time.monotonic() + 10.0
+        while time.monotonic() < ends_s:
+            pass
+        return value
+
+    environment = ImmutableSandboxedEnvironment()
+    environment.filters["slow"] = slow
+    with pytest.raises(TookTooLong):
+        run_bounded(lambda: environment.compile("{{ 1|slow }}"), seconds=0.05)
 
 
 TRACED_AFTER_A_TIMEOUT = """

@@ -14,7 +14,7 @@ from benchmarks.expert_nodes.published import CASES, predict
 from simulator.experts.layout import ExpertLayout, layout_of, slots_needed
 from simulator.experts.pool import ExpertPool
 from simulator.experts.popularity import ExpertPopularity
-from simulator.experts.stages import StepWork
+from simulator.experts.stages import ExpertStepWork
 from simulator.experts.timeline import LayerParts, layer_s
 from simulator.experts.traffic import nodes_per_token, ranks_per_token, traffic_of
 from simulator.hardware import find_gpu
@@ -127,13 +127,13 @@ def test_one_batch_waits_for_its_rows_and_computes_shared_experts_meanwhile(part
 
 def test_the_gain_of_two_halves_in_prefill_is_as_published():
     """The report says 27 to 35 % at 8,192 tokens per GPU."""
-    work = StepWork(prompt_tokens=8192, pairs=8192 * 2048)
+    work = ExpertStepWork(prompt_tokens=8192, pairs=8192 * 2048)
     two, one = (pool(once_per_node=True, overlaps=overlaps).step_s(work) for overlaps in (True, False))
     assert 1.2 < one / two < 1.4
 
 
 def test_small_batches_are_not_divided():
-    work = StepWork(decodes=4, context_tokens=8000)
+    work = ExpertStepWork(decodes=4, context_tokens=8000)
     assert pool(overlaps=True).step_s(work) == pool(overlaps=False).step_s(work)
 
 
@@ -211,7 +211,7 @@ def test_ranks_of_their_own_leave_workers_room_and_split_the_work():
     popularity = ExpertPopularity.parse("uniform", DEEPSEEK)
     apart = ExpertPool(DEEPSEEK, find_gpu("h100"), layout, popularity)
     assert apart.kv_pool_bytes() > pool(32, 8).kv_pool_bytes() + 15e9
-    work = StepWork(decodes=128, context_tokens=128 * 2048)
+    work = ExpertStepWork(decodes=128, context_tokens=128 * 2048)
     parts, beside = apart.parts(work, halves=1), pool(32, 8, "uniform").parts(work, halves=1)
     assert parts.experts_s < beside.experts_s  # half as many rows for a rank
     assert parts.attention_s == beside.attention_s
@@ -223,11 +223,11 @@ def test_ranks_of_their_own_leave_workers_room_and_split_the_work():
 def test_linear_costs_meet_the_steps_that_they_are_laid_through():
     decode, prefill = pool(72, 4), pool(32, 9, once_per_node=True)
     costs = decode.costs(chunk_tokens=2048, batch=256)
-    full = StepWork(decodes=256, context_tokens=256 * 2048)
+    full = ExpertStepWork(decodes=256, context_tokens=256 * 2048)
     assert costs.step_s(decodes=256, context_tokens=256 * 2048) == pytest.approx(decode.step_s(full))
-    assert costs.step_s(decodes=1) == pytest.approx(decode.step_s(StepWork(decodes=1)))
+    assert costs.step_s(decodes=1) == pytest.approx(decode.step_s(ExpertStepWork(decodes=1)))
     chunk = prefill.costs(chunk_tokens=16_384, batch=256)
-    prompts = StepWork(prompt_tokens=16_384, pairs=16_384 * 1024)
+    prompts = ExpertStepWork(prompt_tokens=16_384, pairs=16_384 * 1024)
     assert chunk.step_s(prompt_tokens=16_384, pairs=16_384 * 1024) == pytest.approx(prefill.step_s(prompts))
     assert costs.is_usable
     assert chunk.is_usable
@@ -239,9 +239,9 @@ def test_linear_costs_meet_the_steps_that_they_are_laid_through():
 )
 def test_more_work_never_takes_less_time(decodes, context, load):
     one = POOLS[load]
-    step_s = one.step_s(StepWork(decodes=decodes, context_tokens=decodes * context))
-    longer_s = one.step_s(StepWork(decodes=decodes, context_tokens=decodes * (context + 512)))
-    twice_s = one.step_s(StepWork(decodes=2 * decodes, context_tokens=2 * decodes * context))
+    step_s = one.step_s(ExpertStepWork(decodes=decodes, context_tokens=decodes * context))
+    longer_s = one.step_s(ExpertStepWork(decodes=decodes, context_tokens=decodes * (context + 512)))
+    twice_s = one.step_s(ExpertStepWork(decodes=2 * decodes, context_tokens=2 * decodes * context))
     assert step_s <= longer_s + 1e-12
     assert step_s <= twice_s * (1 + 1e-3)
     assert twice_s <= 2.2 * step_s

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from simulator.models import MODELS, LatentAttention, find_model
+from simulator.models import MODELS, LatentWidths, find_model
 
 DEEPSEEK = {
     "architectures": ["DeepseekV3ForCausalLM"],
@@ -54,7 +54,7 @@ def test_a_folder_with_nothing_but_deepseeks_config_is_the_same_model(tmp_path):
 def test_queries_that_are_not_compressed_are_read(tmp_path):
     lite = {**DEEPSEEK, "q_lora_rank": None, "num_attention_heads": 16, "hidden_size": 2048}
     model = write(tmp_path, lite)
-    assert model.latent == LatentAttention(0, 512, 128, 64, 128)
+    assert model.latent == LatentWidths(0, 512, 128, 64, 128)
     assert model.attention_weights == 2048 * 16 * 192 + 2048 * 576 + 512 * 16 * 256 + 16 * 128 * 2048
 
 

@@ -124,7 +124,7 @@ def test_simulate_says_the_same_of_the_same_cluster(trace, tmp_path, counts):
     report = tmp_path / "report.json"
     simulate(
         str(trace), model="llama-3-8b", gpu="a100", tp=1, ttft_slo=1.5, tpot_slo=0.03, rate=3.0,
-        json_to=str(report), **counts,
+        json_to=str(report), **{role: str(count) for role, count in counts.items()},
     )  # fmt: skip
     figures = json.loads(report.read_text())
     assert not verdict.aborted

@@ -54,6 +54,48 @@ def test_what_cannot_be_meant_is_refused(tmp_path, arguments, complaint):
     assert complaint in " ".join(done.stderr.replace("│", "").split())
 
 
+def simulated(tmp_path, *arguments):
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text(json.dumps({"timestamp": 0, "input_length": 64, "output_length": 4}))
+    app = typer.Typer()
+    app.command()(simulate)
+    return CliRunner().invoke(app, [str(trace), "--model", "llama-3-8b", *arguments])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "target"),
+    [
+        ("--prefill 2xtp2 --decode 1xtp2", "2 prefill + 1 decode × llama-3-8b on 2 × h100"),
+        ("--prefill 0xtp2 --decode 0 --aggregated 3xtp2pp2", "3 aggregated × llama-3-8b on 4 × h100"),
+        ("--prefill 1 --decode 1", "1 prefill + 1 decode × llama-3-8b on 4 × h100"),
+        ("--prefill 1xtp2 --decode 1xtp2 --tp 2", "1 prefill + 1 decode × llama-3-8b on 2 × h100"),
+    ],
+)
+def test_workers_are_written_as_for_serve(tmp_path, arguments, target):
+    out = tmp_path / "out.json"
+    done = simulated(tmp_path, *arguments.split(), "--json", str(out))
+    assert done.exit_code == 0, done.output
+    assert target in json.loads(out.read_text())["settings"]["target"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ("--prefill 1xtp2 --decode 1", "write --prefill 1xtp2 --decode 1xtp2, for example"),
+        ("--prefill 1 --decode 2xtp2", "write --prefill 1xtp2 --decode 2xtp2, for example"),
+        ("--prefill 1xtp2 --decode 1xtp4", "simulated workers all have one shape"),
+        ("--aggregated 1xcp2", "write a shape such as tp2 or tp2pp2"),
+        ("--aggregated 1xtp2 --tp 4", "--aggregated 1xtp2 and --tp or --pp differ"),
+        ("--prefill two --decode 1", '--prefill two: shape "two" is not understood'),
+        ("--aggregated -1", "--aggregated -1: -1 is below 0"),
+    ],
+)
+def test_workers_that_cannot_be_simulated_are_refused_with_what_to_write(tmp_path, arguments, complaint):
+    done = simulated(tmp_path, *arguments.split())
+    assert done.exit_code == 2, done.output
+    assert complaint in " ".join(done.stderr.split())
+
+
 def figures(tmp_path, *arguments):
     out = tmp_path / "out.json"
     done = run(tmp_path, *arguments, "--json", str(out))
