@@ -8,6 +8,7 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -346,7 +347,7 @@ def test_a_lack_of_descriptors_passes(far: LinkWorld, monkeypatch: pytest.Monkey
     failing.set()
     opened = far.rank.open_link
 
-    def open_link(*arguments: object) -> int:
+    def open_link(*arguments: Any) -> int:
         if failing.is_set():
             raise OSError(24, "too many open files")
         return opened(*arguments)
