@@ -11,7 +11,7 @@ import msgspec
 from baton.core.experts import ExpertRankRef
 from baton.core.ids import ExpertRankId
 from engine.experts.doors import LocalDoor, LocalLink
-from engine.experts.exchange import FINISHED, POSTED, ROW_F32, TAKEN, Bell, Memory, SlotLayout, SlotView
+from engine.experts.exchange import FINISHED, POSTED, ROW_F32, TAKEN, Bell, MappedMemory, SlotLayout, SlotView
 from engine.experts.far_door import FarDoor
 from engine.experts.far_links import FarLink
 from engine.native.library import F32
@@ -30,7 +30,7 @@ class HandRank:
         self.changed = threading.Condition()
         self._count = 0
 
-    def open_link(self, layout: SlotLayout, memory: Memory, bell: Bell) -> int:
+    def open_link(self, layout: SlotLayout, memory: MappedMemory, bell: Bell) -> int:
         slots = [SlotView(memory, layout, index) for index in range(layout.slot_count)]
         with self.changed:
             self._count += 1

@@ -12,9 +12,11 @@ from baton.config import EngineConfig, ModelConfig
 from baton.config.experts import ExpertsConfig
 from baton.core.ids import ExpertRankId
 from engine.experts.rank import ExpertRankEngine
+from tests.certificates import secure_tests
 
 
 def main(folder: str, name: str) -> None:
+    secure_tests()
     engine = EngineConfig(kernels="native", threads=1, block_tokens=16)
     rank = ExpertRankEngine.load(ModelConfig(path=folder), engine, ExpertsConfig(), slots=64)
     ref = rank.start(host="127.0.0.1", rank_id=ExpertRankId(name))

@@ -84,7 +84,7 @@ class Dispatch:
     results: Tensor
     """float32 [T, k, hidden], complete after `finish`."""
     kept: tuple[Tensor, ...]
-    """MappedMemory that the native side reads meanwhile."""
+    """Memory that the native side reads meanwhile."""
     device: torch.device
     dtype: torch.dtype
 

@@ -24,17 +24,27 @@ LAYERS, EXPERTS, HIDDEN, CHOSEN, TOKENS = 2, 16, 64, 4, 24
 ALL = range(LAYERS * EXPERTS)
 
 
+HELD = {name: [e for e in ALL if e % 3 != number] for number, name in enumerate("abc")}
+"""Every expert is on two of three ranks."""
+
+
 class RankProcess:
-    def __init__(self, folder: Path, name: str, experts: list[int]) -> None:
-        self.experts = experts
+    def __init__(self, folder: Path, name: str) -> None:
+        self.name, self.is_intact = name, True
         command = [sys.executable, "-m", "tests.expert_rank_process", str(folder), name]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
-        self._name = name
+        self.own_ref: ExpertRankRef | None = None
 
-    def wait(self) -> None:
-        assert self.process.stdout is not None
-        self.ref = msgspec.json.decode(self.process.stdout.readline(), type=ExpertRankRef)
+    def wait(self, *, is_far: bool) -> None:
+        """Wait until it holds its part and nothing else. is_far: callers reach it over TCP."""
+        if self.own_ref is None:
+            assert self.process.stdout is not None
+            self.own_ref = msgspec.json.decode(self.process.stdout.readline(), type=ExpertRankRef)
+        host = "elsewhere" if is_far else self.own_ref.host
+        self.ref = msgspec.structs.replace(self.own_ref, host=host)
+        self.experts = HELD[self.name]
+        self.tell("drop " + " ".join(str(e) for e in ALL if e not in self.experts))
         self.load(self.experts)
 
     def load(self, experts: list[int]) -> None:
@@ -48,6 +58,7 @@ class RankProcess:
         assert self.process.stdout.readline() == "ok\n"
 
     def signal(self, number: int) -> None:
+        self.is_intact = False
         os.kill(self.process.pid, number)
 
     def end(self) -> None:
@@ -55,17 +66,36 @@ class RankProcess:
         self.process.communicate()
 
 
-class Cluster:
-    """Three ranks; every expert is on two of them."""
+class RankPool:
+    """Processes that tests have not signalled serve the next one, since they take long to start."""
 
-    def __init__(self, folder: Path, *, far: Sequence[int] = ()) -> None:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._idle: dict[str, RankProcess] = {}
+
+    def take(self, far: Sequence[int]) -> list[RankProcess]:
+        found = [self._idle.pop(name, None) or RankProcess(self._folder, name) for name in HELD]
+        for number, rank in enumerate(found):
+            rank.wait(is_far=number in far)
+        return found
+
+    def give_back(self, ranks: Sequence[RankProcess]) -> None:
+        for rank in ranks:
+            if rank.is_intact:
+                self._idle[rank.name] = rank
+            else:
+                rank.end()
+
+    def close(self) -> None:
+        for rank in self._idle.values():
+            rank.end()
+
+
+class Cluster:
+    def __init__(self, pool: RankPool, *, far: Sequence[int] = ()) -> None:
         """far: ranks that the caller reaches over TCP."""
-        held = [[e for e in ALL if e % 3 != rank] for rank in range(3)]
-        self.ranks = [RankProcess(folder, name, held[n]) for n, name in enumerate("abc")]
-        for rank in self.ranks:
-            rank.wait()
-        for number in far:
-            self.ranks[number].ref = msgspec.structs.replace(self.ranks[number].ref, host="elsewhere")
+        self._pool = pool
+        self.ranks = pool.take(far)
         self.reports: list[ExpertReport] = []
         config = ExpertsConfig(answer_timeout_s=0.4, reload_timeout_s=20.0)
         self.caller = ExpertCaller(
@@ -99,8 +129,7 @@ class Cluster:
 
     def close(self) -> None:
         self.caller.close()
-        for rank in self.ranks:
-            rank.end()
+        self._pool.give_back(self.ranks)
 
 
 @pytest.fixture(scope="module")
@@ -114,20 +143,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
+@pytest.fixture(scope="module")
+def pool(folder: Path) -> Iterator[RankPool]:
+    with contextlib.closing(RankPool(folder)) as made:
+        yield made
+
+
 @pytest.fixture
-def cluster(folder: Path) -> Iterator[Cluster]:
-    made = Cluster(folder)
-    yield made
-    made.close()
+def cluster(pool: RankPool) -> Iterator[Cluster]:
+    with contextlib.closing(Cluster(pool)) as made:
+        yield made
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize(("seed", "far"), [(0, ()), (1, (0, 1, 2)), (2, (1,))])
 def test_a_rank_lost_at_any_moment_costs_no_result(
-    folder: Path, how: int, seed: int, far: Sequence[int]
+    pool: RankPool, how: int, seed: int, far: Sequence[int]
 ) -> None:
     """The signal comes at a random place of a run of dispatches, small and large ones."""
-    with contextlib.closing(Cluster(folder, far=far)) as cluster:
+    with contextlib.closing(Cluster(pool, far=far)) as cluster:
         check_that_a_loss_costs_no_result(cluster, how, seed)
 
 
@@ -198,17 +232,13 @@ def test_a_refused_expert_is_not_asked_for_again(cluster: Cluster) -> None:
     assert cluster.caller.stats().rerouted == before
 
 
-def test_rows_that_nobody_takes_end_with_an_error(folder: Path) -> None:
-    made = Cluster(folder)
-    try:
-        made.caller._config = ExpertsConfig(reload_timeout_s=0.3)
-        for rank in made.ranks:
-            rank.signal(signal.SIGKILL)
-        with pytest.raises(ExpertsUnavailable, match="no expert rank took"):
-            made.dispatch(1)
-        assert not made.caller._routes._dispatches
-    finally:
-        made.close()
+def test_rows_that_nobody_takes_end_with_an_error(cluster: Cluster) -> None:
+    cluster.caller._config = ExpertsConfig(reload_timeout_s=0.3)
+    for rank in cluster.ranks:
+        rank.signal(signal.SIGKILL)
+    with pytest.raises(ExpertsUnavailable, match="no expert rank took"):
+        cluster.dispatch(1)
+    assert not cluster.caller._routes._dispatches
 
 
 def test_a_stopped_rank_that_goes_on_is_used_again(cluster: Cluster) -> None:
