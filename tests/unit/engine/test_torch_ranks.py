@@ -158,6 +158,6 @@ def test_followers_are_told_their_device() -> None:
     group = cast(Any, SimpleNamespace(address="there"))
     spread = Spread(Reach("", ""), (None, Recorded()))
     team = RankTeam(Shape.parse("tp2pp2"), group, group, spread, launch)
-    team._spawn_all(ModelConfig(path="m", device="cuda"), EngineConfig(shape="tp2pp2"))
+    team._spawn_all(ModelConfig(path="m", device="cuda"), EngineConfig(shape="tp2pp2"), None)
     devices = {setup.rank: ModelConfig.model_validate_json(setup.model).device for setup in told}
     assert devices == {1: "cuda:1", 2: "cuda:0", 3: "cuda:1"}
