@@ -11,8 +11,9 @@ from control_plane.experts.group_values import StartExpertRank
 from control_plane.ray_experts import ExpertRankSpec, RayExpertRanks
 from control_plane.workers import RayWorkers
 
-BESIDE_S = 30.0
-"""The time that a rank waits until the worker that it shall stand beside has a node."""
+BESIDE_S = 3600.0
+"""The longest time that a rank waits until the worker that it shall stand beside has a node. Its group gives
+up sooner, after `cluster.start_timeout_s`."""
 
 
 class StartedExpertRanks:
@@ -54,9 +55,12 @@ class StartedExpertRanks:
         async def start_beside() -> None:
             try:
                 node = await self._workers.node_of(worker_id, timeout_s=BESIDE_S)
-                self._ranks.start(spec, place, node=node, avoid=start.avoid)
             finally:
                 self._starting.pop(start.rank_id, None)
+            if node:
+                self._ranks.start(spec, place, node=node, avoid=start.avoid)
+            else:  # elsewhere it would take memory and cores that nobody gave it
+                self.on_exit(start.rank_id, f"{worker_id}, which it shall stand beside, has ended")
 
         self._starting[start.rank_id] = self._spawn(start_beside())
 

@@ -128,6 +128,16 @@ async def test_on_a_ray_cluster_a_rank_waits_for_the_node_of_its_worker(monkeypa
     await started.kill(other.rank_id)
     assert exits == [other.rank_id]
 
+    nodes["decode-1.1"] = asyncio.get_running_loop().create_future()
+    nodes["decode-1.1"].set_result("")  # its process has ended: the rank is not started just anywhere
+    third = StartExpertRank(ExpertRankId("experts-decode-1.a3"), 2, "wanted")
+    has_ended = asyncio.Event()
+    started.on_exit = lambda rank_id, reason: (exits.append(rank_id), has_ended.set())
+    started.start(third, "m", Role.DECODE)
+    await has_ended.wait()
+    assert exits == [other.rank_id, third.rank_id]
+    assert len(ranks.started) == 1
+
 
 @pytest.mark.parametrize(
     ("parallel", "device", "node", "cpus", "gpus", "labels"),
