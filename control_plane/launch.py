@@ -14,7 +14,7 @@ import psutil
 
 from baton.config import Config
 from baton.config.operators import DashboardConfig
-from baton.config.served_models import about, each_model, worker_count
+from baton.config.served_models import about, each_model, expert_ranks, worker_count
 from baton.core.errors import PlatformLost, SetupError
 from baton.core.messages import Role
 from baton.wire.address import host_port, reachable_host
@@ -148,7 +148,8 @@ def _pools_text(config: Config) -> str:
     cluster = config.cluster
     counts = (cluster.prefill_workers, cluster.decode_workers, cluster.aggregated_workers)
     shapes = (config.shape_of(role) for role in Role)
-    return ", ".join(
+    ranks = sum(expert_ranks(config).values())
+    return ("" if not ranks else f"{ranks} expert ranks, ") + ", ".join(
         f"{n} {role}" if shape.is_single or not n else f"{n} {role} of shape {shape}"
         for n, role, shape in zip(counts, Role, shapes, strict=True)
     )

@@ -41,6 +41,12 @@ def check_experts(config: Config, folder: Path | None) -> None:
             f"experts.parallel={experts.parallel}: this model has no routed experts that Baton computes "
             "itself; leave --expert-parallel and --experts out"
         )
+    for role, count in expert_ranks(config).items():
+        if count > (most := int(moe.expert_count * experts.replicas)):
+            raise SetupError(
+                f"the {role} pool would have {count} expert ranks, and its layers {moe.expert_count} experts "
+                f"of {experts.replicas:g} replicas: more than {most} ranks would have nothing to hold"
+            )
     if not config.cluster.ray_address and config.model.device == "cpu":
         _check_memory(spec, moe, config)
 

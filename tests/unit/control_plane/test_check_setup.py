@@ -319,3 +319,8 @@ def test_one_of_several_models_may_keep_its_experts(moe, good):
             Config(models=models, experts={"parallel": "ranks", "ranks": 2}, router={"port": 0}),
             with_router=True,
         )
+
+
+def test_more_expert_ranks_than_replicas_are_refused(moe):
+    said = refused(moe, experts={"parallel": "ranks", "ranks": 40, "replicas": 2})
+    assert "more than 16 ranks would have nothing to hold" in said
