@@ -30,7 +30,7 @@ from baton.core.experts import (
     ExpertRankRetired,
     ExpertRankSuspected,
 )
-from baton.core.ids import NodeId, replica_name
+from baton.core.ids import NodeId, WorkerId, replica_name
 from control_plane.experts import group_values as v
 from control_plane.experts.group_callers import ExpertCallerBook
 from control_plane.experts.group_placement import ExpertPlacer
@@ -122,9 +122,9 @@ class ExpertRankGroup:
             case v.ExpertNodesAvoided(nodes):
                 self.ranks.avoided = nodes
             case v.ExpertRankAdopted(rank_id):
-                self._adopted.add(replica_name_of(rank_id))
+                self._adopted.add(replica_name(WorkerId(rank_id)))
                 self._rebuild_until_s = self._first_due_s = now_s + self.policy.rebuild_s
-                yield from self.ranks.adopt(rank_id, replica_name_of(rank_id), now_s=now_s)
+                yield from self.ranks.adopt(rank_id, replica_name(WorkerId(rank_id)), now_s=now_s)
             case v.ExpertRankSaid():
                 yield from self._on_rank(event, now_s)
             case v.ExpertRankHungUp(rank_id, stream):
@@ -434,8 +434,3 @@ class ExpertRankGroup:
         unused = [epoch for epoch in old if lowest is None or epoch < lowest]
         if unused:
             yield from self._roll(EpochUnused(max(unused)), now_s)
-
-
-def replica_name_of(rank_id: str) -> str:
-    """The part of a rank's id that stays over restarts."""
-    return replica_name(rank_id)  # pyright: ignore[reportArgumentType] - both are written alike

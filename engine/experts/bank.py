@@ -10,17 +10,14 @@ from torch import Tensor
 
 from baton.config import EngineConfig, ModelConfig
 from baton.config.experts import ExpertsConfig
-from baton.core.errors import SetupError
 from engine.devices import TORCH_DTYPES, torch_device
 from engine.kernels.choose import make_kernels
 from engine.kernels.interface import Kernels
 from engine.kv.pool import KVPool
+from engine.loading.load import checked_spec
 from engine.loading.sources import open_checkpoint, open_source
-from engine.model_files.quant_scheme import check_quantization
-from engine.model_files.read_spec import load_spec
-from engine.model_files.resolve import resolve_model
+from engine.model_files.check_experts import divisible_experts
 from engine.model_files.sizes import kv_geometry
-from engine.model_files.spec import MoeSpec
 from engine.models.decoder import decoder_prefix
 from engine.models.moe import expert_matrices, experts_name
 
@@ -41,18 +38,14 @@ class ExpertBank:
         """Raises SetupError: no such model, one without experts, one that runs through transformers' modules,
         no such device."""
         self.device = device = torch_device(model.device)
-        folder = resolve_model(model.path, model.revision)
-        spec = load_spec(folder)
-        check_quantization(spec.quantization, model)
-        self._moe = check_divisible(spec.moe if spec.is_native else None, folder.name)
-        self.spec = spec
+        folder, spec = checked_spec(model)
+        self._moe, self.spec = divisible_experts(spec), spec
         geometry = kv_geometry(spec, model, engine)
         self.dtype = TORCH_DTYPES[geometry.dtype]
         # Kernels belong to a KV pool. This one is never used, and has one block.
         pool = KVPool(geometry, kv_bytes=geometry.block_bytes, device=device)
         own = engine.model_copy(update={"threads": experts.threads or engine.threads})
-        self.notes: list[str] = []
-        self.kernels: Kernels[Any, Any, Any] = make_kernels(own, pool, tell=self.notes.append)
+        self.kernels: Kernels[Any, Any, Any] = make_kernels(own, pool)
         self._checkpoint = open_checkpoint(folder)
         self._source = open_source(self._checkpoint, spec, model, dtype=self.dtype, device=device)
         self._at = decoder_prefix(self._source)
@@ -105,13 +98,3 @@ class ExpertBank:
             inner = self.kernels.gated_linear(x[rows[own]], expert.gate_up, self.spec.activation)
             out[own] = self.kernels.linear(inner, expert.down).float()
         return out
-
-
-def check_divisible(moe: MoeSpec | None, name: str) -> MoeSpec:
-    """Raises SetupError for a model whose experts cannot be on ranks of their own."""
-    if moe is None or not moe.layers:
-        raise SetupError(
-            f"experts.parallel: {name} has no routed experts, or runs through transformers' modules; set "
-            "experts.parallel=off"
-        )
-    return moe

@@ -80,7 +80,6 @@ class Dispatch:
     number: int
     epoch: int
     """The epoch of the map that it uses, for `ExpertRoutes`."""
-    begun_s: float
     results: Tensor
     """float32 [T, k, hidden], complete after `finish`."""
     kept: tuple[Tensor, ...]
@@ -124,7 +123,7 @@ class ExpertCaller:
         self._config, self._name, self._tell = config, name, report
         self.overlaps = config.overlap
         self._native = functions()
-        self._layers, self._experts, self._hidden = layer_count, expert_count, hidden
+        self._experts, self._hidden = expert_count, hidden
         self._wire_dtype = torch.bfloat16 if dtype is torch.bfloat16 else torch.float32
         self._layout = slot_layout(config, hidden, dtype)
         self._bell = Bell()
@@ -135,6 +134,8 @@ class ExpertCaller:
         self._open: dict[int, _Open] = {}
         self._connector = ThreadPoolExecutor(CONNECTS_MAX, thread_name_prefix="experts-connect")
         self._host = socket.gethostname()
+        self._under_way: dict[int, Dispatch] = {}
+        """Dispatches whose memory the native side writes to, even if an error keeps `finish` from coming."""
         self._waited_s = 0.0
         self._is_closed = False
         self._wake, self._waker = os.pipe()
@@ -177,8 +178,9 @@ class ExpertCaller:
             *(experts.data_ptr(), experts.shape[1], layer, self._experts),
             *(table.starts.ctypes.data, table.links.ctypes.data, results.data_ptr()),
         )
-        kept = (rows, experts)
-        return Dispatch(number, epoch, time.monotonic(), results, kept, x.device, x.dtype)
+        sent = Dispatch(number, epoch, results, (rows, experts), x.device, x.dtype)
+        self._under_way[number] = sent
+        return sent
 
     def finish(self, sent: Dispatch, weights: Tensor) -> Tensor:
         """Wait for the results and mix them: sum over j of weights[t, j] * result[t, j], in the order of j,
@@ -189,6 +191,7 @@ class ExpertCaller:
         finally:
             self._waited_s += time.monotonic() - begun_s
             self._native.baton_caller_end(self._caller, sent.number)
+            del self._under_way[sent.number]
             with self._changed:
                 self._do(self._routes.on_dispatched(sent.epoch))
         return self._mix(sent, weights)
@@ -199,7 +202,7 @@ class ExpertCaller:
         return CallerStats(*numbers, waited_s=self._waited_s)
 
     def close(self) -> None:
-        """Close all connections. No dispatch may be under way."""
+        """Close all connections. Nobody may be in `begin` or `finish`."""
         with self._changed:
             if self._is_closed:
                 return
@@ -223,7 +226,7 @@ class ExpertCaller:
         missing_since_s: float | None = None
         while True:
             outcome: int = self._native.baton_caller_finish(
-                *(self._caller, sent.number, int(SLICE_S * 1e9), 0, 1, refused.ctypes.data)
+                *(self._caller, sent.number, int(SLICE_S * 1e9), refused.ctypes.data)
             )
             if outcome == 0:
                 return

@@ -52,7 +52,7 @@ def functions() -> ctypes.CDLL:
             _I64,
         ),
         "caller_reroute": ([_POINTER, _I64, _I64, _POINTER, _POINTER], _I64),
-        "caller_finish": ([_POINTER, _I64, _I64, _I64, _I32, _POINTER], _I32),
+        "caller_finish": ([_POINTER, _I64, _I64, _POINTER], _I32),
         "caller_late": ([_POINTER, _I64, _I64, _POINTER, _I64], _I64),
         "caller_end": ([_POINTER, _I64], None),
         "caller_stats": ([_POINTER, _POINTER], None),
@@ -62,8 +62,8 @@ def functions() -> ctypes.CDLL:
         "rank_link": ([_POINTER, _I64, _POINTER, *layout, _POINTER], None),
         "rank_unlink": ([_POINTER, _I64], None),
         "rank_set": ([_POINTER, _I64, _I32, _POINTER, _POINTER], None),
-        "rank_serve": ([_POINTER, _I64, _I64], _I32),
-        "rank_take": ([_POINTER, _I64, _I64, _POINTER], _I64),
+        "rank_serve": ([_POINTER, _I64], _I32),
+        "rank_take": ([_POINTER, _I64, _POINTER], _I64),
         "rank_rows": ([_POINTER, _I64, _POINTER, _POINTER, _POINTER], None),
         "rank_done": ([_POINTER, _POINTER, _I64, _I64], None),
         "rank_stats": ([_POINTER, _POINTER], None),
@@ -80,7 +80,6 @@ class MappedMemory:
     def __init__(self, size: int, *, fd: int | None = None) -> None:
         """fd: of a memfd that somebody else has made, which is taken over; None: make one. Raises OSError,
         and ValueError if the memfd is too small."""
-        self.size = size
         if fd is None:
             fd = os.memfd_create("baton-experts", os.MFD_CLOEXEC)
             os.ftruncate(fd, size)

@@ -26,6 +26,7 @@ from baton.wire.link import LinkBroken
 from engine.experts.access import ExpertAccess
 from engine.experts.caller import CallerStats, ExpertCaller, ExpertReport
 from engine.experts.routed import RemoteExperts
+from engine.model_files.check_experts import divisible_experts
 from engine.model_files.division import Division
 from engine.models.expert_counts import Counts
 from engine.native.build import NativeUnavailable
@@ -72,9 +73,7 @@ class ExpertConnection:
 
     def routed(self, division: Division, dtype: torch.dtype) -> RemoteExperts:
         """Connect for `load_model`. Raises SetupError: a model without experts, or no native kernels."""
-        moe = division.spec.moe
-        if moe is None or not moe.layers:
-            raise SetupError("experts.parallel: the model has no routed experts; set experts.parallel=off")
+        moe = divisible_experts(division.spec)
         try:
             caller = self._caller = ExpertCaller(
                 self.access.config,
@@ -96,7 +95,10 @@ class ExpertConnection:
     def wait_ready(self) -> None:
         """Wait until every expert has a rank that is connected. Raises SetupError."""
         if self._caller is None:
-            return
+            raise SetupError(
+                "experts.parallel: this model runs through transformers' modules, which hold all experts; "
+                "leave --expert-parallel and --experts out"
+            )
         timeout_s = self.access.start_timeout_s
         if not self._caller.wait_complete(timeout_s):
             raise SetupError(

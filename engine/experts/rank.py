@@ -24,8 +24,7 @@ from engine.experts.bank import ExpertBank, HeldExpert
 from engine.experts.doors import LocalDoor
 from engine.experts.exchange import Bell, MappedMemory, SlotLayout, functions
 from engine.experts.far_door import FarDoor
-from engine.kernels.interface import Activation
-from engine.kernels.native import NativeKernels
+from engine.kernels.native import ACTIVATIONS, NativeKernels
 from engine.native.build import NativeUnavailable
 from engine.native.library import BF16, F32
 
@@ -36,8 +35,6 @@ SERVE_S = 0.1
 """The computing thread looks this often whether the rank is closed."""
 BATCH_PAIRS_MAX = 4096
 """Pairs of a row and an expert in one product, beyond the first caller's."""
-_ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "swiglu_oai": 3}
-"""`enum Activation` in native/src/vmath.h."""
 
 
 class ExpertRankEngine:
@@ -59,7 +56,7 @@ class ExpertRankEngine:
         self._wire_dtype = torch.bfloat16 if is_narrow else torch.float32
         self._rank: int = self._native.baton_rank_new(
             *(self.bell.address, bank.layer_count, bank.expert_count, BF16 if is_narrow else F32),
-            *(_ACTIVATIONS[bank.spec.activation], BATCH_PAIRS_MAX),
+            *(ACTIVATIONS[bank.spec.activation], BATCH_PAIRS_MAX),
         )
         self._held: dict[int, HeldExpert] = {}
         self._leaving: dict[int, HeldExpert] = {}
@@ -98,11 +95,6 @@ class ExpertRankEngine:
         return self._expert_bytes
 
     @property
-    def notes(self) -> tuple[str, ...]:
-        """Lines about how the rank computes."""
-        return tuple(self._bank.notes)
-
-    @property
     def held(self) -> tuple[int, ...]:
         with self._lock:
             return tuple(sorted(self._held))
@@ -116,11 +108,6 @@ class ExpertRankEngine:
     def busy_s(self) -> float:
         """Time spent computing since the start."""
         return self._stats()[1] / 1e9
-
-    @property
-    def batches(self) -> int:
-        """Grouped products computed since the start."""
-        return self._stats()[2]
 
     def start(self, *, host: str, rank_id: ExpertRankId, reached_at: str = "") -> ExpertRankRef:
         """Accept callers. host: the interface to listen on. reached_at: the host that callers of other hosts
@@ -211,14 +198,14 @@ class ExpertRankEngine:
             self.failure = error
 
     def _serve_native(self) -> None:
-        failed = self._native.baton_rank_serve(self._rank, int(SERVE_S * 1e9), 0)
+        failed = self._native.baton_rank_serve(self._rank, int(SERVE_S * 1e9))
         assert not failed, "float32 activations, bfloat16 weights"
 
     def _serve_batch(self) -> None:
         """Compute one batch through the kernels of another device."""
         self._leaving.clear()
         sizes = (ctypes.c_int64 * 2)()
-        pairs: int = self._native.baton_rank_take(self._rank, int(SERVE_S * 1e9), 0, sizes)
+        pairs: int = self._native.baton_rank_take(self._rank, int(SERVE_S * 1e9), sizes)
         if not pairs:
             return
         begun_s = time.perf_counter()

@@ -22,7 +22,7 @@ from engine.kv.pool import KVPool
 from engine.native.build import NativeUnavailable
 from engine.native.library import BF16, F32, features, library, set_threads
 
-_ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "swiglu_oai": 3}
+ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "swiglu_oai": 3}
 """`enum Activation` in native/src/vmath.h."""
 _NO_ACTIVATION = -1
 _POINTER, _I32, _I64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
@@ -115,7 +115,7 @@ class NativeKernels(NativeAttention):
 
     def gated_linear(self, x: Tensor, matrix: NativeMatrix, activation: Activation) -> Tensor:
         out = torch.empty((x.shape[0], matrix.out_size // 2), dtype=x.dtype)
-        return self._multiply(x, matrix, out, None, _ACTIVATIONS[activation])
+        return self._multiply(x, matrix, out, None, ACTIVATIONS[activation])
 
     def logits(self, x: Tensor, matrix: NativeMatrix) -> Tensor:
         out = torch.empty((x.shape[0], matrix.out_size), dtype=torch.float32)
@@ -144,7 +144,7 @@ class NativeKernels(NativeAttention):
             *(experts.gate_up_pointers, experts.down_pointers, len(experts.down)),
             *(x.data_ptr(), x.shape[0], x.stride(0), F32 if x.dtype is torch.float32 else BF16),
             *(chosen.data_ptr(), weights.data_ptr(), chosen.shape[1]),
-            *(_ACTIVATIONS[activation], out.data_ptr()),
+            *(ACTIVATIONS[activation], out.data_ptr()),
         )
         assert not failed, "float32 activations, bfloat16 weights"
         return out
@@ -169,7 +169,7 @@ class NativeKernels(NativeAttention):
         out = torch.empty((rows, n), dtype=gate.dtype)
         _functions().baton_gated(
             *(gate.data_ptr(), gate.stride(0), up.data_ptr(), up.stride(0), out.data_ptr(), n),
-            *(F32 if gate.dtype is torch.float32 else BF16, rows, n, _ACTIVATIONS[activation]),
+            *(F32 if gate.dtype is torch.float32 else BF16, rows, n, ACTIVATIONS[activation]),
         )
         return out
 

@@ -95,7 +95,7 @@ def load_model(
     Raises SetupError: no such model, an unsupported or damaged one, one that cannot be divided so, no such
     device, too little memory.
     """
-    device, (folder, spec) = torch_device(model.device), _checked_spec(model)
+    device, (folder, spec) = torch_device(model.device), checked_spec(model)
     division, tokens = _division(spec, group, layers), context_tokens(spec, model)
     rank_spec = division.rank_spec() if spec.is_native else spec
     geometry = kv_geometry(rank_spec, model, engine)
@@ -142,7 +142,9 @@ def _ignored(done: int, total: int) -> None:
     """Take no notice of the progress."""
 
 
-def _checked_spec(model: ModelConfig) -> tuple[Path, ModelSpec]:
+def checked_spec(model: ModelConfig) -> tuple[Path, ModelSpec]:
+    """The model's folder on this machine and its spec. Raises SetupError: no such model, or one that cannot
+    be loaded as the configuration asks."""
     folder = resolve_model(model.path, model.revision)
     spec = load_spec(folder)
     check_quantization(spec.quantization, model)

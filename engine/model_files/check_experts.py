@@ -35,12 +35,7 @@ def check_experts(config: Config, folder: Path | None) -> None:
     if folder is None:
         return
     spec = load_spec(folder)
-    moe = moe_of(spec)
-    if moe is None:
-        raise SetupError(
-            f"experts.parallel={experts.parallel}: this model has no routed experts that Baton computes "
-            "itself; leave --expert-parallel and --experts out"
-        )
+    moe = divisible_experts(spec)
     for role, count in expert_ranks(config).items():
         if count > (most := int(moe.expert_count * experts.replicas)):
             raise SetupError(
@@ -61,9 +56,14 @@ def check_expert_settings(config: Config) -> None:
         )
 
 
-def moe_of(spec: ModelSpec) -> MoeSpec | None:
-    """The model's experts, if they can be on ranks of their own."""
-    return spec.moe if spec.is_native and spec.moe is not None and spec.moe.layers else None
+def divisible_experts(spec: ModelSpec) -> MoeSpec:
+    """The model's experts. Raises SetupError if they cannot be on ranks of their own."""
+    if not spec.is_native or spec.moe is None or not spec.moe.layers:
+        raise SetupError(
+            "experts.parallel: this model has no routed experts that Baton computes itself; leave "
+            "--expert-parallel and --experts out"
+        )
+    return spec.moe
 
 
 def expert_bytes(spec: ModelSpec, moe: MoeSpec, model: ModelConfig) -> int:

@@ -96,11 +96,6 @@ class ExpertRoutes:
         self.table = self._empty()
 
     @property
-    def rank_ids(self) -> tuple[ExpertRankId, ...]:
-        """Ranks of the map."""
-        return tuple(self._routes)
-
-    @property
     def suspected(self) -> tuple[ExpertRankId, ...]:
         """Ranks of the map that get no rows, since they failed."""
         return tuple(rank for rank, route in self._routes.items() if route.suspected is not None)

@@ -15,17 +15,7 @@
 
 namespace baton {
 
-void wait_for_ring(Bell& bell, uint32_t seen, int64_t until_ns, int64_t spin_ns) {
-    const auto rung = [&] { return bell.word.value.load(std::memory_order_acquire) != seen; };
-    const int64_t spin_until = std::min(now_ns() + spin_ns, until_ns);
-    do {
-        for (int i = 0; i < 16; ++i) {
-            if (rung()) return;
-#if defined(__x86_64__) || defined(__i386__)
-            __builtin_ia32_pause();
-#endif
-        }
-    } while (now_ns() < spin_until);
+void wait_for_ring(Bell& bell, uint32_t seen, int64_t until_ns) {
     bell.word.sleepers.fetch_add(1, std::memory_order_seq_cst);
     const int64_t left_ns = until_ns - now_ns();
     if (left_ns > 0 && bell.word.value.load(std::memory_order_seq_cst) == seen) {
@@ -243,7 +233,7 @@ BATON_API void baton_bell_beat(void* bell) { static_cast<Bell*>(bell)->beat_ns.s
 BATON_API int64_t baton_bell_last_beat(void* bell) { return static_cast<Bell*>(bell)->beat_ns.load(); }
 BATON_API uint32_t baton_bell_count(void* bell) { return static_cast<Bell*>(bell)->word.value.load(); }
 BATON_API void baton_bell_wait(void* bell, uint32_t seen, int64_t timeout_ns) {
-    wait_for_ring(*static_cast<Bell*>(bell), seen, now_ns() + timeout_ns, 0);
+    wait_for_ring(*static_cast<Bell*>(bell), seen, now_ns() + timeout_ns);
 }
 
 BATON_API int64_t baton_slot_bytes(int64_t hidden, int64_t pairs_max, int32_t row_kind, int32_t result_kind) {
@@ -327,8 +317,7 @@ BATON_API int64_t baton_caller_reroute(void* handle, int64_t id, int64_t expert_
 
 // Waits for the results. 0: all are there. 1: some pairs are unserved, of links that broke, that refused
 // (refused[0]: the link, else -1; refused[1]: see SlotHead), or that nobody holds. 2: `timeout_ns` is over.
-BATON_API int32_t baton_caller_finish(void* handle, int64_t id, int64_t timeout_ns, int64_t spin_ns,
-                                      int32_t returns_unserved, int32_t* refused) {
+BATON_API int32_t baton_caller_finish(void* handle, int64_t id, int64_t timeout_ns, int32_t* refused) {
     Caller& caller = *static_cast<Caller*>(handle);
     const int64_t until_ns = now_ns() + timeout_ns;
     refused[0] = -1;
@@ -344,11 +333,11 @@ BATON_API int32_t baton_caller_finish(void* handle, int64_t id, int64_t timeout_
                 refused[0] = refusal.link, refused[1] = refusal.expert;
                 return 1;
             }
-            if (!f.unserved.empty() && (returns_unserved || !f.open_pairs)) return 1;
+            if (!f.unserved.empty()) return 1;
             if (!f.open_pairs) return 0;
         }
         if (now_ns() >= until_ns) return 2;
-        wait_for_ring(*caller.bell, seen, until_ns, spin_ns);
+        wait_for_ring(*caller.bell, seen, until_ns);
     }
 }
 

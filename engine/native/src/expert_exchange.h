@@ -72,8 +72,9 @@ inline void ring(Bell& bell) {
     if (bell.word.sleepers.load(std::memory_order_seq_cst)) wake(bell.word);
 }
 
-// Waits until the bell's count differs from `seen`, or until `until_ns`. Spins for spin_ns before it sleeps.
-void wait_for_ring(Bell& bell, uint32_t seen, int64_t until_ns, int64_t spin_ns);
+// Waits until the bell's count differs from `seen`, or until `until_ns`. It sleeps at once: the peer may need this
+// very core.
+void wait_for_ring(Bell& bell, uint32_t seen, int64_t until_ns);
 
 // out[t] = sum over j of weights[t, j] * outputs[place_of[t, j]], in the order of j, in float32. place_of: null:
 // t * chosen_count + j; below zero: left out. dtype: of out.

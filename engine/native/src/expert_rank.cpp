@@ -308,7 +308,7 @@ BATON_API void baton_rank_set(void* handle, int64_t expert, int32_t is_held, con
 }
 
 // Computes what comes for `span_ns`. 0, or 1 when the matrices do not go with the model's dtype.
-BATON_API int32_t baton_rank_serve(void* handle, int64_t span_ns, int64_t spin_ns) {
+BATON_API int32_t baton_rank_serve(void* handle, int64_t span_ns) {
     Rank& rank = *static_cast<Rank*>(handle);
     const int64_t until_ns = now_ns() + span_ns;
     while (now_ns() < until_ns) {
@@ -325,14 +325,14 @@ BATON_API int32_t baton_rank_serve(void* handle, int64_t span_ns, int64_t spin_n
                 has_worked = true;
             }
         }
-        if (!has_worked) wait_for_ring(*rank.bell, seen, until_ns, spin_ns);
+        if (!has_worked) wait_for_ring(*rank.bell, seen, until_ns);
     }
     return 0;
 }
 
 // For kernels that are called from elsewhere: takes a batch. Returns its number of pairs; 0: nothing waits.
 // `sizes`: layer, rows. The rows are then written by `baton_rank_rows`.
-BATON_API int64_t baton_rank_take(void* handle, int64_t span_ns, int64_t spin_ns, int64_t* sizes) {
+BATON_API int64_t baton_rank_take(void* handle, int64_t span_ns, int64_t* sizes) {
     Rank& rank = *static_cast<Rank*>(handle);
     const int64_t until_ns = now_ns() + span_ns;
     while (true) {
@@ -345,7 +345,7 @@ BATON_API int64_t baton_rank_take(void* handle, int64_t span_ns, int64_t spin_ns
             }
         }
         if (now_ns() >= until_ns) return 0;
-        wait_for_ring(*rank.bell, seen, until_ns, spin_ns);
+        wait_for_ring(*rank.bell, seen, until_ns);
     }
 }
 

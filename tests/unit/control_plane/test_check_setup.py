@@ -314,7 +314,7 @@ def test_one_of_several_models_may_keep_its_experts(moe, good):
     config = Config(models=models, experts={"parallel": "ranks", "ranks": 2}, router={"port": 0})
     check_setup(config, with_router=True)
     models["b"]["experts"] = {}
-    with pytest.raises(SetupError, match=r"models\.b: experts\.parallel=ranks: this model has no routed"):
+    with pytest.raises(SetupError, match=r"models\.b: experts\.parallel: this model has no routed"):
         check_setup(
             Config(models=models, experts={"parallel": "ranks", "ranks": 2}, router={"port": 0}),
             with_router=True,

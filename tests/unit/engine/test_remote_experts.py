@@ -1,5 +1,7 @@
 """Models whose experts are on ranks of their own give the tokens of transformers."""
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -198,3 +200,37 @@ def test_halves_have_the_same_tokens_in_order() -> None:
         assert len(span.block_ids) == -(-span.context_tokens // 16)
     assert halves_of(BatchLayout.of([Span(3, 1, (0,))]), 16) is None
     assert halves_of(BatchLayout.of([Span(3, 2, (0,))]), 16) is None
+
+
+@pytest.mark.parametrize(("rows", "most"), [("model", 0.004), ("int8", 0.02)])
+def test_rows_of_fewer_bytes_change_results_a_little(tmp_path: Path, rows: Any, most: float) -> None:
+    """The relative error of a layer's results, as the root of mean squares."""
+    folder = make_model(tmp_path, "qwen3_moe", dtype="bfloat16", with_tokenizer=False)
+    random = torch.Generator().manual_seed(4)
+    x = torch.randn((200, 64), generator=random).bfloat16()
+    picks = torch.stack([torch.randperm(8, generator=random)[:2] for _ in range(200)])
+    with local_experts(folder) as experts:
+
+        def results(kind: Any) -> torch.Tensor:
+            experts.config = ExpertsConfig(rows=kind)
+            caller = experts.caller(64, torch.bfloat16)
+            sent = caller.begin(0, x, picks)
+            caller.finish(sent, torch.ones((200, 2)))
+            return sent.results
+
+        exact, found = results("exact"), results(rows)
+    error = float((found - exact).norm() / exact.norm())
+    assert 0 < error < most
+
+
+def test_a_dispatch_that_nobody_finishes_keeps_its_memory(tmp_path: Path) -> None:
+    """An error between `begin` and `finish` leaves results to come, which need a place."""
+    folder = make_model(tmp_path, "mixtral", with_tokenizer=False)
+    with local_experts(folder) as experts:
+        caller = experts.caller(64, torch.float32)
+        x, picks = torch.randn((300, 64)), torch.randint(0, 4, (300, 2))
+        left = weakref.ref(caller.begin(0, x, picks).results)
+        gc.collect()
+        assert left() is not None
+        caller.finish(caller.begin(0, x, picks), torch.ones((300, 2)))
+        assert left() is not None
