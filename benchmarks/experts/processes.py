@@ -100,7 +100,7 @@ def run_rank(pipe: Connection, folder: str, name: str, cores: tuple[int, ...], r
                     rank.drop_expert(expert)
                 pipe.send(len(rank.held))
             case ("stats",):
-                pipe.send((rank.rows, rank.busy_s, rank.batches))
+                pipe.send((rank.rows, rank.busy_s))
             case other:
                 raise ValueError(f"no such request: {other}")
 

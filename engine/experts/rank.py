@@ -175,12 +175,12 @@ class ExpertRankEngine:
 
     # --- threads ---------------------------------------------------------------------------------------
 
-    def _stats(self) -> tuple[int, int, int]:
+    def _stats(self) -> tuple[int, int]:
         if self._is_closed.is_set():
-            return 0, 0, 0
-        numbers = (ctypes.c_int64 * 3)()
+            return 0, 0
+        numbers = (ctypes.c_int64 * 2)()
         self._native.baton_rank_stats(self._rank, numbers)
-        return numbers[0], numbers[1], numbers[2]
+        return numbers[0], numbers[1]
 
     def _beat(self) -> None:
         while not self._is_closed.wait(BEAT_S):

@@ -40,7 +40,7 @@ struct Rank {
     std::vector<const Matrix*> gate_up, down;  // [L * E], null: not held
     std::vector<uint8_t> held;                 // [L * E]
     Batch batch;                               // the one that was taken
-    std::atomic<int64_t> rows_done{0}, busy_ns{0}, batches{0};
+    std::atomic<int64_t> rows_done{0}, busy_ns{0};
     std::vector<char> x, inner, outputs;
     std::vector<int32_t> order, place, row_of;
     std::vector<Product> products;
@@ -192,7 +192,6 @@ void finish(Rank& rank) {
         if (n + 1 == batch.parts.size() || batch.parts[n + 1].link != batch.parts[n].link)
             ring(*batch.parts[n].link->bell);
     rank.rows_done.fetch_add(batch.pairs);
-    rank.batches.fetch_add(1);
     batch = Batch();
 }
 
@@ -375,8 +374,8 @@ BATON_API void baton_rank_done(void* handle, const float* outputs, int64_t hidde
     finish(rank);
 }
 
-// rows computed, nanoseconds spent, batches, since the start.
+// rows computed, nanoseconds spent, since the start.
 BATON_API void baton_rank_stats(void* handle, int64_t* out) {
     const Rank& rank = *static_cast<Rank*>(handle);
-    out[0] = rank.rows_done.load(), out[1] = rank.busy_ns.load(), out[2] = rank.batches.load();
+    out[0] = rank.rows_done.load(), out[1] = rank.busy_ns.load();
 }
