@@ -27,10 +27,11 @@ from engine.loading.parts import PartSource
 from engine.loading.sources import open_checkpoint, open_source
 from engine.model_files.division import Division, check_division
 from engine.model_files.fallback_spec import check_fallback
+from engine.model_files.host_memory import give_back_free_memory, memory_limit, own_bytes
 from engine.model_files.quant_scheme import check_quantization
 from engine.model_files.read_spec import load_spec
 from engine.model_files.resolve import resolve_model
-from engine.model_files.sizes import context_tokens, kv_geometry, pool_block_count
+from engine.model_files.sizes import automatic_kv_bytes, context_tokens, kv_geometry, pool_block_count
 from engine.model_files.spec import ModelSpec
 from engine.models.decoder import Decoder, Progress
 from engine.models.fallback import FallbackModel
@@ -67,6 +68,8 @@ class LoadedModel:
     notes: tuple[str, ...]
     """Lines for `Member.notes`: the kernels that compute, and each way in which the model runs slower than it
     might."""
+    weights_bytes: int = 0
+    """Memory that weights took, as the device or the kernel count it."""
     offloading: Offloading | None = None
     """None for a model that runs through transformers' modules."""
 
@@ -96,6 +99,7 @@ def load_model(
     device, too little memory.
     """
     device, (folder, spec) = torch_device(model.device), checked_spec(model)
+    engine = with_kv_bytes(model, engine)
     division, tokens = _division(spec, group, layers), context_tokens(spec, model)
     rank_spec = division.rank_spec() if spec.is_native else spec
     geometry = kv_geometry(rank_spec, model, engine)
@@ -104,6 +108,7 @@ def load_model(
     whole = kv_geometry(spec, model, engine)
     kv_bytes = pool_block_count(whole, engine.kv_bytes) * geometry.block_bytes
     kv = _pool(geometry, kv_bytes, device, context, is_shared=shares_pool)
+    before_bytes = _taken(device)
     notes: list[str] = []
     kernels = make_kernels(engine, kv, tell=notes.append)
     if isinstance(checkpoint, GgufCheckpoint) and model.quantization == "none":
@@ -119,6 +124,7 @@ def load_model(
         network, linears, offloading = FallbackModel(spec, folder, kernels, kv), (), None
         notes.append(network.note)
         (progress or _ignored)(spec.layer_count, spec.layer_count)
+    give_back_free_memory()
     name = model.name or default_name(model.path) or folder.resolve().name
     digest = _model_digest(spec, checkpoint.digest(), tokens, model.quantization)
     return LoadedModel(
@@ -135,7 +141,28 @@ def load_model(
         linears=linears,
         notes=tuple(notes),
         offloading=offloading,
+        weights_bytes=max(0, _taken(device) - before_bytes),
     )
+
+
+def with_kv_bytes(model: ModelConfig, engine: EngineConfig, *, worker_count: int = 1) -> EngineConfig:
+    """The configuration with a size for the KV pool, if it leaves that open. Workers of `worker_count` share
+    the device or the host's memory. Raises SetupError, see `load_model`."""
+    if engine.kv_bytes:
+        return engine
+    device, (_, spec) = torch_device(model.device), checked_spec(model)
+    is_cuda = device.type == "cuda"
+    memory_bytes = torch.cuda.mem_get_info(device)[1] if is_cuda else memory_limit()
+    geometry, tokens = kv_geometry(spec, model, engine), context_tokens(spec, model)
+    kv_bytes = automatic_kv_bytes(geometry, tokens, memory_bytes=memory_bytes, worker_count=worker_count)
+    return engine.model_copy(update={"kv_bytes": kv_bytes})
+
+
+def _taken(device: torch.device) -> int:
+    """Bytes that this process has in the memory that weights go to."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    return own_bytes().get("RssAnon", 0)
 
 
 def _ignored(done: int, total: int) -> None:
