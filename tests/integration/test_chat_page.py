@@ -20,6 +20,7 @@ from tests.unit.router.http_fakes import FakeWorker, cluster, make_folder
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
+PICTURE = {"width": 1100, "height": 760}
 PHONE = {"width": 390, "height": 780}
 MODEL = "models/SmolLM2-135M-Instruct.gguf"
 
@@ -193,7 +194,7 @@ def test_make_serves_model_answers_in_the_page():
     """The fetched model, through `baton serve`, knows the capital of France."""
     fetched = subprocess.run([sys.executable, "-m", "baton", "fetch-model", MODEL], cwd=ROOT, timeout=300)
     assert fetched.returncode == 0
-    with Cluster(ROOT / MODEL, router__any_role=True) as c:
+    with Cluster(ROOT / MODEL) as c:
         messages = [{"role": "user", "content": "What is the capital of France?"}]
         body = {"model": "SmolLM2-135M-Instruct", "messages": messages, "temperature": 0}
         answer = c.http.post("/v1/chat/completions", json=body).json()
@@ -201,10 +202,13 @@ def test_make_serves_model_answers_in_the_page():
         assert any(line == f"Chat: {c.url}/" for line in c.log)
         with chromium() as browser:
             for dark in (False, True):
-                with browser.person(dark=dark) as page:
+                with browser.person(dark=dark, size=PICTURE) as page:
                     page.goto(f"{c.url}/")
                     page.get_by_label("Temperature").fill("0")
-                    for question in ("What is the capital of France?", "How do I list files in Python?"):
+                    for question in (
+                        "What is the capital of France?",
+                        "Write a Python function that adds two numbers.",
+                    ):
                         page.get_by_label("Message", exact=True).fill(question)
                         page.keyboard.press("Enter")
                         expect(page.get_by_role("button", name="Regenerate")).to_be_visible()

@@ -129,8 +129,8 @@ async function answer() {
   }
   if (now.text) messages.push({ role: "assistant", content: now.text });
   view.draw(now, true);
-  view.figures(now);
   busy(false);
+  view.figures(now);
   running = null;
   by("said").textContent = now.text ? "The answer is complete." : "";
 }
@@ -242,7 +242,11 @@ function addMessage(role) {
     failed.setAttribute("role", "alert");
     foot.append(failed);
   };
-  view.figures = (now) => foot.append(...figures(now));
+  view.figures = (now) => {
+    const isAtEnd = talk.scrollHeight - talk.scrollTop - talk.clientHeight < 60;
+    foot.append(...figures(now));
+    if (isAtEnd) talk.scrollTop = talk.scrollHeight;
+  };
   actions.append(action("Copy", "", (event) => copy(view.raw, event.currentTarget)));
   if (role === "assistant") box.classList.add("busy");
   talk.append(box);
@@ -278,7 +282,8 @@ function figures(now) {
     const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
     rows.push(["tokens", `${usage.prompt_tokens} in, ${usage.completion_tokens} out`], ["cached", `${cached} of ${usage.prompt_tokens}`]);
   }
-  if (baton?.prefill_worker) rows.push(["prefill", baton.prefill_worker], ["decode", baton.decode_worker]);
+  if (baton?.prefill_worker && baton.prefill_worker === baton.decode_worker) rows.push(["prefill and decode", baton.decode_worker]);
+  else if (baton?.prefill_worker) rows.push(["prefill", baton.prefill_worker], ["decode", baton.decode_worker]);
   if (baton?.attempts > 1) rows.push(["attempts", String(baton.attempts)]);
   if (!rows.length) return [];
   const list = made("dl", "figures", ...rows.map(([name, value]) => made("div", "", made("dt", "", name), made("dd", "", value))));
