@@ -99,17 +99,14 @@ def load_model(
     device, too little memory.
     """
     device, (folder, spec) = torch_device(model.device), checked_spec(model)
-    engine = with_kv_bytes(model, engine)
     division, tokens = _division(spec, group, layers), context_tokens(spec, model)
-    rank_spec = division.rank_spec() if spec.is_native else spec
-    geometry = kv_geometry(rank_spec, model, engine)
+    geometry = kv_geometry(division.rank_spec() if spec.is_native else spec, model, engine)
     checkpoint = open_checkpoint(folder)
     # Workers of all shapes hold the same blocks, so the geometry that counts is the whole model's.
-    whole = kv_geometry(spec, model, engine)
-    kv_bytes = pool_block_count(whole, engine.kv_bytes) * geometry.block_bytes
+    whole, asked_bytes = kv_geometry(spec, model, engine), with_kv_bytes(model, engine).kv_bytes
+    kv_bytes = pool_block_count(whole, asked_bytes) * geometry.block_bytes
     kv = _pool(geometry, kv_bytes, device, context, is_shared=shares_pool)
-    before_bytes = _taken(device)
-    notes: list[str] = []
+    notes, before_bytes = list[str](), _taken(device)
     kernels = make_kernels(engine, kv, tell=notes.append)
     if isinstance(checkpoint, GgufCheckpoint) and model.quantization == "none":
         notes.extend(_made_dense(checkpoint.dense_types()))
@@ -124,7 +121,6 @@ def load_model(
         network, linears, offloading = FallbackModel(spec, folder, kernels, kv), (), None
         notes.append(network.note)
         (progress or _ignored)(spec.layer_count, spec.layer_count)
-    give_back_free_memory()
     name = model.name or default_name(model.path) or folder.resolve().name
     digest = _model_digest(spec, checkpoint.digest(), tokens, model.quantization)
     return LoadedModel(
@@ -159,7 +155,8 @@ def with_kv_bytes(model: ModelConfig, engine: EngineConfig, *, worker_count: int
 
 
 def _taken(device: torch.device) -> int:
-    """Bytes that this process has in the memory that weights go to."""
+    """Bytes that this process has in the memory that weights go to, without what it freed."""
+    give_back_free_memory()
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
     return own_bytes().get("RssAnon", 0)
