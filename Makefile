@@ -2,7 +2,8 @@
 PYTHON ?= python3.11
 VENV   := .venv
 BIN    := $(VENV)/bin
-MODEL  ?= models/baton-demo
+# A folder, hub id or GGUF file. Empty: SmolLM2-135M-Instruct, or the toy where it cannot be fetched.
+MODEL  ?=
 PORT   ?= 8000
 # Where pip finds torch's CPU build if the default index has only the CUDA one.
 TORCH_INDEX ?=
@@ -24,11 +25,20 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 setup: $(VENV)/.installed ## Create the environment
 
-$(MODEL): | $(VENV)/.installed
-	$(BIN)/baton demo-model $@
+SMALL := models/SmolLM2-135M-Instruct.gguf
+TOY   := models/baton-demo
 
-serve: $(VENV)/.installed $(MODEL) ## Set up, make the demo model and serve it on port 8000
-	$(BIN)/baton serve --model $(MODEL) --port $(PORT) $(ARGS)
+# Status 130 is an interrupted fetch, after which nothing else starts.
+serve: $(VENV)/.installed ## Set up, fetch a small instruct model and serve it on port 8000
+	@model="$(MODEL)"; \
+	if [ -z "$$model" ]; then \
+	    model=$(SMALL); \
+	    [ -f $$model ] || $(BIN)/baton fetch-model $$model || { \
+	        [ $$? -ne 130 ] || exit 130; \
+	        model=$(TOY); echo "Serving the toy model $$model, which is trained here in two minutes, instead"; \
+	        [ -d $$model ] || $(BIN)/baton demo-model $$model || exit; }; \
+	fi; \
+	exec $(BIN)/baton serve --model $$model --port $(PORT) $(ARGS)
 
 test: check unit sim integration ## Set up and run every check and test
 

@@ -413,3 +413,10 @@ _mount(
     "Train the small demo model on this machine; nothing is downloaded.",
     "baton demo-model models/baton-demo",
 )
+_mount(
+    "fetch-model",
+    "commands.fetch_model",
+    "",
+    "Fetch the small instruct model that `make serve` serves.",
+    "baton fetch-model models/SmolLM2-135M-Instruct.gguf",
+)

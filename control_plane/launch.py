@@ -361,7 +361,7 @@ class _ClusterProcesses:
             return f"Baton is ready: {served}; directory at {self._address}{self._dashboard_text()}"
         url = self._router.url
         command = "\n  ".join(self._example(url, name, one) for name, one in models.items())
-        return f"Baton is ready: {url} serves {served}. Try:\n  {command}{self._dashboard_text()}"
+        return f"Baton is ready: {url} serves {served}. Try:\n  {command}{self._pages_text(url)}"
 
     def _example(self, url: str, model: str, config: Config) -> str:
         path, ask, curl = "completions", '"prompt": "Once upon a time", "max_tokens": 32', "curl"
@@ -371,6 +371,10 @@ class _ClusterProcesses:
         body = f'{{"model": "{model}", {ask}}}'
         key = " -H 'Authorization: Bearer YOUR_KEY'" if config.router.keys else ""
         return f"{curl} {url}/v1/{path}{key} -H 'Content-Type: application/json' -d '{body}'"
+
+    def _pages_text(self, url: str) -> str:
+        chat = f"\nChat: {url}/" if self._config.router.chat_page else ""
+        return chat + self._dashboard_text()
 
     def _dashboard_text(self) -> str:
         where = self._control.dashboard if self._control is not None else ""

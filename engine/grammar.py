@@ -5,6 +5,7 @@ following takes microseconds and happens on the engine thread.
 """
 
 import contextlib
+import logging
 import threading
 import time
 from collections import OrderedDict
@@ -24,6 +25,9 @@ from engine.compiling import (
 )
 from engine.grammar_compile import GrammarError, TextMatcher, check_start, compile_grammar, one_line
 from engine.sampling.constraints import Matcher
+from engine.vocabulary_process import VocabularyUnread, read_vocabulary
+
+log = logging.getLogger(__name__)
 
 CACHE_BYTES = 256 * 2**20
 """Bytes of compiled grammars; the least recently used one makes room."""
@@ -202,6 +206,17 @@ class GrammarStore:
 
     def _load(self) -> Any:
         # Here, not above: it takes seconds, in which the model is loaded.
+        try:
+            text = read_vocabulary(self._folder, self._vocab, self._eos)
+        except VocabularyUnread as error:
+            log.info("%s is read in this process, since another one did not: %s", self._folder, error)
+            return self._load_here()
+        from xgrammar import TokenizerInfo
+
+        return TokenizerInfo.deserialize_json(text)
+
+    def _load_here(self) -> Any:
+        """Raises GrammarError."""
         from transformers import AutoTokenizer
         from xgrammar import TokenizerInfo
 

@@ -139,7 +139,7 @@ class Arena:
     def reserve_slab(self) -> bool:
         """Take memory for the next slots that have none, about SLAB_BYTES. False means that all have theirs.
 
-        A thread calls it that makes the arena ready beside other work. Raises NoHostMemory.
+        A thread calls it that takes memory ahead of its use, beside other work. Raises NoHostMemory.
         """
         with self._lock:
             first = self._is_reserved.find(0)
@@ -171,6 +171,10 @@ class Arena:
         with self._lock:
             self._is_reserved[slot] = 0
             punch_hole(self.fd, self._start(slot), self.slot_bytes)
+
+    def reserved_count(self) -> int:
+        """Slots that have memory."""
+        return self._is_reserved.count(1)
 
     def resident_bytes(self) -> int:
         """The memory that the arena takes now, over all processes."""

@@ -27,6 +27,7 @@ from baton.wire.address import host_port, reachable_host
 from baton.wire.client import DirectoryClient, worker_session
 from baton.wire.demand import DemandClient
 from baton.wire.server import start_server
+from engine.model_files.host_memory import give_back_free_memory
 from kv_store.directory.connect import connect
 from router.decisions.core import RouterCore
 from router.decisions.membership import FollowedMembership
@@ -146,6 +147,7 @@ async def _tokenizer(config: Config) -> Tokenizer:
     how = f"the tokenizers library: no quick tokeniser, {why_not}" if why_not else "fastokens"
     log.info("prompts for %s are tokenised by %s", model.path, how)
     tokenizer.limit_context(config.model.context_tokens_max)
+    await asyncio.to_thread(give_back_free_memory)  # reading a tokenizer takes several times what stays of it
     return tokenizer
 
 

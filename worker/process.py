@@ -55,6 +55,7 @@ from worker.core_sink import CoreSink
 from worker.engine_thread import EngineThread
 from worker.expert_rows import ExpertRows
 from worker.expert_watch import ExpertWatch
+from worker.memory_note import memory_note, with_pool_size
 from worker.metrics import WorkerMetrics
 from worker.preparation import StartPreparation
 from worker.preparers import (
@@ -168,6 +169,7 @@ class WorkerProcess:
             stack.push_async_callback(self._close_engine)
             stack.callback(self._threads.shutdown, wait=False, cancel_futures=True)
             stack.callback(self._compiling.shutdown, wait=False, cancel_futures=True)
+            self._config = await self._engine.run(with_pool_size, self._config)
             model, engine = self._config.model, self._config.engine
             self._host = reachable_host(self._config.cluster.worker_host, towards=self._control_address)
             spread, launch = self._place_ranks(stack)
@@ -196,6 +198,7 @@ class WorkerProcess:
             stack.callback(self._driver.close)
             stack.callback(self._kv_reader.close)
             garbage.spare_what_stays()
+            self._memory_note = memory_note(executor)
             member = await self._open_doors(stack, executor)
             on_ready(member)
             await self._serve(stop, stop_now)
@@ -423,7 +426,7 @@ class WorkerProcess:
         )
 
     def _notes(self) -> tuple[str, ...]:
-        engine = (*self._executor.notes, *self._store.notes())
+        engine = (*self._executor.notes, *self._store.notes(), self._memory_note)
         if self._executor.has_remote_parts:
             engine += (f"{INFO_NOTE}KV is on several hosts or devices: none is stored",)
         return member_notes(engine, self._transfer.left_out)

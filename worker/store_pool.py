@@ -25,8 +25,10 @@ from worker.store_copier import ArenaCopies, OpenCopies
 STAGING_BYTES = 32 * 2**20
 """The pinned memory of a worker whose pool is on a GPU."""
 
-MAP_ROUNDS, MAP_ROUND_S = 20, 0.5
-"""How often, and how long apart, memory of the arena is mapped that the node has taken since."""
+MAP_ROUND_S = 0.5
+"""Least time between two looks for memory of the arena that the node has taken since."""
+MAP_AHEAD_BYTES = 32 * 2**20
+"""Copies this near to the end of what is mapped start another look."""
 
 
 def copies_of(parts: Sequence[PoolPart], whole: KVGeometry) -> OpenCopies:
@@ -126,26 +128,39 @@ class _MappedArena:
         self._parts, self._whole = parts, whole
         self._arena, self._has_checksums = arena, has_checksums
         self._copier = BlockCopier()
-        self._closing = threading.Event()
+        self._closing, self._is_near_end = threading.Event(), threading.Event()
+        self._mapped_slots = 0
+        """Slots before this one are mapped, as long as the node takes memory in their order."""
         self._mapping = threading.Thread(target=self._map, name="store-map", daemon=True)
         self._mapping.start()
 
     def close(self) -> None:
         self._closing.set()
+        self._is_near_end.set()
         self._mapping.join()  # a slab's time at most
         self._arena.close()
         self._copier.close()
 
     def _map(self) -> None:
-        """Map the arena's memory ahead of the first copies, which are several times slower into unmapped
-        pages. The node takes the arena's memory meanwhile, so it is looked for more than once."""
-        size, mapped_bytes = self._arena.slot_bytes * self._arena.slot_count, 0
-        for _ in range(MAP_ROUNDS):
+        """Map the arena's memory ahead of copies, which are several times slower into unmapped pages. The
+        node takes the arena's memory as it is used, so it is looked for again when copies come near the end
+        of what is mapped."""
+        mapped_bytes = 0
+        while not self._closing.is_set():
+            self._is_near_end.clear()
             for mapped_bytes in self._arena.map_slabs():  # noqa: B007 - the last one counts
                 if self._closing.is_set():
                     return
-            if mapped_bytes >= size or self._closing.wait(MAP_ROUND_S):
+            self._mapped_slots = mapped_bytes // self._arena.slot_bytes
+            if self._mapped_slots >= self._arena.slot_count or self._closing.wait(MAP_ROUND_S):
                 return
+            self._is_near_end.wait()
+
+    def _about_to_copy(self, slots: Sequence[int]) -> None:
+        """Have more of the arena mapped if these slots are near the end of what is."""
+        ahead = MAP_AHEAD_BYTES // self._arena.slot_bytes
+        if max(slots, default=0) + ahead >= self._mapped_slots:
+            self._is_near_end.set()
 
     def _between(self, rows: Sequence[HostRows]) -> SlotCopies:
         """Choose the copies between the arena and memory with all parts of a block in rows of one number."""
@@ -164,12 +179,14 @@ class HostCopies(_MappedArena):
         self._copies = self._between([_pool_rows(part) for part in parts])
 
     def to_slots(self, blocks: Sequence[int], slots: Sequence[int]) -> tuple[int, ...]:
+        self._about_to_copy(slots)
         sums = self._copies.to_slots(blocks, slots, has_checksums=self._has_checksums)
         return tuple(sums) if self._has_checksums else (0,) * len(blocks)
 
     def from_slots(
         self, slots: Sequence[int], blocks: Sequence[int], checksums: Sequence[int]
     ) -> tuple[int, ...]:
+        self._about_to_copy(slots)
         return _wrong(self._copies.from_slots(slots, blocks, has_checksums=any(checksums)), checksums)
 
 
@@ -194,6 +211,7 @@ class DeviceCopies(_MappedArena):
         ]
 
     def to_slots(self, blocks: Sequence[int], slots: Sequence[int]) -> tuple[int, ...]:
+        self._about_to_copy(slots)
         pieces, sums = self._pieces(len(blocks)), list[int]()
         for index, piece in enumerate(pieces):
             if index == 0:
@@ -208,6 +226,7 @@ class DeviceCopies(_MappedArena):
     def from_slots(
         self, slots: Sequence[int], blocks: Sequence[int], checksums: Sequence[int]
     ) -> tuple[int, ...]:
+        self._about_to_copy(slots)
         sums: list[int] = []
         for index, piece in enumerate(self._pieces(len(slots))):
             self._wait(index % 2)

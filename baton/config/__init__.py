@@ -69,8 +69,10 @@ a queue that is shorter elsewhere."""
 class EngineConfig(Section):
     block_tokens: Annotated[int, Field(ge=1, le=512)] = 32
     """Token positions in one KV block, the same in the whole cluster."""
-    kv_bytes: Annotated[int, Field(gt=0)] = 512 * 2**20
-    """Size of one worker's KV pool in bytes."""
+    kv_bytes: Annotated[int, Field(ge=0)] = 0
+    """Size of one worker's KV pool in bytes. 0: room for 1.25 sequences of the model's whole context, at
+    least 128 MiB, and at most the worker's share of half the memory of the machine, its control group or the
+    GPU."""
     step_tokens_max: Annotated[int, Field(ge=1, le=65_536)] = 512
     """Largest number of tokens in one engine step, prompt chunks and decodes together, over all ranks."""
     step_timeout_s: Seconds = 60.0

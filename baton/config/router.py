@@ -19,6 +19,9 @@ class RouterConfig(Section):
     changes. Empty: plain HTTP, as behind a balancer that ends TLS."""
     tls_key: str = ""
     """PEM file of that certificate's private key, not encrypted."""
+    chat_page: bool = True
+    """Whether the router serves a chat page at /. The page uses the API as any client does, with a key that
+    its user types in."""
     processes: Annotated[int, Field(ge=1, le=64)] = 1
     """Routers that `baton serve` starts. They share the port, and the kernel gives each connection to one of
     them."""

@@ -49,7 +49,7 @@ from engine.kernels.interface import BatchLayout, Span
 from engine.kv.parts import PoolPart
 from engine.kv.swap import SwapSpace
 from engine.loading.adapters import AdapterWeights
-from engine.loading.load import LoadedModel, load_model
+from engine.loading.load import LoadedModel, load_model, with_kv_bytes
 from engine.models.decoder import Progress
 from engine.models.model import LanguageModel
 from engine.parallel.orders import DropAdapter, InstallAdapter
@@ -97,6 +97,7 @@ class Executor:
         self.notes = (*loaded.notes, *(draft.notes if draft is not None else ()))
         """Lines for `Member.notes`."""
         self.kernels, self.kv = loaded.kernels, loaded.kv
+        self.weights_bytes = loaded.weights_bytes
         self.generations = generations_of(loaded.kv, team)
         """The table of whoever gives blocks out."""
         self.geometry: KVGeometry = loaded.kv.geometry
@@ -145,6 +146,7 @@ class Executor:
         is lost."""
         set_threads(engine)
         Executor.load_count += 1
+        engine = with_kv_bytes(model, engine)  # once for all ranks
         shape = Shape.parse(engine.shape)
         with connection_to(access) as experts:
             if not shape.is_single:

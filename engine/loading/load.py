@@ -27,10 +27,11 @@ from engine.loading.parts import PartSource
 from engine.loading.sources import open_checkpoint, open_source
 from engine.model_files.division import Division, check_division
 from engine.model_files.fallback_spec import check_fallback
+from engine.model_files.host_memory import give_back_free_memory, memory_limit, own_bytes
 from engine.model_files.quant_scheme import check_quantization
 from engine.model_files.read_spec import load_spec
 from engine.model_files.resolve import resolve_model
-from engine.model_files.sizes import context_tokens, kv_geometry, pool_block_count
+from engine.model_files.sizes import automatic_kv_bytes, context_tokens, kv_geometry, pool_block_count
 from engine.model_files.spec import ModelSpec
 from engine.models.decoder import Decoder, Progress
 from engine.models.fallback import FallbackModel
@@ -67,6 +68,8 @@ class LoadedModel:
     notes: tuple[str, ...]
     """Lines for `Member.notes`: the kernels that compute, and each way in which the model runs slower than it
     might."""
+    weights_bytes: int = 0
+    """Memory that weights took, as the device or the kernel count it."""
     offloading: Offloading | None = None
     """None for a model that runs through transformers' modules."""
 
@@ -97,14 +100,13 @@ def load_model(
     """
     device, (folder, spec) = torch_device(model.device), checked_spec(model)
     division, tokens = _division(spec, group, layers), context_tokens(spec, model)
-    rank_spec = division.rank_spec() if spec.is_native else spec
-    geometry = kv_geometry(rank_spec, model, engine)
+    geometry = kv_geometry(division.rank_spec() if spec.is_native else spec, model, engine)
     checkpoint = open_checkpoint(folder)
     # Workers of all shapes hold the same blocks, so the geometry that counts is the whole model's.
-    whole = kv_geometry(spec, model, engine)
-    kv_bytes = pool_block_count(whole, engine.kv_bytes) * geometry.block_bytes
+    whole, asked_bytes = kv_geometry(spec, model, engine), with_kv_bytes(model, engine).kv_bytes
+    kv_bytes = pool_block_count(whole, asked_bytes) * geometry.block_bytes
     kv = _pool(geometry, kv_bytes, device, context, is_shared=shares_pool)
-    notes: list[str] = []
+    notes, before_bytes = list[str](), _taken(device)
     kernels = make_kernels(engine, kv, tell=notes.append)
     if isinstance(checkpoint, GgufCheckpoint) and model.quantization == "none":
         notes.extend(_made_dense(checkpoint.dense_types()))
@@ -135,7 +137,29 @@ def load_model(
         linears=linears,
         notes=tuple(notes),
         offloading=offloading,
+        weights_bytes=max(0, _taken(device) - before_bytes),
     )
+
+
+def with_kv_bytes(model: ModelConfig, engine: EngineConfig, *, worker_count: int = 1) -> EngineConfig:
+    """The configuration with a size for the KV pool, if it leaves that open. Workers of `worker_count` share
+    the device or the host's memory. Raises SetupError, see `load_model`."""
+    if engine.kv_bytes:
+        return engine
+    device, (_, spec) = torch_device(model.device), checked_spec(model)
+    is_cuda = device.type == "cuda"
+    memory_bytes = torch.cuda.mem_get_info(device)[1] if is_cuda else memory_limit()
+    geometry, tokens = kv_geometry(spec, model, engine), context_tokens(spec, model)
+    kv_bytes = automatic_kv_bytes(geometry, tokens, memory_bytes=memory_bytes, worker_count=worker_count)
+    return engine.model_copy(update={"kv_bytes": kv_bytes})
+
+
+def _taken(device: torch.device) -> int:
+    """Bytes that this process has in the memory that weights go to, without what it freed."""
+    give_back_free_memory()
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    return own_bytes().get("RssAnon", 0)
 
 
 def _ignored(done: int, total: int) -> None:

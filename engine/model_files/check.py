@@ -43,7 +43,8 @@ def check_model(folder: Path, model: ModelConfig, engine: EngineConfig) -> None:
     else:
         read_gguf(gguf_files[0])
     context_tokens(spec, model)
-    pool_block_count(kv_geometry(spec, model, engine), engine.kv_bytes)
+    if engine.kv_bytes:
+        pool_block_count(kv_geometry(spec, model, engine), engine.kv_bytes)
 
 
 def check_executed(shape: Shape, engine: EngineConfig, device: str) -> None:

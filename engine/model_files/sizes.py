@@ -5,6 +5,14 @@ from baton.core.errors import SetupError
 from baton.core.geometry import KVGeometry
 from engine.model_files.spec import ModelSpec
 
+KV_CONTEXTS = 1.25
+"""Sequences of the whole context that an automatic pool holds. Most sequences are much shorter, and the store
+keeps what leaves the pool."""
+KV_BYTES_MIN = 128 * 2**20
+"""Least size of an automatic pool, for models whose context takes little."""
+KV_MEMORY_SHARE = 0.5
+"""Part of the memory that automatic pools take at most; weights and everything else have the other."""
+
 
 def kv_geometry(spec: ModelSpec, model: ModelConfig, engine: EngineConfig) -> KVGeometry:
     dtype = spec.dtype if model.dtype == "auto" else model.dtype
@@ -39,6 +47,20 @@ def pool_block_count(geometry: KVGeometry, kv_bytes: int) -> int:
             f"has {geometry.block_bytes} bytes"
         )
     return count
+
+
+def automatic_kv_bytes(
+    geometry: KVGeometry, context_tokens: int, *, memory_bytes: int, worker_count: int
+) -> int:
+    """Size of a KV pool that nobody chose: room for `KV_CONTEXTS` sequences of the whole context, at least
+    KV_BYTES_MIN, and at most the worker's share of KV_MEMORY_SHARE of the memory. It always holds a block.
+
+    `geometry` is the whole model's, and `memory_bytes` what `worker_count` workers have together.
+    """
+    blocks = -(-int(context_tokens * KV_CONTEXTS) // geometry.block_tokens)
+    wanted = max(KV_BYTES_MIN, blocks * geometry.block_bytes)
+    most = int(memory_bytes * KV_MEMORY_SHARE) // max(1, worker_count)
+    return max(geometry.block_bytes, min(wanted, most))
 
 
 def context_tokens(spec: ModelSpec, model: ModelConfig) -> int:

@@ -5,13 +5,11 @@ from pathlib import Path
 
 import torch
 
+from engine.model_files.host_memory import ENDLESS, cgroup_limit, status_bytes
 from engine.offload.choice import Room
 
-_CGROUP = Path("/sys/fs/cgroup")
 WORKING_BYTES = 64 * 2**20
 """Memory that steps and libraries take beside weights and KV."""
-_ENDLESS = 2**60
-"""cgroup v1 says that there is no limit by a number near 2^63."""
 
 
 def memory_room(device: torch.device, *, rank_count: int = 1, pool_bytes: int = 0) -> Room:
@@ -20,7 +18,7 @@ def memory_room(device: torch.device, *, rank_count: int = 1, pool_bytes: int = 
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return Room(free, f"{device}", is_hard=True, reserve=WORKING_BYTES)
-    own = _status_bytes(Path("/proc/self/status"))
+    own = status_bytes(Path("/proc/self/status"))
     rooms = [
         Room(limit - own.get(field, 0), name, is_hard=True, reserve=WORKING_BYTES)
         for kind, name, field in (
@@ -30,11 +28,11 @@ def memory_room(device: torch.device, *, rank_count: int = 1, pool_bytes: int = 
         if (limit := resource.getrlimit(kind)[0]) != resource.RLIM_INFINITY
     ]
     used = own.get("RssAnon", 0) + own.get("RssShmem", 0) + pool_bytes
-    limit = _cgroup_limit()
+    limit = cgroup_limit()
     if limit is not None:
         left = limit // rank_count - used
         rooms.append(Room(left, "the memory limit of its cgroup", is_hard=True, reserve=WORKING_BYTES))
-    available = _status_bytes(Path("/proc/meminfo")).get("MemAvailable", _ENDLESS)
+    available = status_bytes(Path("/proc/meminfo")).get("MemAvailable", ENDLESS)
     # Ranks that load at the same time have taken some of their shares.
     left = (available + used) // rank_count - used
     rooms.append(Room(left, "the memory of this machine", is_hard=False, reserve=WORKING_BYTES))
@@ -43,47 +41,9 @@ def memory_room(device: torch.device, *, rank_count: int = 1, pool_bytes: int = 
 
 def page_cache_bytes() -> int:
     """Bytes of files that the system can keep in memory for this process."""
-    available = _status_bytes(Path("/proc/meminfo")).get("MemAvailable", 0)
-    limit = _cgroup_limit()
+    available = status_bytes(Path("/proc/meminfo")).get("MemAvailable", 0)
+    limit = cgroup_limit()
     if limit is None:
         return available
-    own = _status_bytes(Path("/proc/self/status"))
+    own = status_bytes(Path("/proc/self/status"))
     return min(available, limit - own.get("RssAnon", 0) - own.get("RssShmem", 0))
-
-
-def _status_bytes(file: Path) -> dict[str, int]:
-    """Lines of the form "Name:  12 kB"."""
-    try:
-        lines = file.read_text().splitlines()
-    except OSError:
-        return {}
-    words = (line.split() for line in lines)
-    return {one[0].rstrip(":"): int(one[1]) * 1024 for one in words if len(one) == 3 and one[2] == "kB"}
-
-
-def _cgroup_limit() -> int | None:
-    """The least limit of this process's memory cgroup and those above it, of either version."""
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return None
-    limits: list[int] = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        root, name = (_CGROUP / "memory", "memory.limit_in_bytes") if controllers else (_CGROUP, "memory.max")
-        place = root / path.lstrip("/")
-        for folder in (place, *place.parents):
-            limits += _limit_in(folder / name)
-            if folder == root:
-                break
-    return min(limits, default=None)
-
-
-def _limit_in(file: Path) -> list[int]:
-    try:
-        text = file.read_text().strip()
-    except OSError:
-        return []
-    return [int(text)] if text.isdigit() and int(text) < _ENDLESS else []

@@ -24,10 +24,14 @@ MakeTransfer = Callable[[NodeId, KVMemory], TransferManager]
 """A function that makes a transfer manager, which is not started yet."""
 
 
+AHEAD_BYTES = 64 * 2**20
+"""Memory that is taken ahead of its use: what a worker writes in some 50 ms. An idle store takes no more."""
+
+
 class SizeClassMemory:
-    """The memory and connections of one size class. Memory is taken from the system slab by slab, ahead of
-    its use and beside the loop; a slot that is used before its turn takes its own at once. `give_back_unused`
-    ends that: another size class needs memory too."""
+    """The memory and connections of one size class. Memory is taken from the system slab by slab, a little
+    ahead of its use and beside the loop; a slot that is used before its turn takes its own at once.
+    `give_back_unused` ends that: another size class needs memory too."""
 
     def __init__(
         self,
@@ -54,7 +58,10 @@ class SizeClassMemory:
         self._transfer: asyncio.Task[TransferManager] | None = None
         self._used = bytearray(opened.slot_count)
         """Slots that the core has put to use: only the core gives their memory back."""
-        self._reserving = spawn(self._reserve_all()) if is_first else None
+        self._ahead_count = -(-AHEAD_BYTES // opened.slot_bytes)
+        self._is_short = asyncio.Event()
+        """Set when slots were put to use, so that fewer than wanted may have memory ahead."""
+        self._reserving = spawn(self._reserve_ahead()) if is_first else None
 
     async def close(self) -> None:
         if self._reserving is not None:
@@ -72,6 +79,7 @@ class SizeClassMemory:
         for slot in slots:
             self.arena.reserve(slot)
             self._used[slot] = 1
+        self._is_short.set()
 
     def forget(self, slot: int) -> None:
         """Give the slot's memory back to the system."""
@@ -88,10 +96,14 @@ class SizeClassMemory:
             if not is_used:
                 self.arena.release(slot)
 
-    async def _reserve_all(self) -> None:
+    async def _reserve_ahead(self) -> None:
         loop = asyncio.get_running_loop()
-        while await loop.run_in_executor(self._threads, self.arena.reserve_slab):
-            pass
+        while True:
+            self._is_short.clear()
+            while self.arena.reserved_count() < self._used.count(1) + self._ahead_count:
+                if not await loop.run_in_executor(self._threads, self.arena.reserve_slab):
+                    break
+            await self._is_short.wait()
 
     # --- peers ------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from baton.core.errors import BatonError, BodyTooLarge, ClientError
 from baton.telemetry.metrics import CONTENT_TYPE
 from router.http.asgi import App, Receive, RequestIds, Scope, Send
 from router.http.authentication import AuthenticationMiddleware
+from router.http.chat_page import add_chat_page
 from router.http.embeddings import EmbeddingRequest
 from router.http.error_middleware import ErrorMiddleware
 from router.http.generation import ChatRequest, CompletionRequest
@@ -49,6 +50,8 @@ def make_app(models: Models, *, directory_state: Callable[[], str]) -> App:
     _add_models(app, models)
     _add_adapters(app, models)
     _add_health(app, models, directory_state)
+    if models.first.config.chat_page:
+        add_chat_page(app)
     _add_error_shape(app)
     return RequestIds(
         ErrorMiddleware(AuthenticationMiddleware(_StreamingRoutes(handlers, app), models.first.access))

@@ -47,7 +47,11 @@ def first_of(choices: Sequence[ChoiceStream]) -> ChoiceStream:
 def timings_body(edge: EdgeTimes, choices: Sequence[ChoiceStream]) -> dict[str, Any]:
     """Return the answer's `baton` object."""
     choice = first_of(choices)
-    body: dict[str, Any] = {"timings": {f"{part}_s": round(s, 6) for part, s in parts_of(edge, choice)}}
+    parts = dict(parts_of(edge, choice))
+    body: dict[str, Any] = {"timings": {f"{part}_s": round(s, 6) for part, s in parts.items()}}
+    if choice.latency_breakdown is not None:
+        body["ttft_s"] = round(sum(parts[part] for part in PARTS[:-2]), 6)
+        body["tpot_s"] = None if choice.tpot_s is None else round(choice.tpot_s, 6)
     if (served := choice.served) is not None:
         body |= {
             "prefill_worker": served.prefill_worker,

@@ -117,7 +117,7 @@ def test_settings_that_the_chart_owns_exist():
 
 NEGATIVE = {
     "config.engine.kv_bites=1": "kv_bites is not allowed",
-    "config.engine.kv_bytes=0": "kv_bytes: Must be greater than 0",
+    "config.engine.kv_bytes=-1": "kv_bytes: Must be greater than or equal to 0",
     'config.engine.kv_bytes="lots"': "Expected: integer",
     'config.engine.speculation="maybe"': "must be one of",
     'config.experts.parallel="maybe"': "must be one of",

@@ -27,6 +27,7 @@ from engine.compiling import (
 )
 from engine.grammar import REFUSAL_S, SHORTEST, CompilerBusy, GrammarStore
 from engine.grammar_compile import GrammarError, compile_grammar
+from engine.vocabulary_process import VocabularyUnread, read_vocabulary
 from tests.integration.cluster import eventually
 from tests.models import EOS_ID, save_tokenizer
 
@@ -326,6 +327,28 @@ def mask_after(store, grammar, tokens):
     mask = np.zeros(-(-VOCAB // 32), np.int32)
     matcher.fill(mask)
     return mask.tolist()
+
+
+def test_a_vocabulary_is_read_by_another_process_as_it_would_be_here(folder):
+    text = read_vocabulary(folder, VOCAB, (EOS_ID,))
+    store = GrammarStore(folder, VOCAB, (EOS_ID,))
+    assert text == store._load_here().serialize_json() == store._load().serialize_json()
+
+
+def test_a_vocabulary_that_the_other_process_does_not_read_is_read_here(folder, monkeypatch):
+    def unread(*_):
+        raise VocabularyUnread("killed")
+
+    monkeypatch.setattr("engine.grammar.read_vocabulary", unread)
+    store = GrammarStore(folder, VOCAB, (EOS_ID,))
+    store.prepare(REGEX)
+    assert store.has(REGEX)
+
+
+def test_a_folder_without_a_tokenizer_says_why_in_one_line(tmp_path):
+    with pytest.raises(VocabularyUnread) as raised:
+        read_vocabulary(tmp_path, VOCAB, (EOS_ID,))
+    assert "\n" not in str(raised.value)
 
 
 def test_a_compiled_grammar_comes_back_as_it_was(folder, setup):
