@@ -55,6 +55,7 @@ def _parts(report: Report) -> list[RenderableType]:
         _latency_breakdown(report),
         _balance(report),
         _predictions(report),
+        _calibration(report),
         _scales(report),
         _search(report),
     ]
@@ -211,6 +212,18 @@ def _predictions(report: Report) -> Table | None:
             table.add_row(
                 name, count(e.count), share(e.mape), f"{e.bias:+.1%}", share(e.ape_p50), share(e.ape_p90)
             )
+    return table
+
+
+def _calibration(report: Report) -> Table | None:
+    if report.predictions is None or not report.predictions.calibration:
+        return None
+    heads = ("requests", "TTFT within its p90", "TPOT within its p90", "objectives hold: said", "held")
+    table = _table("What the server said with a probability, after 100 requests", ("class",), heads)
+    for c in report.predictions.calibration:
+        shares = (c.ttft_p90_held, c.tpot_p90_held, c.meets_said, c.meets_held)
+        cells = ("-" if value is None else share(value) for value in shares)
+        table.add_row(escape(c.slo_class or "default"), count(c.count), *cells)
     return table
 
 

@@ -8,7 +8,13 @@ import orjson
 from loadgen.records import ErrorKind, RequestOutcome, RequestRecord
 
 EVENT_BYTES_MAX = 4 * 2**20
-_PREDICTIONS = ("predicted_ttft_s", "predicted_tpot_s")
+_PREDICTIONS = (
+    "predicted_ttft_s",
+    "predicted_ttft_p90_s",
+    "predicted_tpot_s",
+    "predicted_tpot_p90_s",
+    "predicted_meets",
+)
 
 
 class StreamFault(Exception):

@@ -305,6 +305,7 @@ def _placement() -> Row:
         (
             measured(cat.PREDICTOR_ERROR, "Error", "max", "worker", "what", quiet=placed),
             measured(cat.PREDICTOR_BIAS, "Bias", "avg", "worker", "what", quiet=placed),
+            measured(cat.PREDICTOR_HELD, "Within the 90 %", "min", "slo_class", "what", quiet=placed),
             measured(cat.PREDICTOR_EXCESS, "Error beyond what matters", "max", "model"),
             measured(cat.PREDICTOR_FALLBACK, "Not trusted", "max", "model"),
             measured(cat.PREDICTOR_CHANGES, "Changes of speed", "max", "worker"),

@@ -66,7 +66,7 @@ def make_report(records: Sequence[RequestRecord], settings: RunSettings) -> Repo
         distributions=_distributions(done),
         latency_breakdown=latency_breakdown(done),
         balance=balance(done),
-        predictions=predictions(done),
+        predictions=predictions(done, objectives),
         short_answers=_short_answers(done),
         slo_scales=slo_scales(ordered, objectives, attain=settings.attain),
     )

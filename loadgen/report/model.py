@@ -212,6 +212,22 @@ class PredictionError:
 
 
 @dataclass(frozen=True, slots=True)
+class Calibration:
+    """Whether what the server said with some probability held as often, over one service class after the
+    first 100 requests. Shares are None without such requests."""
+
+    slo_class: str
+    count: int
+    ttft_p90_held: float | None
+    """Share of requests whose TTFT was at most the one predicted with 90 %."""
+    tpot_p90_held: float | None
+    meets_said: float | None
+    """Mean predicted probability that the server's objectives hold."""
+    meets_held: float | None
+    """Share of the same requests that met the objectives of this report."""
+
+
+@dataclass(frozen=True, slots=True)
 class Predictions:
     """The server's predictions for completed requests. TTFT is compared with the time since we sent the
     request, not since its planned instant. `*_settled` leaves out the first 100 requests."""
@@ -220,6 +236,8 @@ class Predictions:
     tpot: PredictionError | None
     ttft_settled: PredictionError | None
     tpot_settled: PredictionError | None
+    calibration: tuple[Calibration, ...] = ()
+    """One entry per service class, ordered by name."""
 
 
 @dataclass(frozen=True, slots=True)

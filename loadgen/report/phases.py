@@ -8,6 +8,7 @@ import numpy as np
 from loadgen.records import RequestRecord
 from loadgen.report.model import (
     Band,
+    Calibration,
     LatencyStages,
     PoolBalance,
     PredictionError,
@@ -15,6 +16,7 @@ from loadgen.report.model import (
     WorkerWork,
 )
 from loadgen.report.sample import Floats, as_floats, percentiles
+from loadgen.slo import ClassObjectives
 
 TO_FIRST_TOKEN = ("tokenize", "queue", "route", "retries", "wait", "load", "prefill", "first_hop")
 """Phases of the server before the first token, in the order in which they happen. Their names in `timings`
@@ -80,13 +82,54 @@ def _max_to_mean(loads: Sequence[int]) -> float | None:
     return max(loads) * len(loads) / sum(loads) if sum(loads) else None
 
 
-def predictions(done: Sequence[RequestRecord]) -> Predictions | None:
+def predictions(done: Sequence[RequestRecord], objectives: ClassObjectives) -> Predictions | None:
     """None if no request reports predictions."""
     ttft = _pairs(done, "predicted_ttft_s", [_sent_to_first(r) for r in done])
     tpot = _pairs(done, "predicted_tpot_s", [r.tpot_s for r in done])
     if not len(ttft) and not len(tpot):
         return None
-    return Predictions(_error(ttft), _error(tpot), _error(ttft[SETTLED_AFTER:]), _error(tpot[SETTLED_AFTER:]))
+    return Predictions(
+        _error(ttft),
+        _error(tpot),
+        _error(ttft[SETTLED_AFTER:]),
+        _error(tpot[SETTLED_AFTER:]),
+        _calibrations(done[SETTLED_AFTER:], objectives),
+    )
+
+
+def _calibrations(settled: Sequence[RequestRecord], objectives: ClassObjectives) -> tuple[Calibration, ...]:
+    by_class: dict[str, list[RequestRecord]] = defaultdict(list)
+    for record in settled:
+        if record.timings:
+            by_class[record.slo_class].append(record)
+    found = (_calibration(name, records, objectives) for name, records in sorted(by_class.items()))
+    return tuple(one for one in found if one is not None)
+
+
+def _calibration(
+    name: str, records: Sequence[RequestRecord], objectives: ClassObjectives
+) -> Calibration | None:
+    """None if nothing was predicted with a probability."""
+    ttft = _pairs(records, "predicted_ttft_p90_s", [_sent_to_first(r) for r in records])
+    tpot = _pairs(records, "predicted_tpot_p90_s", [r.tpot_s for r in records])
+    said = [
+        (r.timings["predicted_meets"], r) for r in records if r.timings and "predicted_meets" in r.timings
+    ]
+    if not len(ttft) and not len(tpot) and not said:
+        return None
+    return Calibration(
+        name,
+        len(records),
+        _held(ttft),
+        _held(tpot),
+        sum(probability for probability, _ in said) / len(said) if said else None,
+        sum(objectives.is_met(r) for _, r in said) / len(said) if said else None,
+    )
+
+
+def _held(pairs: Floats) -> float | None:
+    """Return the share of measured times that are at most the predicted ones."""
+    return float((pairs[:, 1] <= pairs[:, 0]).mean()) if len(pairs) else None
 
 
 def _sent_to_first(record: RequestRecord) -> float | None:

@@ -245,6 +245,26 @@ class Served(msgspec.Struct, frozen=True):
     predicted_tpot_s: float | None
     attempts: int
     """Number of times that the sequence was placed."""
+    predicted_ttft_p90_s: float | None = None
+    """TTFT from arrival that was predicted not to be exceeded in 90 of 100 cases."""
+    predicted_tpot_p90_s: float | None = None
+    predicted_meets: float | None = None
+    """Predicted probability that both objectives hold; 1 without objectives."""
+
+    def predictions(self) -> dict[str, float]:
+        """Return what was predicted, by name, in the order in which answers show it; empty if nothing was."""
+        found = {name: getattr(self, name) for name in PREDICTIONS}
+        return {name: value for name, value in found.items() if value is not None}
+
+
+PREDICTIONS = (
+    "predicted_ttft_s",
+    "predicted_ttft_p90_s",
+    "predicted_tpot_s",
+    "predicted_tpot_p90_s",
+    "predicted_meets",
+)
+"""Fields of `Served`, which answers report by these names."""
 
 
 class FailureKind(StrEnum):

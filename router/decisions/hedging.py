@@ -8,8 +8,6 @@ and none of its tokens reach the client. See "The Tail at Scale" (Dean, Barroso 
 
 from bisect import bisect_left, insort
 from collections import deque
-from math import exp
-from statistics import NormalDist
 
 from baton.config.router import RouterConfig
 from baton.core.ids import SequenceId
@@ -53,7 +51,6 @@ class Hedging:
     def __init__(self, config: RouterConfig) -> None:
         self._share, self._least_s = config.hedge_share, config.hedge_after_s
         self._quantile = config.hedge_quantile
-        self._z = NormalDist().inv_cdf(config.hedge_quantile)
         self._budget = CreditBudget(share=config.hedge_share, saved_max=SAVED_MAX)
         self._recent = RecentQuantiles()
         self._paired: dict[SequenceId, SequenceId] = {}
@@ -102,7 +99,8 @@ class Hedging:
         if not self.is_on:
             return None
         if forecast is not None:
-            usual_s = forecast.ttft_s * exp(self._z * max(SIGMA_MIN, forecast.ttft_sigma))
+            sigma = max(SIGMA_MIN, forecast.ttft_sigma)
+            usual_s = forecast.ttft_errors.quantile_s(self._quantile, forecast.ttft_s, sigma)
             return max(self._least_s, usual_s)
         usual_s = self._recent.quantile(self._quantile)
         return None if usual_s is None else max(self._least_s, usual_s)

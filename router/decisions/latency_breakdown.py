@@ -131,4 +131,13 @@ def served_by(
         return msgspec.structs.replace(before, decode_worker=decode, attempts=attempts)
     if forecast is None:
         return Served(prefill, decode, None, None, attempts)
-    return Served(prefill, decode, waited_s + forecast.ttft_s, forecast.seen_tpot_s, attempts)
+    return Served(
+        prefill,
+        decode,
+        waited_s + forecast.ttft_s,
+        forecast.seen_tpot_s,
+        attempts,
+        waited_s + forecast.ttft_quantile_s(0.9),
+        forecast.tpot_quantile_s(0.9),
+        forecast.meets,
+    )

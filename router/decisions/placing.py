@@ -50,6 +50,8 @@ class OpenPrediction:
     decode_id: WorkerId
     placed_s: float
     generated_before: int
+    said_meets: float | None = None
+    """Probability that the objectives hold, before it was calibrated; None if there is no forecast."""
     first_s: float | None = None
     first_count: int = 0
     timings: PhaseTimings | None = None
@@ -68,6 +70,7 @@ def _needs(flow: Flow, now_s: float) -> SequenceNeeds:
         now_s - flow.arrived_s,
         submit.adapter.digest if submit.adapter is not None else "",
         submit.stored,
+        submit.slo_class,
     )
 
 
@@ -193,7 +196,12 @@ class Placing:
         if placement.predicted is not None:
             decode_id = (placement.decode or prefill).worker_id
             self._open[seq_id] = OpenPrediction(
-                placement.predicted, prefill.worker_id, decode_id, now_s, len(flow.generated)
+                placement.predicted,
+                prefill.worker_id,
+                decode_id,
+                now_s,
+                len(flow.generated),
+                None if placement.forecast is None else placement.forecast.said_meets,
             )
 
     def on_output(self, worker_id: WorkerId, output: SequenceOutput) -> None:
@@ -239,12 +247,26 @@ class Placing:
         del self._open[flow.name]
         if flow.state is not RequestState.DONE or known.first_s is None:
             return
+        is_first_attempt = known.generated_before == 0
+        if is_first_attempt and known.said_meets is not None:
+            self._note_attainment(flow, known.said_meets, known.first_s, now_s)
         if (worker := self.cluster.get(known.decode_id)) is not None:
-            is_first_attempt = known.generated_before == 0
             tokens = count - known.first_count + 1
             self.predictor.observe_end(
                 worker.snapshot, known.predicted, tokens, now_s - known.first_s, is_whole=is_first_attempt
             )
+
+    def _note_attainment(self, flow: Flow, said: float, first_s: float, now_s: float) -> None:
+        """Note whether the objectives held of a sequence that has ended, and how likely that was said to
+        be."""
+        submit = flow.submit
+        if not submit.ttft_slo_s and not submit.tpot_slo_s:
+            return
+        steps = max(1, len(flow.generated) - 1)
+        has_held = (not submit.ttft_slo_s or first_s - flow.arrived_s <= submit.ttft_slo_s) and (
+            not submit.tpot_slo_s or now_s - first_s <= submit.tpot_slo_s * steps
+        )
+        self.predictor.attainments.observe(submit.slo_class, said, has_held=has_held)
 
     def predictor_status(self) -> PredictorStatus:
         predictor = self.predictor
@@ -253,6 +275,7 @@ class Placing:
             is_trusted=predictor.is_trusted,
             error=predictor.excess,
             fallback_count=predictor.fallback_count,
+            calibration=predictor.calibration(),
         )
 
     def check(self) -> None:

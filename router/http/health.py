@@ -22,6 +22,7 @@ from baton.telemetry.catalogue import (
     PREDICTOR_ERROR,
     PREDICTOR_EXCESS,
     PREDICTOR_FALLBACK,
+    PREDICTOR_HELD,
     QUEUED,
     REFUSED_RETRIES,
     STALE,
@@ -132,6 +133,16 @@ def _predictor(status: RouterStatus) -> dict[str, Any]:
         "trusted": predictor.is_trusted,
         "error": round(predictor.error, 4),
         "note": note,
+        "calibration": [
+            {
+                "slo_class": one.slo_class,
+                "ttft_count": one.ttft_count,
+                "ttft_p90_held": round(one.ttft_held, 4),
+                "tpot_count": one.tpot_count,
+                "tpot_p90_held": round(one.tpot_held, 4),
+            }
+            for one in predictor.calibration
+        ],
     }
 
 
@@ -181,6 +192,12 @@ class StatusGauges:
         predictor = status.predictor
         meter.set(PREDICTOR_FALLBACK, predictor.is_in_use and not predictor.is_trusted, model=model)
         meter.set(PREDICTOR_EXCESS, predictor.error, model=model)
+        for one in predictor.calibration:
+            name = one.slo_class or "default"
+            if one.ttft_count:
+                meter.set(PREDICTOR_HELD, one.ttft_held, model=model, slo_class=name, what="ttft")
+            if one.tpot_count:
+                meter.set(PREDICTOR_HELD, one.tpot_held, model=model, slo_class=name, what="tpot")
         for worker in status.workers:
             self._set_worker(worker)
         self._count(status.failure_handling)

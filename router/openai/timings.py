@@ -4,6 +4,7 @@ Pure."""
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from router.decisions.events import PREDICTIONS
 from router.openai.choice_stream import ChoiceStream
 
 PARTS = (
@@ -56,8 +57,7 @@ def timings_body(edge: EdgeTimes, choices: Sequence[ChoiceStream]) -> dict[str, 
         body |= {
             "prefill_worker": served.prefill_worker,
             "decode_worker": served.decode_worker,
-            "predicted_ttft_s": served.predicted_ttft_s,
-            "predicted_tpot_s": served.predicted_tpot_s,
+            **{name: getattr(served, name) for name in PREDICTIONS},
             "attempts": served.attempts,
         }
     return body

@@ -90,11 +90,7 @@ def timings_of(finished: Finished) -> dict[str, float] | None:
         return None
     timings: dict[str, float] = msgspec.structs.asdict(finished.latency_breakdown)
     served = finished.served
-    if served is not None and served.predicted_ttft_s is not None:
-        timings["predicted_ttft_s"] = served.predicted_ttft_s
-    if served is not None and served.predicted_tpot_s is not None:
-        timings["predicted_tpot_s"] = served.predicted_tpot_s
-    return timings
+    return timings if served is None else timings | served.predictions()
 
 
 class MakeWorker(Protocol):

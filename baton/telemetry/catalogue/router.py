@@ -163,6 +163,13 @@ PREDICTOR_BIAS = Metric(
     "Mean of (predicted - actual) / actual, as above: above 0, too much was predicted.",
     ("worker", "what"),
 )
+PREDICTOR_HELD = Metric(
+    "baton_predictor_held_ratio",
+    "gauge",
+    "ratio",
+    "Share of the latest sequences of a service class within what was predicted with 90 %; what: ttft, tpot.",
+    ("model", "slo_class", "what"),
+)
 PREDICTOR_CHANGES = Metric(
     "baton_predictor_changes_events",
     "gauge",

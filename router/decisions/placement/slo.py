@@ -30,7 +30,7 @@ from router.decisions.placement.slo_candidates import (
     may_pair,
     prefill_load,
 )
-from router.decisions.prediction.forecast import Forecast, Prediction, PrefillForecast
+from router.decisions.prediction.forecast import Forecast, PrefillForecast
 from router.decisions.prediction.model import attainment_probability
 from router.decisions.prediction.outlook import Outlook
 
@@ -315,7 +315,15 @@ class _Decision:
             return NoPlace(missing)
         best = _best(options)
         first = best.first
-        predicted = Prediction(first.prefill, best.raw_tpot_s, best.tpot_s, best.exposed_s)
+        predicted = self._predictor.prediction(
+            first.worker,
+            best.decode or first.worker,
+            self._needs,
+            first.prefill,
+            best.raw_tpot_s,
+            best.tpot_s,
+            best.exposed_s,
+        )
         forecast = self._predictor.forecast(
             first.worker, best.decode, self._needs, predicted, meets=best.probability, cost_s=best.cost_s
         )

@@ -1,6 +1,7 @@
 """Corrections and errors of the predictions for one worker, and for a fleet of workers."""
 
 from router.decisions.prediction.correction import Correction, ErrorWindow
+from router.decisions.prediction.regression import TimeRegression
 
 
 class WorkerCorrections:
@@ -29,4 +30,5 @@ class FleetCorrections:
 
     def __init__(self) -> None:
         self.wait, self.compute, self.store_load, self.tpot, self.total = (Correction() for _ in range(5))
+        self.seen_tpot = TimeRegression()
         self.hop_s = 0.0

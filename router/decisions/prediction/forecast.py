@@ -2,7 +2,11 @@
 
 from typing import NamedTuple
 
+from router.decisions.prediction.distribution import NORMAL, ErrorDistribution
 from router.decisions.stored_prefix import StoredPrefix
+
+TPOT_SIGMA = 0.2
+"""Unit of errors of the TPOT that clients see: ln(actual / predicted) of an unsurprising one."""
 
 
 class Forecast(NamedTuple):
@@ -22,19 +26,35 @@ class Forecast(NamedTuple):
     tpot_s: float
     """TPOT of the decode worker when this sequence will decode there, with it in the batch."""
     seen_tpot_s: float
-    """TPOT as the client will measure it: the delay of the second token by the hand-over is part of it."""
+    """TPOT as the client will measure it, given what became of such predictions. The delay of the second
+    token by the hand-over is part of it."""
     ttft_sigma: float
     """Standard deviation of ln(actual / predicted) of TTFT, as it was lately."""
     tpot_sigma: float
+    """The same of TPOT."""
     meets: float
-    """Probability that both objectives hold, given how long the sequence has waited already. 1 without
-    objectives."""
+    """Probability that both objectives hold, given how long the sequence has waited already, as such
+    probabilities turned out lately. 1 without objectives."""
     cost_s: float
     """Seconds of the workers' time that this placement takes, what it costs others included."""
+    said_meets: float = 1.0
+    """`meets` as the model says it, which placement compares."""
+    ttft_errors: ErrorDistribution = NORMAL
+    """Errors of TTFT, in units of `ttft_sigma`, of sequences of this class."""
+    tpot_errors: ErrorDistribution = NORMAL
+    """Errors of `seen_tpot_s`, in units of `TPOT_SIGMA`."""
 
     @property
     def ttft_s(self) -> float:
         return self.wait_s + self.load_s + self.compute_s + self.hop_s
+
+    def ttft_quantile_s(self, level: float) -> float:
+        """Seconds that the TTFT is predicted not to exceed in a share `level` of cases."""
+        return self.ttft_errors.quantile_s(level, self.ttft_s, self.ttft_sigma)
+
+    def tpot_quantile_s(self, level: float) -> float:
+        """Seconds that the TPOT is predicted not to exceed, as the client measures it."""
+        return self.tpot_errors.quantile_s(level, self.seen_tpot_s, TPOT_SIGMA)
 
 
 class SequenceNeeds(NamedTuple):
@@ -52,6 +72,7 @@ class SequenceNeeds(NamedTuple):
     adapter: str = ""
     stored: StoredPrefix | None = None
     """What the hosts' stores have of the prompt."""
+    slo_class: str = ""
 
 
 class PrefillForecast(NamedTuple):
@@ -82,3 +103,14 @@ class Prediction(NamedTuple):
     raw_tpot_s: float
     tpot_s: float
     exposed_s: float
+    plain_tpot_s: float = 0.0
+    """TPOT as the client would measure it if the present load lasted. 0: it was not predicted."""
+    seen_tpot_s: float = 0.0
+    """TPOT as the client will measure it, given what became of such predictions."""
+    ttft_sigma: float = 1.0
+    """Expected spread of ln(actual / predicted) of TTFT."""
+    ttft_errors: ErrorDistribution = NORMAL
+    """Expected errors of TTFT in units of `ttft_sigma`."""
+    tpot_errors: ErrorDistribution = NORMAL
+    """Expected errors of `seen_tpot_s` in units of `TPOT_SIGMA`."""
+    slo_class: str = ""

@@ -5,7 +5,7 @@ what happened on that worker (see `correction`).
 """
 
 from collections.abc import Mapping
-from math import exp
+from math import exp, log
 
 from baton.core.costs import PhaseTimings
 from baton.core.ids import WorkerId
@@ -13,10 +13,20 @@ from baton.core.messages import SequenceJoined
 from router.decisions.cluster.prediction_inputs import PredictionInputs
 from router.decisions.cluster.snapshot import WorkerFacts, WorkerSnapshot
 from router.decisions.prediction import model
+from router.decisions.prediction.calibration import AttainmentRecords
 from router.decisions.prediction.corrections import FleetCorrections, WorkerCorrections
-from router.decisions.prediction.forecast import Forecast, Prediction, PrefillForecast, SequenceNeeds
+from router.decisions.prediction.distribution import SIGMA_MIN, ErrorsByKind
+from router.decisions.prediction.forecast import (
+    TPOT_SIGMA,
+    Forecast,
+    Prediction,
+    PrefillForecast,
+    SequenceNeeds,
+)
 from router.decisions.prediction.links import Links, OutputLengths
 from router.decisions.prediction.outlook import Outlook
+from router.decisions.prediction.regression import TIME_MIN_S
+from router.decisions.prediction.status import ClassCalibration
 
 TTFT_TOLERANCE_S, TPOT_TOLERANCE_S = 0.05, 0.005
 """Errors this small do not count, since no placement depends on them."""
@@ -26,9 +36,16 @@ WAIT_FLOOR_S = 0.005
 TPOT_TOKENS_MIN = 8
 """Shorter answers are not compared, since they say little about TPOT."""
 FLEETS_MAX = 64
+NOTHING_HELD = 0, 0.0
+"""The count and share of a class of which nothing was seen."""
 STORE_LOAD_GAIN = 0.97
 """Workers load blocks only where that saves time by this margin, and predictions follow the same rule."""
 ADAPTER_FIRST_S, ADAPTER_WEIGHT = 0.5, 0.2
+
+
+def _z(predicted_s: float, actual_s: float, sigma: float) -> float:
+    """Return ln(actual / predicted) in units of the spread that was expected of it."""
+    return log(max(actual_s, TIME_MIN_S) / max(predicted_s, TIME_MIN_S)) / max(sigma, SIGMA_MIN)
 
 
 class Predictor:
@@ -40,6 +57,9 @@ class Predictor:
         self.adapter_s = ADAPTER_FIRST_S
         """Smoothed seconds of loading an adapter."""
         self.fallback_count = 0
+        self.ttft_errors, self.tpot_errors = ErrorsByKind(by_size=True), ErrorsByKind(by_size=False)
+        """Errors in units of the spreads that were expected of them, over all workers."""
+        self.attainments = AttainmentRecords()
         self._error_max = error_max
         self._fleets: dict[str, FleetCorrections] = {}
         self._workers: dict[WorkerId, WorkerCorrections] = {}
@@ -236,7 +256,34 @@ class Predictor:
         exposed_s = 0.0
         if target is not None:
             exposed_s = self.exposed_s(source, target, needs, held.get(target.worker_id, 0), prefill)
-        return Prediction(prefill, raw_s, raw_s * self.outlook(decode).tpot_factor, exposed_s)
+        tpot_s = raw_s * self.outlook(decode).tpot_factor
+        return self.prediction(source, decode, needs, prefill, raw_s, tpot_s, exposed_s)
+
+    def prediction(
+        self,
+        source: WorkerSnapshot,
+        decode: WorkerSnapshot,
+        needs: SequenceNeeds,
+        prefill: PrefillForecast,
+        raw_tpot_s: float,
+        tpot_s: float,
+        exposed_s: float,
+    ) -> Prediction:
+        """Return predicted times of a placement with the errors that are expected of them."""
+        plain_tpot_s = tpot_s + exposed_s / max(1.0, self.lengths.expected(needs.tokens_max) - 1.0)
+        seen_tpot_s = self._fleet(decode.facts).seen_tpot.expected_s(plain_tpot_s)
+        return Prediction(
+            prefill,
+            raw_tpot_s,
+            tpot_s,
+            exposed_s,
+            plain_tpot_s,
+            seen_tpot_s,
+            self.outlook(source).ttft_sigma,
+            self.ttft_errors.of(needs.slo_class, prefill.ttft_s),
+            self.tpot_errors.of(needs.slo_class, seen_tpot_s),
+            needs.slo_class,
+        )
 
     def forecast(
         self,
@@ -251,17 +298,18 @@ class Predictor:
         """What admission and metrics are told of a placement. `meets` and `cost_s` None: as they follow from
         the prediction alone, what others lose left out."""
         prefill, decode = predicted.prefill, target or source
-        output = self.lengths.expected(needs.tokens_max)
-        seen_tpot_s = predicted.tpot_s + predicted.exposed_s / max(1.0, output - 1.0)
-        ttft_sigma, tpot_sigma = self.outlook(source).ttft_sigma, self.outlook(decode).tpot_sigma
+        ttft_errors, tpot_errors = predicted.ttft_errors, predicted.tpot_errors
         if meets is None:
             meets = 1.0
             if needs.ttft_slo_s:
                 left_s = needs.ttft_slo_s - needs.waited_s
-                meets *= model.attainment_probability(left_s, prefill.ttft_s, ttft_sigma)
+                meets *= model.attainment_probability(left_s, prefill.ttft_s, predicted.ttft_sigma)
             if needs.tpot_slo_s:
-                meets *= model.attainment_probability(needs.tpot_slo_s, seen_tpot_s, tpot_sigma)
+                meets *= model.attainment_probability(
+                    needs.tpot_slo_s, predicted.plain_tpot_s, self.outlook(decode).tpot_sigma
+                )
         if cost_s is None:
+            output = self.lengths.expected(needs.tokens_max)
             cost_s = prefill.ttft_s + predicted.exposed_s + output * predicted.tpot_s
         return Forecast(
             wait_s=prefill.wait_s,
@@ -270,10 +318,13 @@ class Predictor:
             hop_s=prefill.hop_s,
             exposed_transfer_s=predicted.exposed_s,
             tpot_s=predicted.tpot_s,
-            seen_tpot_s=seen_tpot_s,
-            ttft_sigma=ttft_sigma,
-            tpot_sigma=tpot_sigma,
-            meets=meets,
+            seen_tpot_s=predicted.seen_tpot_s,
+            ttft_sigma=predicted.ttft_sigma,
+            tpot_sigma=self.outlook(decode).tpot_sigma,
+            ttft_errors=ttft_errors,
+            tpot_errors=tpot_errors,
+            meets=self.attainments.mapped(needs.slo_class, meets),
+            said_meets=meets,
             cost_s=cost_s,
         )
 
@@ -294,6 +345,8 @@ class Predictor:
             took_s = max(0.0, elapsed_s - (expected.ttft_s - expected.load_s))
             self.adapter_s += ADAPTER_WEIGHT * (took_s - self.adapter_s)
             return
+        z = _z(expected.ttft_s, elapsed_s, predicted.ttft_sigma)
+        self.ttft_errors.observe(predicted.slo_class, expected.ttft_s, z, predicted.ttft_errors)
         if timings is None:
             hop_s = min(elapsed_s, expected.hop_s)
             is_waiting = expected.raw_wait_s > max(WAIT_FLOOR_S, 0.1 * expected.raw_compute_s)
@@ -333,6 +386,11 @@ class Predictor:
         are the whole answer."""
         if is_whole:
             self.lengths.observe(generated_count)
+        if generated_count > 1 and predicted.seen_tpot_s > 0.0:
+            seen_s = max(0.0, decode_s) / (generated_count - 1)
+            z = _z(predicted.seen_tpot_s, seen_s, TPOT_SIGMA)
+            self.tpot_errors.observe(predicted.slo_class, predicted.seen_tpot_s, z, predicted.tpot_errors)
+            self._fleet(worker.facts).seen_tpot.observe(predicted.plain_tpot_s, seen_s)
         if generated_count < TPOT_TOKENS_MIN:
             return
         self._outlooks.pop(worker.worker_id, None)
@@ -351,6 +409,15 @@ class Predictor:
             transferred_bytes=joined.transferred_bytes,
             transfer_s=joined.transfer_s,
             handover_s=joined.handover_s,
+        )
+
+    def calibration(self) -> tuple[ClassCalibration, ...]:
+        """Return whether probabilities that were said turned out so, for each service class."""
+        ttft, tpot = self.ttft_errors.held_shares(), self.tpot_errors.held_shares()
+        names = sorted(ttft.keys() | tpot.keys())
+        return tuple(
+            ClassCalibration(name, *ttft.get(name, NOTHING_HELD), *tpot.get(name, NOTHING_HELD))
+            for name in names
         )
 
     def _judge(self, learnt: WorkerCorrections) -> None:

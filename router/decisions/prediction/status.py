@@ -25,6 +25,18 @@ class PredictionErrors(msgspec.Struct, frozen=True):
         return cls(ttft.count, ttft.mape, ttft.bias, tpot.count, tpot.mape, tpot.bias, learnt.change_count)
 
 
+class ClassCalibration(msgspec.Struct, frozen=True):
+    """Whether what was predicted with 90 % held as often, lately and over the sequences of one service class;
+    0 while there are none."""
+
+    slo_class: str
+    ttft_count: int
+    ttft_held: float
+    """Share of sequences whose TTFT was at most the one predicted with 90 %."""
+    tpot_count: int
+    tpot_held: float
+
+
 class PredictorStatus(msgspec.Struct, frozen=True):
     is_in_use: bool
     """The configured policy predicts."""
@@ -34,3 +46,5 @@ class PredictorStatus(msgspec.Struct, frozen=True):
     """Smoothed relative error beyond what matters, compared with `router.predictor_error_max`."""
     fallback_count: int
     """How often predictions lost that trust."""
+    calibration: tuple[ClassCalibration, ...] = ()
+    """One entry per service class, ordered by name."""
