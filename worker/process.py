@@ -197,6 +197,7 @@ class WorkerProcess:
             stack.callback(self._kv_reader.close)
             garbage.spare_what_stays()
             member = await self._open_doors(stack, executor)
+            executor.kv.populate_in_background()
             on_ready(member)
             await self._serve(stop, stop_now)
 

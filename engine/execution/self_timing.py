@@ -166,9 +166,14 @@ class _Maker:
         )
 
 
-def warm_up_plans(engine: EngineConfig, max_model_tokens: int, block_count: int) -> tuple[StepPlan, StepPlan]:
-    """A full prompt chunk, and a batch of decodes."""
+def warm_up_plans(
+    engine: EngineConfig, max_model_tokens: int, block_count: int, *, on_cpu: bool
+) -> tuple[StepPlan, StepPlan]:
+    """A prompt chunk, and a batch of decodes. The chunk is a full one where its size decides what memory is
+    set aside. On a CPU it does not, and a full one would take seconds of the worker's start."""
     chunk = min(engine.step_tokens_max, max_model_tokens - 1)
+    if on_cpu:
+        chunk = min(chunk, PROMPTS[1])
     decodes = min(engine.batch_sequences_max, block_count)
     greedy = SamplingParams(max_tokens=1)
 
