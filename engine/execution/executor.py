@@ -441,6 +441,7 @@ class Executor:
             batch_sequences_max=self._engine.batch_sequences_max,
             positions_max=self.max_model_tokens - 1,
             vocab=self.vocab_size,
+            drafts=0 if self._engine.speculation == "off" else self._engine.speculation_tokens_max,
             budget_s=budget_s,
         )
         self._forget_experts()
