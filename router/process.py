@@ -27,6 +27,7 @@ from baton.wire.address import host_port, reachable_host
 from baton.wire.client import DirectoryClient, worker_session
 from baton.wire.demand import DemandClient
 from baton.wire.server import start_server
+from baton.wire.slices import answer_soon
 from kv_store.directory.connect import connect
 from router.decisions.core import RouterCore
 from router.decisions.membership import FollowedMembership
@@ -121,6 +122,7 @@ async def run_router(
     shared, one that leads to this process only. A second signal ends the process at once. Raises SetupError
     if the model's tokenizer or the port is not available.
     """
+    answer_soon()
     tls = PublicTls.of(config.router)
     tokenizers: dict[str, Tokenizer] = {}
     for name, one in each_model(config).items():
