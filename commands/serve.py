@@ -1,6 +1,7 @@
 """Commands that run the processes of a cluster until they are stopped."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import secrets
@@ -21,6 +22,9 @@ from control_plane.child import PARENT_VARIABLE
 from control_plane.ray_ops import worker_environment
 
 log = logging.getLogger(__name__)
+
+DASHBOARD_NICENESS = 5
+"""The dashboard gives way to all that serves requests."""
 
 
 def serve_cluster(config: Config, *, with_router: bool) -> None:
@@ -88,6 +92,8 @@ def serve_dashboard(config: Config, *, control_address: str, exit_with_parent: b
     """Raises SetupError."""
     from control_plane.child import READY_PREFIX, SETUP_ERROR_PREFIX, SETUP_ERROR_STATUS
 
+    with contextlib.suppress(OSError):  # before it imports what takes two seconds of a core as workers start
+        os.nice(DASHBOARD_NICENESS)
     configure_logs("dashboard", config.telemetry)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # uvicorn would repeat our own messages
     if exit_with_parent:

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from baton.wire.parent import end_with_parent
+from baton.wire.slices import compute_long
 from engine.compiling import (
     LENGTH_BYTES,
     CompileFailed,
@@ -49,6 +50,7 @@ WHOLE = "--whole"
 
 def main(parent_pid: int, *, is_whole: bool) -> None:
     end_with_parent(parent_pid, signal.SIGKILL)
+    compute_long()
     # Whatever prints must not come between the answers.
     answers = os.dup(1)
     os.dup2(2, 1)

@@ -194,7 +194,8 @@ class CompilerProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, **threads},
-            start_new_session=True,
+            # No session of its own: its niceness counts within its session only, see decision 0061.
+            process_group=0,
         )
         if self._is_closed:  # meanwhile, by another thread, which may have found no process
             self._kill()

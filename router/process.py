@@ -27,6 +27,7 @@ from baton.wire.address import host_port, reachable_host
 from baton.wire.client import DirectoryClient, worker_session
 from baton.wire.demand import DemandClient
 from baton.wire.server import start_server
+from baton.wire.slices import answer_soon
 from engine.model_files.host_memory import give_back_free_memory
 from kv_store.directory.connect import connect
 from router.decisions.core import RouterCore
@@ -122,6 +123,7 @@ async def run_router(
     shared, one that leads to this process only. A second signal ends the process at once. Raises SetupError
     if the model's tokenizer or the port is not available.
     """
+    answer_soon()
     tls = PublicTls.of(config.router)
     tokenizers: dict[str, Tokenizer] = {}
     for name, one in each_model(config).items():

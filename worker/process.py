@@ -39,6 +39,7 @@ from baton.wire.crash import Crash
 from baton.wire.link import FLUSH_S
 from baton.wire.server import start_server
 from baton.wire.services import WorkerStatusReply
+from baton.wire.slices import answer_soon
 from decode_worker.reader import KVReader
 from engine.compiling import CompilerProcess
 from engine.execution.executor import Executor
@@ -165,6 +166,7 @@ class WorkerProcess:
         Raises SetupError (model, device, port, transfer) before `on_ready`; WorkerCrashed afterwards.
         """
         self._loop = asyncio.get_running_loop()
+        answer_soon()
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._close_engine)
             stack.callback(self._threads.shutdown, wait=False, cancel_futures=True)
@@ -200,6 +202,7 @@ class WorkerProcess:
             garbage.spare_what_stays()
             self._memory_note = memory_note(executor)
             member = await self._open_doors(stack, executor)
+            executor.kv.populate_in_background()
             on_ready(member)
             await self._serve(stop, stop_now)
 

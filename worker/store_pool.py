@@ -7,6 +7,7 @@ worker that wrote it. So workers of all shapes share what is stored.
 import os
 import threading
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple, Protocol
 
 import xxhash
@@ -16,8 +17,9 @@ from baton.core.geometry import KVGeometry
 from baton.core.store import StoreWelcome
 from engine.kv.parts import PoolPart
 from engine.kv.staging import Staging
+from engine.kv.stream_copy import stream_copy
 from kv_store.arena import Arena
-from kv_store.copying import BlockCopier
+from kv_store.copying import BlockCopier, Move, is_faster
 from kv_transfer.layout import Places, whole_places
 from kv_transfer.part_copies import PartCopies, Rows, rows_at
 from worker.store_copier import ArenaCopies, OpenCopies
@@ -29,6 +31,13 @@ MAP_ROUND_S = 0.5
 """Least time between two looks for memory of the arena that the node has taken since."""
 MAP_AHEAD_BYTES = 32 * 2**20
 """Copies this near to the end of what is mapped start another look."""
+
+
+@cache
+def fastest_stream() -> Move | None:
+    """The native streaming copy, where this machine is faster with it than with the C library's."""
+    stream = stream_copy()
+    return stream if stream is not None and is_faster(stream) else None
 
 
 def copies_of(parts: Sequence[PoolPart], whole: KVGeometry) -> OpenCopies:
@@ -127,7 +136,7 @@ class _MappedArena:
     ) -> None:
         self._parts, self._whole = parts, whole
         self._arena, self._has_checksums = arena, has_checksums
-        self._copier = BlockCopier()
+        self._copier = BlockCopier(stream=fastest_stream())
         self._closing, self._is_near_end = threading.Event(), threading.Event()
         self._mapped_slots = 0
         """Slots before this one are mapped, as long as the node takes memory in their order."""

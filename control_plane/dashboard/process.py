@@ -28,9 +28,6 @@ from control_plane.dashboard.sessions import SessionStore
 
 log = logging.getLogger(__name__)
 
-NICENESS = 5
-"""Niceness of the dashboard, so that processes which serve requests go first."""
-
 CLOSE_S = 1.0
 CONNECTIONS_MAX = 512
 """Most connections; a browser opens a handful."""
@@ -62,8 +59,6 @@ async def run_dashboard(
 ) -> None:
     """Serve until SIGTERM, SIGINT or `stop`. `on_ready` gets the URL and how to sign in. Raises
     SetupError."""
-    with contextlib.suppress(OSError):
-        os.nice(NICENESS)
     settings = config.dashboard
     book, hint = tokens_of(config)
     collector = ClusterCollector(config, control_address)

@@ -420,9 +420,10 @@ class Executor:
             yield self._model.logits(hidden)
 
     def warm_up(self) -> None:
-        """Compute a full prompt chunk and a batch of decodes, so that the first request does not pay
-        for reading weights and first-time set-up. Call before any block holds anything."""
-        for plan in warm_up_plans(self._engine, self.max_model_tokens, self.kv.block_count):
+        """Compute a prompt chunk and a batch of decodes, so that the first request does not pay for reading
+        weights and first-time set-up. Call before any block holds anything."""
+        on_cpu = self.kv.device.type == "cpu"
+        for plan in warm_up_plans(self._engine, self.max_model_tokens, self.kv.block_count, on_cpu=on_cpu):
             self.execute(plan)
         self._forget_experts()
 
@@ -442,6 +443,7 @@ class Executor:
             batch_sequences_max=self._engine.batch_sequences_max,
             positions_max=self.max_model_tokens - 1,
             vocab=self.vocab_size,
+            drafts=0 if self._engine.speculation == "off" else self._engine.speculation_tokens_max,
             budget_s=budget_s,
         )
         self._forget_experts()

@@ -22,6 +22,8 @@ BUDGET_S = 1.5
 PROMPTS = (32, 128, 512, 2048)
 BATCHES = (1, 8, 32, 128)
 CONTEXTS = (64, 1024)
+DRAFTS = 4
+"""Draft tokens of a sequence in the steps that tell what they cost."""
 FAR_POSITIONS, FAR_TOKENS = 8192, 64
 """A short chunk that ends so far into its prompt tells what attention costs there, for little time."""
 ROUNDS = 3
@@ -41,11 +43,13 @@ def time_steps(
     positions_max: int,
     vocab: int,
     stages: int = 1,
+    drafts: int = 0,
     budget_s: float = BUDGET_S,
     now: Callable[[], float] = time.perf_counter,
 ) -> Measured:
     """Work and seconds of each step. `positions_max`: of one sequence. Uses any blocks of the pool, which
-    nobody may use yet, and leaves no sequence behind in the executor.
+    nobody may use yet, and leaves no sequence behind in the executor. `drafts`: draft tokens that a sequence
+    may have; 0: there is no speculation.
 
     `execute` may begin a step before the one before it is done. In a worker of several stages, chunks of
     prompts are given to it together, and so are the groups in which sequences take turns to decode.
@@ -54,7 +58,9 @@ def time_steps(
     measured: Measured = []
     times = StepTimeModel(chunk_tokens=step_tokens_max, stages=stages)
     ends_s = now() + budget_s
-    for items, work in _shapes(maker, step_tokens_max, batch_sequences_max, positions_max):
+    for items, work in _shapes(
+        maker, step_tokens_max, batch_sequences_max, positions_max, min(drafts, DRAFTS)
+    ):
         is_first_of_kind = len(measured) < 4
         fills = stages > 1 and (work.prompt_tokens > 0 or work.decodes >= stages)
         groups = _groups(items, stages if fills and work.decodes else 1)
@@ -96,7 +102,7 @@ def _groups(items: tuple[StepItem, ...], count: int) -> list[tuple[StepItem, ...
 
 
 def _shapes(
-    maker: "_Maker", step_tokens_max: int, batch_sequences_max: int, positions_max: int
+    maker: "_Maker", step_tokens_max: int, batch_sequences_max: int, positions_max: int, drafts: int
 ) -> Iterator[tuple[tuple[StepItem, ...], StepWork]]:
     """Cheap and telling ones first. None needs more blocks than there are."""
     positions_max = min(positions_max, maker.positions_max)
@@ -106,6 +112,9 @@ def _shapes(
     yield maker.prompt(0, lengths[0])
     for batch in batches[1:3]:
         yield maker.decodes(batch, min(CONTEXTS[0], positions_max - 1))
+    for batch in batches[:2] if drafts else ():  # else drafts would be judged by a guess until they are used
+        if batch * (1 + drafts) <= step_tokens_max and CONTEXTS[0] + drafts < positions_max:
+            yield maker.decodes(batch, CONTEXTS[0], drafts=drafts)
     for length in lengths[1:]:
         yield maker.prompt(0, length)
     for batch in batches:
@@ -143,14 +152,15 @@ class _Maker:
         work = StepWork(prompt_tokens=count, pairs=prompt_pairs(start, start + count))
         return (self._item(0, start, count),), work
 
-    def decodes(self, batch: int, context: int) -> tuple[tuple[StepItem, ...], StepWork]:
+    def decodes(self, batch: int, context: int, *, drafts: int = 0) -> tuple[tuple[StepItem, ...], StepWork]:
         """Sequences may share blocks: they write to different slots only if they do not, and nobody
-        reads what they wrote."""
+        reads what they wrote. `drafts`: of each."""
         context = max(1, context)
-        items = tuple(self._item(i, context, 1) for i in range(batch))
-        return items, StepWork(decodes=batch, context_tokens=batch * context)
+        items = tuple(self._item(i, context, 1 + drafts, drafts=drafts) for i in range(batch))
+        work = StepWork(decodes=batch, context_tokens=batch * context, drafts=batch * drafts)
+        return items, work
 
-    def _item(self, index: int, start: int, count: int) -> StepItem:
+    def _item(self, index: int, start: int, count: int, *, drafts: int = 0) -> StepItem:
         end = start + count
         blocks = blocks_for(end, self._block_tokens)
         first = index * blocks
@@ -162,13 +172,19 @@ class _Maker:
             block_ids=tuple((first + i) % self._block_count for i in range(blocks)),
             sample_index=0,
             sampling=self._sampling,
-            prompt_token_count=end,
+            draft_count=drafts,
+            prompt_token_count=end - drafts,
         )
 
 
-def warm_up_plans(engine: EngineConfig, max_model_tokens: int, block_count: int) -> tuple[StepPlan, StepPlan]:
-    """A full prompt chunk, and a batch of decodes."""
+def warm_up_plans(
+    engine: EngineConfig, max_model_tokens: int, block_count: int, *, on_cpu: bool
+) -> tuple[StepPlan, StepPlan]:
+    """A prompt chunk, and a batch of decodes. The chunk is a full one where its size decides what memory is
+    set aside. On a CPU it does not, and a full one would take seconds of the worker's start."""
     chunk = min(engine.step_tokens_max, max_model_tokens - 1)
+    if on_cpu:
+        chunk = min(chunk, PROMPTS[1])
     decodes = min(engine.batch_sequences_max, block_count)
     greedy = SamplingParams(max_tokens=1)
 

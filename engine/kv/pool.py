@@ -1,9 +1,10 @@
 """The memory that KV blocks live in: one allocation, block-major.
 
 One block is one contiguous range of `block_bytes` (all layers, K and V), so that it is one descriptor
-to transfer and one range to write to a file. Host memory is allocated through numpy, which advises the
-kernel to use 2 MiB pages for large arrays; reads by a peer are about twice as fast with them. (Whoever
-allocates large host tensors through torch itself sets THP_MEM_ALLOC_ENABLE=1 before importing it.)
+to transfer and one range to write to a file. Host memory is mapped with the advice to use 2 MiB pages; reads
+by a peer are about twice as fast with them. (Whoever allocates large host tensors through torch itself sets
+THP_MEM_ALLOC_ENABLE=1 before importing it.) The kernel gives zeroed pages, when they are first used or when
+`populate_in_background` asks for them: a worker's start need not wait for them.
 """
 
 import contextlib
@@ -21,6 +22,7 @@ from torch import Tensor
 from baton.core.errors import SetupError
 from baton.core.geometry import SCALE_BYTES, KVGeometry
 from engine.devices import STORED_TORCH_DTYPES
+from engine.kv.populate import populate_in_background
 from engine.model_files.sizes import pool_block_count
 
 _ALIGNMENT_BYTES = 2 * 2**20
@@ -48,10 +50,12 @@ class KVPool:
         _check_room(size, device)
         self.address = ""
         """Name of the memory for `attach` in another process; empty: it is not shared."""
+        self._pages: mmap.mmap | None = None
+        """Memory of this process alone, whose pages the kernel has yet to give."""
         if is_shared:
             memory, self.address = _allocate_shared(size, device)
         else:
-            memory = _allocate(size, device)
+            memory = _allocate(size, device) if device.type != "cpu" else self._map(size)
         self._lay_out(geometry, memory, block_count, device)
 
     @classmethod
@@ -74,9 +78,28 @@ class KVPool:
         except (OSError, ValueError) as error:
             raise SetupError(f"the KV pool at {address} cannot be mapped: {error}") from error
         pool = cls.__new__(cls)
-        pool.address = address
+        pool.address, pool._pages = address, None
         pool._lay_out(geometry, memory, block_count, torch.device("cpu"))
         return pool
+
+    def _map(self, size: int) -> Tensor:
+        """Zeroed bytes [size] of this process, aligned. Raises SetupError."""
+        try:
+            pages = mmap.mmap(-1, size + _ALIGNMENT_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError as error:
+            raise SetupError(
+                f"the KV pool of {size} bytes (engine.kv_bytes) does not fit: {error}"
+            ) from error
+        with contextlib.suppress(OSError):  # systems without large pages
+            pages.madvise(mmap.MADV_HUGEPAGE)
+        self._pages = pages
+        return _aligned(torch.frombuffer(pages, dtype=torch.uint8), size)
+
+    def populate_in_background(self) -> None:
+        """Have the kernel give all pages of the pool while others use it, so that a lack of memory shows soon
+        after the start rather than under load."""
+        if self._pages is not None:
+            populate_in_background(self._memory.data_ptr(), self._memory.numel(), owner=self._pages)
 
     def _lay_out(self, geometry: KVGeometry, memory: Tensor, block_count: int, device: torch.device) -> None:
         self.geometry, self.device = geometry, device
@@ -178,16 +201,14 @@ def _mapped(fd: int, size: int) -> Tensor:
 
 
 def _allocate(size: int, device: torch.device) -> Tensor:
-    """Zeroed bytes [size], aligned."""
-    if device.type == "cpu":
-        # Touched once here, so that a lack of memory shows at the start.
-        whole = torch.from_numpy(np.empty(size + _ALIGNMENT_BYTES, dtype=np.uint8))  # pyright: ignore[reportUnknownArgumentType]
-    else:
-        try:
-            whole = torch.empty(size + _ALIGNMENT_BYTES, dtype=torch.uint8, device=device)
-        except torch.OutOfMemoryError as error:
-            raise SetupError(
-                f"the KV pool of {size} bytes (engine.kv_bytes) does not fit on {device}"
-            ) from error
+    """Zeroed bytes [size] of a device, aligned. Raises SetupError."""
+    try:
+        whole = torch.empty(size + _ALIGNMENT_BYTES, dtype=torch.uint8, device=device)
+    except torch.OutOfMemoryError as error:
+        raise SetupError(f"the KV pool of {size} bytes (engine.kv_bytes) does not fit on {device}") from error
+    return _aligned(whole, size).zero_()
+
+
+def _aligned(whole: Tensor, size: int) -> Tensor:
     skip = -whole.data_ptr() % _ALIGNMENT_BYTES
-    return whole[skip : skip + size].zero_()
+    return whole[skip : skip + size]

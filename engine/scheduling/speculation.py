@@ -33,6 +33,13 @@ WAIT_SHARE = 0.3
 """Expected extra tokens, per sequence of the batch, for which a step waits for the result before it."""
 TRY_AGAIN_TOKENS = 64
 """A draft model that was not worth it is tried again after so many tokens."""
+TRIAL_STEPS, TRIAL_STEPS_MAX = 64, 1024
+"""Steps without a draft token after which one sequence gets some to learn what they cost now. The number
+doubles with each trial after which they are still too dear."""
+TRIAL_DRAFTS = 4
+"""Draft tokens of a trial."""
+TRIAL_HIT_RATE = 0.6
+"""Least hit rate for a trial: text that does not repeat itself pays for none."""
 
 
 class NgramDrafter:
@@ -132,12 +139,41 @@ class ModelDrafter:
         return self._drafts[:count]
 
 
+class DraftTrials:
+    """When draft tokens are verified although they seem too dear. Pure.
+
+    Their cost is learnt from steps that had some. A few slow ones, and there would be no further step to
+    learn from: drafts would stay off for as long as the worker lives.
+    """
+
+    def __init__(self) -> None:
+        self._wait_steps = TRIAL_STEPS
+        self._steps_without = 0
+
+    @property
+    def is_due(self) -> bool:
+        return self._steps_without >= self._wait_steps
+
+    def tried(self) -> None:
+        """Note a trial, or that there was no room for one."""
+        self._steps_without = 0
+        self._wait_steps = min(2 * self._wait_steps, TRIAL_STEPS_MAX)
+
+    def stepped(self, *, has_drafts: bool) -> None:
+        """Note a step, with draft tokens that are worth their cost or without any."""
+        if has_drafts:
+            self._steps_without, self._wait_steps = 0, TRIAL_STEPS
+        else:
+            self._steps_without += 1
+
+
 class Speculator:
     """Decides how many draft tokens each sequence of a step gets, and whether to wait for them."""
 
     def __init__(self, engine: EngineConfig) -> None:
         self._mode = engine.speculation
         self._count_max = engine.speculation_tokens_max
+        self._trials = DraftTrials()
 
     @property
     def wants_history(self) -> bool:
@@ -171,7 +207,21 @@ class Speculator:
                 draft = seq.drafter.draft(count) if count > 0 else ()
             budget -= len(draft)
             found.append(draft)
+        has_drafts = any(found)
+        self._trials.stepped(has_drafts=has_drafts)
+        if self._trials.is_due and (best := self._for_trial(decodes)) is not None:
+            seq, drafter = decodes[best], decodes[best].drafter
+            count = min(TRIAL_DRAFTS, self._count_max, _room(seq), budget)
+            if drafter is not None and count > 0:
+                found[best] = drafter.draft(count)
+            self._trials.tried()
         return found
+
+    def _for_trial(self, sequences: Ordered[Sequence]) -> int | None:
+        """The sequence whose draft tokens are the likeliest to be right; None: those of none are likely."""
+        rates = [0.0 if seq.drafter is None else seq.drafter.hit_rate for seq in sequences]
+        best = max(range(len(rates)), key=rates.__getitem__, default=None)
+        return best if best is not None and rates[best] >= TRIAL_HIT_RATE else None
 
     def is_worth_waiting(self, running: Iterable[Sequence], times: StepTimeModel) -> bool:
         """True if enough tokens are expected from speculation after the step under way that waiting for its
@@ -188,7 +238,8 @@ class Speculator:
             count = min(self._count_of(rate, least_rate), _room(seq) - 1)
             if count > 0:
                 extra += _expected(rate, count) * (rate if self._mode == "ngram" else 1.0)
-        return extra > WAIT_SHARE * len(decodes)
+        is_trial = self._trials.is_due and self._for_trial(decodes) is not None
+        return is_trial or extra > WAIT_SHARE * len(decodes)
 
     def _count_of(self, hit_rate: float, least_rate: float) -> int:
         """Number of draft tokens that are each worth their cost. The n-th is right with probability hit_rate

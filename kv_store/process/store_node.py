@@ -36,6 +36,7 @@ from baton.wire.core_driver import CoreDriver, Performers, performer, performers
 from baton.wire.crash import Crash
 from baton.wire.link import FLUSH_S
 from baton.wire.server import start_server
+from baton.wire.slices import answer_soon
 from baton.wire.store_nodes import NodeEnd
 from kv_store.arena import check_room
 from kv_store.directory.interface import Directory
@@ -97,6 +98,7 @@ class StoreProcess:
 
         Raises SetupError (socket, port, folder, memory) before `on_ready`; StoreCrashed afterwards.
         """
+        answer_soon()
         check_room(self._config.store.host_bytes)
         async with AsyncExitStack() as stack:
             stack.callback(self._threads.shutdown, wait=False, cancel_futures=True)

@@ -1,5 +1,69 @@
 // Whole blocks, copied within the pool, out of it and into it.
+#include <algorithm>
+
 #include "kv.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+#if defined(__AVX512F__)
+using Line = __m512i;
+inline Line load_line(const char* from) { return _mm512_loadu_si512(from); }
+inline void stream_line(char* to, Line line) { _mm512_stream_si512(reinterpret_cast<Line*>(to), line); }
+#elif defined(__AVX2__)
+struct Line {
+    __m256i low, high;
+};
+inline Line load_line(const char* from) {
+    return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)),
+            _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + 32))};
+}
+inline void stream_line(char* to, Line line) {
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(to), line.low);
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(to + 32), line.high);
+}
+#endif
+
+constexpr int64_t LINE = 64, PAGE = 4096, PAGES = 2, AHEAD = 8 * LINE;
+
+// Two pages at once, a line of each in turn: more reads are under way, in more banks of the memory.
+#if defined(__AVX2__)
+void stream_lines(char* to, const char* from, int64_t bytes) {
+    int64_t at = 0;
+    for (; at + PAGES * PAGE <= bytes; at += PAGES * PAGE)
+        for (int64_t i = at; i < at + PAGE; i += 2 * LINE) {
+            _mm_prefetch(from + i + AHEAD, _MM_HINT_T0);
+            _mm_prefetch(from + i + AHEAD + LINE, _MM_HINT_T0);
+            _mm_prefetch(from + i + PAGE + AHEAD, _MM_HINT_T0);
+            _mm_prefetch(from + i + PAGE + AHEAD + LINE, _MM_HINT_T0);
+            const Line a = load_line(from + i), b = load_line(from + i + LINE);
+            const Line c = load_line(from + i + PAGE), d = load_line(from + i + PAGE + LINE);
+            stream_line(to + i, a), stream_line(to + i + LINE, b);
+            stream_line(to + i + PAGE, c), stream_line(to + i + PAGE + LINE, d);
+        }
+    for (; at < bytes; at += LINE) stream_line(to + at, load_line(from + at));
+    _mm_sfence();
+}
+#endif
+
+}  // namespace
+
+// Copies past the caches, which a block that is put away would only push others out of. The C library does so too,
+// but from sizes on that are larger than a block. The two ranges must not overlap.
+BATON_API void baton_stream_copy(char* to, const char* from, int64_t bytes) {
+#if defined(__AVX2__)
+    const int64_t head = std::min<int64_t>(bytes, -reinterpret_cast<uintptr_t>(to) & (LINE - 1));
+    const int64_t lines = (bytes - head) / LINE * LINE;
+    std::memcpy(to, from, static_cast<size_t>(head));
+    stream_lines(to + head, from + head, lines);
+    std::memcpy(to + head + lines, from + head + lines, static_cast<size_t>(bytes - head - lines));
+#else
+    std::memcpy(to, from, static_cast<size_t>(bytes));
+#endif
+}
 
 // pairs [count][2]: source, destination; one after another, since one may read what another writes.
 BATON_API void baton_copy_blocks(const baton::KvPool* pool, const int32_t* pairs, int64_t count) {

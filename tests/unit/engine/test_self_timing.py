@@ -121,3 +121,15 @@ def test_stages_are_timed_as_they_work_together():
     one, many = StepWork(decodes=1, context_tokens=64), StepWork(decodes=32, context_tokens=32 * 64)
     assert model.predict_s(one) == pytest.approx(0.003 + 5e-4, rel=0.3)
     assert model.predict_s(many) == pytest.approx(2 * (0.003 + 16 * 5e-4 + 16 * 64 * 2e-7) / 2, rel=0.15)
+
+
+def test_drafts_are_timed_where_there_is_speculation():
+    def seconds(plan):
+        drafts = sum(item.draft_count for item in plan.items)
+        return 0.004 + 5e-4 * len(plan.items) + 3e-4 * drafts if drafts else linear_s(plan)
+
+    model = StepTimeModel()
+    for work, elapsed_s in timed(Clocked(seconds), drafts=6):
+        model.observe(work, elapsed_s)
+    assert model.draft_s == pytest.approx(3e-4, rel=0.4)
+    assert not any(work.drafts for work, _ in timed(Clocked(linear_s)))

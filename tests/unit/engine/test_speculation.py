@@ -4,7 +4,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.core.sampling import SamplingParams
-from engine.scheduling.speculation import INDEXED_TOKENS_MAX, OBSERVED_AT_ONCE_MAX, ModelDrafter, NgramDrafter
+from engine.scheduling.speculation import (
+    INDEXED_TOKENS_MAX,
+    OBSERVED_AT_ONCE_MAX,
+    TRIAL_STEPS,
+    TRIAL_STEPS_MAX,
+    DraftTrials,
+    ModelDrafter,
+    NgramDrafter,
+)
 from tests.unit.engine.test_scheduler import Bench, expected, sequence
 
 
@@ -182,3 +190,62 @@ def test_right_drafts_do_not_keep_prompts_out():
         bench.step()
     assert ("new", 0) in bench.done
     bench.run()
+
+
+def slow_drafts(until_step, step_s=0.01):
+    """Seconds of a step: one with draft tokens is slow at first, as on a machine that is busy then."""
+
+    def seconds(plan):
+        drafts = sum(item.draft_count for item in plan.items)
+        return step_s * (1 + 9 * min(1, drafts) if plan.step_number < until_step else 1 + 0.02 * drafts)
+
+    return seconds
+
+
+def test_slow_steps_at_the_start_do_not_switch_drafts_off_for_good():
+    bench = Bench(blocks=400, step_tokens=64, next_token=lambda tokens: len(tokens) % 9, speculation="ngram")
+    bench.step_s = slow_drafts(until_step=40)
+    bench.add(sequence("s", range(3), max_tokens=700))
+    for _ in range(40):
+        bench.step()
+    drafted = bench.computer.draft_tokens
+    steps = bench.steps
+    bench.run()
+    assert bench.computer.draft_tokens - drafted > 300
+    assert bench.steps - steps < 300  # of 660 tokens and more
+
+
+def test_drafts_that_stay_dear_are_tried_ever_more_seldom():
+    bench = Bench(blocks=400, step_tokens=64, next_token=lambda tokens: len(tokens) % 9, speculation="ngram")
+    bench.step_s = slow_drafts(until_step=10**9)
+    bench.add(sequence("s", range(3), max_tokens=1500))
+    bench.run()
+    with_drafts = sum(any(item.draft_count for item in plan.items) for plan in bench.plans)
+    assert with_drafts < 20
+    assert bench.emitted["s", 0] == expected(range(3), 1500, lambda tokens: len(tokens) % 9)
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=4000))
+def test_trials_come_at_least_so_often_and_at_most(has_room):
+    """Drafts that are never worth it are tried again for ever, and cost one step in TRIAL_STEPS at most."""
+    trials, tried, last = DraftTrials(), [], 0
+    for step, room in enumerate(has_room, start=1):
+        trials.stepped(has_drafts=False)
+        assert step - last <= 2 * TRIAL_STEPS_MAX or not all(has_room[last:step])
+        if trials.is_due and room:
+            trials.tried()
+            tried.append(step)
+            last = step
+    assert len(tried) <= len(has_room) / TRIAL_STEPS
+
+
+def test_drafts_that_pay_again_are_tried_as_soon_as_at_first():
+    trials = DraftTrials()
+    for _ in range(10):
+        trials.tried()
+    trials.stepped(has_drafts=True)
+    for _ in range(TRIAL_STEPS - 1):
+        trials.stepped(has_drafts=False)
+    assert not trials.is_due
+    trials.stepped(has_drafts=False)
+    assert trials.is_due

@@ -7,10 +7,11 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kv_store.copying import SLICE_BYTES, BlockCopier
+from engine.kv.stream_copy import stream_copy
+from kv_store.copying import SLICE_BYTES, BlockCopier, is_faster
 
 
-def copied(order_from, order_to, block_bytes, *, threads, has_checksums):
+def copied(order_from, order_to, block_bytes, *, threads, has_checksums, stream=None):
     """(what arrived, by position; checksums), of blocks with contents of their own."""
     count = len(order_from)
     contents = [bytes([index % 251 + 1]) * (block_bytes - 1) + bytes([index % 7]) for index in range(count)]
@@ -21,7 +22,7 @@ def copied(order_from, order_to, block_bytes, *, threads, has_checksums):
     place_from = {index: at for at, index in enumerate(order_from)}
     sources = [ctypes.addressof(source) + place_from[index] * block_bytes for index in range(count)]
     targets = [ctypes.addressof(target) + order_to[index] * block_bytes for index in range(count)]
-    copier = BlockCopier(threads)
+    copier = BlockCopier(threads, stream=stream)
     checksums = copier.copy(sources, targets, block_bytes, has_checksums=has_checksums)
     copier.close()
     arrived = target.raw
@@ -73,3 +74,42 @@ def test_others_run_while_it_copies():
     finally:
         sys.setswitchinterval(interval)
         thread.join()
+
+
+@pytest.mark.parametrize("block_bytes", [1, 100, 4096, 3 * 8192 + 77, SLICE_BYTES // 2, SLICE_BYTES + 5])
+@pytest.mark.parametrize("has_checksums", [False, True])
+def test_streamed_blocks_arrive_as_others_do(block_bytes, has_checksums):
+    stream = stream_copy()
+    if stream is None:
+        pytest.skip("no compiler for the native library")
+    order, targets = [2, 0, 1, 3, 4], [4, 3, 0, 1, 2]
+    contents, arrived, checksums = copied(
+        order, targets, block_bytes, threads=2, has_checksums=has_checksums, stream=stream
+    )
+    assert arrived == contents
+    assert checksums == ([xxhash.xxh3_64_intdigest(c) for c in contents] if has_checksums else [])
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 100), st.integers(0, 100), st.integers(0, 40_000))
+def test_a_stream_copies_any_bytes_and_no_others(to, start, size):
+    stream = stream_copy()
+    if stream is None:
+        pytest.skip("no compiler for the native library")
+    source = ctypes.create_string_buffer(bytes(i * 31 % 251 for i in range(start + size)), start + size + 1)
+    target = ctypes.create_string_buffer(b"#" * (to + size + 100), to + size + 100)
+    stream(ctypes.addressof(target) + to, ctypes.addressof(source) + start, size)
+    assert target.raw == b"#" * to + source.raw[start : start + size] + b"#" * 100
+
+
+@pytest.mark.parametrize(("stream_s", "is_chosen"), [(0.001, True), (0.0095, False), (0.02, False)])
+def test_a_stream_is_used_where_it_is_clearly_faster(stream_s, is_chosen):
+    clock = [0.0]
+    streamed = []
+
+    def now():
+        clock[0] += 0.01 - streamed.count(1) * (0.01 - stream_s) / 64
+        streamed.clear()
+        return clock[0]
+
+    assert is_faster(lambda *_: streamed.append(1), now=now) is is_chosen
