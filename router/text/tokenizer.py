@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -15,6 +15,7 @@ import transformers
 from baton.core.errors import ClientError, PromptTooLong, QueueFull, SetupError
 from engine.model_files.resolve import FILES_WITHOUT_WEIGHTS, resolve_model
 from router.text.conversation import Template
+from router.text.generic_tools import has_calls, with_tools_as_text
 from router.text.model_card import ModelCard, prompt_too_long, read_model_card
 from router.text.quick_encoder import QuickEncoder, quick_encoder
 from router.text.template_bounds import THREAD_S, TookTooLong, run_bounded
@@ -205,6 +206,7 @@ class Tokenizer:
         messages: Sequence[ChatMessage],
         *,
         tools: Sequence[dict[str, Any]] = (),
+        tool_parser: str = "",
         template: Template = PLAIN_TEMPLATE,
         with_special: bool = False,
         may_be_cut: bool = False,
@@ -212,11 +214,19 @@ class Tokenizer:
         """Return the ids of a conversation, up to where the assistant's answer begins. It runs by
         `in_thread`.
 
+        With the tool parser `generic`, and where the template has no place for tools, tools and calls become
+        text of the conversation.
+
         Raises ClientError if the template refuses the messages or does not use what it is given,
         PromptTooLong if they do not fit into the context.
         """
         if not self.has_chat_template:
             raise ClientError("this model has no chat template; use /v1/completions", param="messages")
+        has_place = "tools" in self.template_text
+        if tool_parser == "generic" or (tool_parser in ("", "hermes") and not has_place):
+            if tools or has_calls(messages):
+                messages = with_tools_as_text(messages, tools, has_system=self._takes_system)
+            tools = ()
         self._check_use(tools, template)
         text = self._render(messages, tools, template)
         ids = self.text_ids(text, field="messages", with_special=with_special, may_be_cut=may_be_cut)
@@ -308,7 +318,6 @@ class Tokenizer:
         for field, is_given, name in (
             ("tools", bool(tools), "tools"),
             ("documents", bool(template.documents), "documents"),
-            ("reasoning_effort", "reasoning_effort" in template.kwargs, "reasoning_effort"),
         ):
             if is_given and name not in source:
                 raise ClientError(
@@ -316,6 +325,16 @@ class Tokenizer:
                     param=field,
                     code="unsupported_parameter",
                 )
+
+    @cached_property
+    def _takes_system(self) -> bool:
+        """Whether the template shows a system message to the model."""
+        mark = "sign of a system message"
+        messages = [{"role": "system", "content": mark}, {"role": "user", "content": "hi"}]
+        try:
+            return mark in self._render(messages, (), PLAIN_TEMPLATE)
+        except ClientError:
+            return False
 
     def _known_roles(self, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
         """Return the messages with roles that the template knows. `developer` is OpenAI's newer name for
