@@ -11,6 +11,7 @@ import threading
 import uuid
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 
+import msgspec
 import uvicorn
 
 from baton.config import Config
@@ -50,6 +51,7 @@ from router.openai.adapters import Adapters
 from router.tenants.keyring import LiveKeys
 from router.tenants.open import budgets_of, open_keys
 from router.text.parsers.select import choose_parsers
+from router.text.sampling_defaults import read_sampling_defaults
 from router.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -141,10 +143,21 @@ async def run_router(
 async def _tokenizer(config: Config) -> Tokenizer:
     """Load the tokenizer of one model. Raises SetupError."""
     model, may_be_quick = config.model, config.router.quick_tokenizer
-    tokenizer = await asyncio.to_thread(Tokenizer.load, model.path, model.revision, may_be_quick=may_be_quick)
+    tokenizer = await asyncio.to_thread(
+        Tokenizer.load,
+        model.path,
+        model.revision,
+        may_be_quick=may_be_quick,
+        defaults_of=lambda folder: read_sampling_defaults(
+            folder, model.generation_config, model.generation_overrides
+        ),
+    )
     why_not = tokenizer.why_not_quick
     how = f"the tokenizers library: no quick tokeniser, {why_not}" if why_not else "fastokens"
     log.info("prompts for %s are tokenised by %s", model.path, how)
+    defaults = msgspec.to_builtins(tokenizer.card.sampling)
+    if defaults:
+        log.info("requests for %s that leave sampling out have the model's own: %s", model.path, defaults)
     tokenizer.limit_context(config.model.context_tokens_max)
     return tokenizer
 

@@ -57,6 +57,13 @@ class ModelConfig(Section):
     """
     tool_parser: str = ""
     """Parser that finds tool calls in the text. Empty: chosen by the model's family. none: no parser."""
+    generation_config: str = "auto"
+    """Where the sampling of requests that leave it out comes from. auto: the checkpoint's
+    generation_config.json, or a GGUF file's metadata. none: only OpenAI's defaults. Otherwise a folder with a
+    generation_config.json."""
+    generation_overrides: dict[str, float] = {}
+    """Sampling defaults that replace those of `generation_config`: temperature, top_p, top_k, min_p,
+    repetition_penalty, max_new_tokens. A request's own fields come before both."""
     adapters: tuple[str, ...] = ()
     """LoRA adapters that are served from the start, each as NAME=FOLDER_OR_HUB_ID."""
 

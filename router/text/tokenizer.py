@@ -18,6 +18,7 @@ from router.text.conversation import Template
 from router.text.generic_tools import has_calls, with_tools_as_text
 from router.text.model_card import ModelCard, prompt_too_long, read_model_card
 from router.text.quick_encoder import QuickEncoder, quick_encoder
+from router.text.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from router.text.template_bounds import THREAD_S, TookTooLong, run_bounded
 from router.text.template_sizes import bound_operations
 from router.text.text_bound import characters_per_token_max
@@ -125,11 +126,18 @@ class Tokenizer:
         self._waiting_count = 0
 
     @classmethod
-    def load(cls, path: str, revision: str = "main", *, may_be_quick: bool = True) -> "Tokenizer":
-        """Load a tokenizer. Raises SetupError if the folder (or hub model) is missing or has no usable
-        tokenizer."""
+    def load(
+        cls,
+        path: str,
+        revision: str = "main",
+        *,
+        may_be_quick: bool = True,
+        defaults_of: Callable[[Path], SamplingDefaults] = lambda _: NO_DEFAULTS,
+    ) -> "Tokenizer":
+        """Load a tokenizer. `defaults_of` reads the model's own sampling from its folder. Raises SetupError
+        if the folder (or hub model) is missing or has no usable tokenizer."""
         folder = resolve_model(path, revision, files=FILES_WITHOUT_WEIGHTS)
-        card = read_model_card(folder)
+        card = msgspec.structs.replace(read_model_card(folder), sampling=defaults_of(folder))
         check_tokenizer_files(folder)
         try:
             pretrained = transformers.AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)

@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,8 +21,16 @@ from engine.model_files.json_files import read_json_object
 
 POINTER = "gguf.json"
 """File in such a folder that says where the weights are."""
-_LAYOUT = 1
+_LAYOUT = 2
 """Raised when what is written changes."""
+_SAMPLING = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
+"""Names of sampling in GGUF's metadata and in a generation_config.json."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "chat_template.jinja")
 
 
@@ -101,10 +110,21 @@ def _key(path: Path) -> str:
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
 
+def _sampling(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The sampling that the file recommends, under the names of a generation_config.json."""
+    found = {name: metadata.get(f"general.sampling.{key}") for key, name in _SAMPLING.items()}
+    return {
+        name: value
+        for name, value in found.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+
+
 def _write(folder: Path, header: GgufHeader, config: dict[str, Any]) -> None:
     source = header.files[0].parent
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     generation = {name: value for name, value in config.items() if name.endswith("_token_id")}
+    generation |= _sampling(header.metadata)
     (folder / "generation_config.json").write_text(json.dumps(generation) + "\n")
     (folder / POINTER).write_text(json.dumps({"files": [str(file) for file in header.files]}) + "\n")
     beside = [source / name for name in TOKENIZER_FILES if (source / name).is_file()]
