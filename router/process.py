@@ -199,6 +199,14 @@ class Sockets:
             sock.close()
 
 
+def _configured_workers(config: Config) -> int:
+    """How many workers the model has from its start; 0: their number is somebody else's choice."""
+    cluster = config.cluster
+    if config.autoscale.mode != "off":
+        return 0
+    return cluster.prefill_workers + cluster.decode_workers + cluster.aggregated_workers
+
+
 class RouterProcess:
     """The parts of a router, put together within a running event loop."""
 
@@ -251,7 +259,13 @@ class RouterProcess:
         """Make the parts of one model. Models share no requests, queue, predictions or prefix index."""
         observer = RequestRecorder(self._meter, self._spans, self._recent_requests, model=name)
         now_s = asyncio.get_running_loop().time()
-        core = RouterCore(config=config.router, slo=config.slo, rng=random.Random(), now_s=now_s)
+        core = RouterCore(
+            config=config.router,
+            slo=config.slo,
+            rng=random.Random(),
+            now_s=now_s,
+            configured_workers=_configured_workers(config),
+        )
         return Service(
             config=config.router,
             slo=config.slo,

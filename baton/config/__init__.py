@@ -48,7 +48,7 @@ class ModelConfig(Section):
     CPUs: in a file. Each rank streams those of its part. The tokens are the same."""
     offload_folder: str = ""
     """Folder for the file of streamed layers, on a local disk with room for them. Empty: `offload` in
-    $BATON_CACHE_DIR, by default ~/.cache/baton."""
+    the cache folder: $BATON_CACHE_DIR, else ~/.cache/baton."""
     weights_bytes_max: Annotated[int, Field(ge=0)] = 0
     """Memory for the weights of one rank, in bytes; offload=auto streams what exceeds it. 0: as much as the
     device, limits of the process and its cgroup, or the machine leave."""

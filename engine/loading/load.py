@@ -108,6 +108,11 @@ def load_model(
     kernels = make_kernels(engine, kv, tell=notes.append)
     if isinstance(checkpoint, GgufCheckpoint) and model.quantization == "none":
         notes.extend(_made_dense(checkpoint.dense_types()))
+    elif isinstance(checkpoint, GgufCheckpoint):
+        notes.append(
+            f"quantization: model.quantization={model.quantization} rounds only matrices that the GGUF file "
+            "does not have as integers"
+        )
     if spec.is_native:
         dtype = TORCH_DTYPES[geometry.dtype]
         source = open_source(checkpoint, spec, model, dtype=dtype, device=device)

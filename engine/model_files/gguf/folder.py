@@ -7,7 +7,6 @@ So all that reads model folders (router, checks, model families) reads GGUF file
 import contextlib
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from baton.core.errors import SetupError
+from baton.files.cache import cache_folder
 from engine.model_files.gguf.config import hugging_face_config
 from engine.model_files.gguf.reader import GgufHeader, read_gguf
 from engine.model_files.json_files import read_json_object
@@ -74,7 +74,7 @@ def unpack_gguf(path: Path) -> Path:
             shutil.rmtree(unfinished, ignore_errors=True)
     except OSError as error:
         raise SetupError(
-            f"cannot write {folder}: {error}; set XDG_CACHE_HOME to a folder that can be"
+            f"cannot write {folder}: {error}; set BATON_CACHE_DIR to a folder that can be"
         ) from error
     return folder
 
@@ -95,7 +95,7 @@ def weight_files_of(folder: Path) -> list[Path] | None:
 
 
 def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "baton" / "gguf"
+    return cache_folder("gguf")
 
 
 def _key(path: Path) -> str:

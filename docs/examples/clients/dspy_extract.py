@@ -1,0 +1,29 @@
+"""DSPy against Baton: a typed signature, answered through a JSON schema."""
+
+import os
+from typing import Literal
+
+import dspy
+
+
+class PlanTrip(dspy.Signature):
+    """Read where a journey goes and how long it takes."""
+
+    text: str = dspy.InputField()
+    city: Literal["Paris", "Rome", "Oslo"] = dspy.OutputField()
+    is_long: bool = dspy.OutputField()
+
+
+model = dspy.LM(
+    "openai/" + os.environ["MODEL"],
+    api_base=os.environ["BATON_URL"] + "/v1",
+    api_key="none",
+    temperature=0,
+    max_tokens=100,
+    cache=False,
+)
+dspy.configure(lm=model, adapter=dspy.JSONAdapter())
+found = dspy.Predict(PlanTrip)(text="Three days in Rome.")
+assert found.city in ("Paris", "Rome", "Oslo")
+assert isinstance(found.is_long, bool)
+print(found)
