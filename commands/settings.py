@@ -133,7 +133,9 @@ def _meant(name: str) -> str:
     """Return a question that names the setting which somebody may have meant; empty: none is like it."""
     known = [f"{section}.{field}" for section, kind in sections().items() for field in kind.model_fields]
     same_field = [one for one in known if one.partition(".")[2] == name.rpartition(".")[2]]
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.75) or same_field
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+    # Where the section exists, the field is more often in another one than misspelt.
+    close = same_field or close if name.partition(".")[0] in sections() else close or same_field
     return f"; did you mean {' or '.join(close[:3])}?" if close else ""
 
 

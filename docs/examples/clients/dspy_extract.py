@@ -14,12 +14,20 @@ class PlanTrip(dspy.Signature):
     is_long: bool = dspy.OutputField()
 
 
-model = dspy.LM(
+class AnyModel(dspy.LM):
+    """A model of your own. DSPy takes from litellm's list of names what a model can do, and it is not there."""
+
+    @property
+    def supports_response_schema(self) -> bool:
+        return True
+
+
+model = AnyModel(
     "openai/" + os.environ["MODEL"],
     api_base=os.environ["BATON_URL"] + "/v1",
     api_key="none",
     temperature=0,
-    max_tokens=100,
+    max_tokens=400,
     cache=False,
 )
 dspy.configure(lm=model, adapter=dspy.JSONAdapter())

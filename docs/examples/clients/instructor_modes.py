@@ -22,7 +22,7 @@ for mode in modes:
         response_model=Trip,
         messages=[{"role": "user", "content": "Three days in Rome."}],
         temperature=0,
-        max_tokens=100,
+        max_tokens=400,
         max_retries=1,
     )
     print(wrapped.mode, trip)

@@ -29,7 +29,7 @@ model = ChatOpenAI(
     api_key="none",
     model=os.environ["MODEL"],
     temperature=0,
-    max_tokens=100,
+    max_tokens=400,
 )
 question = HumanMessage("What is the weather in Rome?")
 called = model.bind_tools([get_weather], tool_choice="any").invoke([question])

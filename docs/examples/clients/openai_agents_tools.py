@@ -28,7 +28,7 @@ agent = Agent(
     name="Weather",
     model=OpenAIChatCompletionsModel(model=os.environ["MODEL"], openai_client=client),
     tools=[get_weather],
-    model_settings=ModelSettings(tool_choice="required", temperature=0, max_tokens=100),
+    model_settings=ModelSettings(tool_choice="required", temperature=0, max_tokens=400),
 )
 result = Runner.run_sync(agent, "What is the weather in Rome?")
 assert any(isinstance(item, ToolCallItem) for item in result.new_items)

@@ -27,17 +27,19 @@ model = client.models.list().data[0].id
 ask = {
     "model": model,
     "messages": [{"role": "user", "content": "Three days in Rome: the weather?"}],
-    "max_tokens": 100,
+    "temperature": 0,
 }
 
-print(client.chat.completions.create(**ask).choices[0].message.content)
-pieces = [
-    chunk.choices[0].delta.content or "" for chunk in client.chat.completions.create(**ask, stream=True)
-]
-print(len(pieces), "pieces")
-print(client.chat.completions.parse(**ask, response_format=Trip).choices[0].message.parsed)
+print(client.chat.completions.create(**ask, max_tokens=30).choices[0].message.content)
+chunks = client.chat.completions.create(**ask, max_tokens=30, stream=True)
+print(len([chunk.choices[0].delta.content for chunk in chunks]), "pieces")
 
-choice = client.chat.completions.create(**ask, tools=[WEATHER], tool_choice="required").choices[0]
+parsed = client.chat.completions.parse(**ask, max_tokens=400, response_format=Trip)
+print(parsed.choices[0].message.parsed)
+
+forced = client.chat.completions.create(**ask, max_tokens=400, tools=[WEATHER], tool_choice="required")
+choice = forced.choices[0]
 calls = choice.message.tool_calls
 assert calls is not None
+assert choice.finish_reason == "tool_calls"
 print(calls[0].function.name, Trip(**json.loads(calls[0].function.arguments)))

@@ -21,7 +21,7 @@ NUMBER: /[1-9][0-9]?/
 
 client = openai.OpenAI(base_url=os.environ["BATON_URL"] + "/v1", api_key="none")
 model = outlines.from_vllm(client, os.environ["MODEL"])
-print(Trip.model_validate_json(model("Three days in Rome.", Trip, max_tokens=100)))
+print(Trip.model_validate_json(model("Three days in Rome.", Trip, max_tokens=400)))
 choice = model("Rain or sun?", Literal["rain", "sun"], max_tokens=20)
 assert choice in ("rain", "sun")
 print(choice)

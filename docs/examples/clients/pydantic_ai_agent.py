@@ -16,6 +16,6 @@ class Trip(BaseModel):
 
 provider = OpenAIProvider(base_url=os.environ["BATON_URL"] + "/v1", api_key="none")
 model = OpenAIChatModel(os.environ["MODEL"], provider=provider)
-settings = {"temperature": 0.0, "max_tokens": 100}
+settings = {"temperature": 0.0, "max_tokens": 400}
 for output in (Trip, NativeOutput(Trip)):
     print(Agent(model, output_type=output, model_settings=settings).run_sync("Three days in Rome.").output)

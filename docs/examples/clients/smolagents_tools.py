@@ -19,7 +19,7 @@ class GetWeather(Tool):
 
 
 model = OpenAIServerModel(
-    os.environ["MODEL"], os.environ["BATON_URL"] + "/v1", api_key="none", temperature=0, max_tokens=100
+    os.environ["MODEL"], os.environ["BATON_URL"] + "/v1", api_key="none", temperature=0, max_tokens=400
 )
 question = ChatMessage(role="user", content=[{"type": "text", "text": "What is the weather in Rome?"}])
 answer = model.generate([question], tools_to_call_from=[GetWeather()])
