@@ -3,8 +3,8 @@
     python -m benchmarks.structured_suite FOLDER [--every N] [--walks N]
 
 FOLDER has JSON files: single schemas (JSONSchemaBench) or lists of {"schema": …} (the official
-JSON-Schema-Test-Suite). A schema counts as accepted if the judge takes it; random texts of the compiled grammar
-are validated with jsonschema. Neither suite is part of this repository.
+JSON-Schema-Test-Suite). A schema counts as accepted if the judge takes it; random texts of the compiled
+grammar are validated with jsonschema. Neither suite is part of this repository.
 """
 
 import argparse

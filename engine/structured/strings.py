@@ -59,6 +59,13 @@ _LENGTHS = {
     **{f"uuid{version}": (36, 36) for version in (1, 3, 4, 5)},
 }
 """Shortest and longest text of formats, as they are enforced here beside a length."""
+_ESCAPE_OR_CLASS = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]", re.DOTALL)
+_NEGATED = {
+    r"\W": r"[ !#-/:-@\[\]^`{-~]",
+    r"\S": r"[!#-\[\]-~]",
+    r"\D": r"[ !#-/:-\[\]-~]",
+}
+"""ECMAScript, Python and others differ in which characters beyond ASCII are letters, digits and spaces."""
 _ONE_CLASS = re.compile(r"\^?((?:\\[dw]|\[(?:[^\]\\]|\\.)+\]))([+*])\$?")
 
 
@@ -92,6 +99,7 @@ def check_string(schema: Schema, path: str) -> None:
         if not isinstance(schema["pattern"], str):
             raise refuse(path, "pattern", "must be a string")
         check_pattern(schema["pattern"], f"{path}.pattern", in_json=True)
+        schema["pattern"] = _ESCAPE_OR_CLASS.sub(_in_every_dialect, schema["pattern"])
 
 
 def _merge_lengths(schema: Schema) -> None:
@@ -117,6 +125,11 @@ def _merge_lengths(schema: Schema) -> None:
         if form == "uri":
             del schema["format"]
             schema["pattern"] = _URI
+
+
+def _in_every_dialect(found: re.Match[str]) -> str:
+    """The negated class of an escape, kept to the characters on which ECMAScript and Python agree."""
+    return _NEGATED.get(found[0], found[0])
 
 
 def _width(pattern: str) -> tuple[int, int]:

@@ -15,7 +15,7 @@ class PlanTrip(dspy.Signature):
 
 
 class AnyModel(dspy.LM):
-    """A model of your own. DSPy takes from litellm's list of names what a model can do, and it is not there."""
+    """A model of your own: litellm's list of names, which tells DSPy what models can do, has it not."""
 
     @property
     def supports_response_schema(self) -> bool:

@@ -118,3 +118,12 @@ def test_strings_as_pydantic_declares_them(schema, valid, invalid):
     found = grammar(json_schema={"type": "string"} | schema)
     texts = [json.dumps(valid)] + ([] if invalid is None else [json.dumps(invalid)])
     assert accepted(found, *texts) == [True, False][: len(texts)]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "valid", "invalid"), [(r"^\W$", "-", "é"), (r"^\S$", "a", "\u00a0"), (r"^\D$", "a", "٣")]
+)
+def test_negated_classes_mean_the_same_to_every_validator(pattern, valid, invalid):
+    found = grammar(json_schema={"type": "string", "pattern": pattern})
+    texts = [json.dumps(text, ensure_ascii=False) for text in (valid, invalid)]
+    assert accepted(found, *texts) == [True, False]
