@@ -26,7 +26,7 @@ PATIENCE = 80
 BYTES_MAX = 6000
 
 
-class Walker:
+class SuiteWalker:
     """Random texts of a compiled grammar, over a vocabulary of single bytes."""
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ def run(folder: Path, every: int, walks: int) -> Counter[str]:
     from jsonschema import Draft202012Validator
     from jsonschema.validators import validator_for
 
-    walker, counts = Walker(), Counter[str]()
+    walker, counts = SuiteWalker(), Counter[str]()
     for name, schema in schemas_in(folder, every):
         counts["schemas"] += 1
         grammar = judged(schema)

@@ -61,7 +61,7 @@ _ONLY_SCHEMA = re.compile(
 )
 
 
-class _Token(NamedTuple):
+class _LarkToken(NamedTuple):
     kind: str
     text: str
     at: int
@@ -80,10 +80,10 @@ def only_schema(text: str) -> str | None:
 
 def ebnf_of_lark(text: str, where: str) -> str:
     """Return the grammar in EBNF. Raises ClientError with line and column."""
-    return _Reader(text, where).read()
+    return _LarkReader(text, where).read()
 
 
-class _Reader:
+class _LarkReader:
     def __init__(self, text: str, where: str) -> None:
         self._text, self._where = text, where
         self._tokens = self._lexed()
@@ -92,7 +92,7 @@ class _Reader:
         self._is_rule = False
         """Whether a rule is read, between whose terminals ignored text may come."""
         self._rules: dict[str, str] = {}
-        self._references: list[_Token] = []
+        self._references: list[_LarkToken] = []
         self._ignored: list[str] = []
 
     def read(self) -> str:
@@ -120,29 +120,29 @@ class _Reader:
 
     # --- words ------------------------------------------------------------------------------------
 
-    def _lexed(self) -> list[_Token]:
-        found: list[_Token] = []
+    def _lexed(self) -> list[_LarkToken]:
+        found: list[_LarkToken] = []
         at = 0
         while at < len(self._text):
             match = _TOKEN.match(self._text, at)
             if match is None:
-                self._refuse(_Token("", "", at), f"unexpected {self._text[at]!r}")
+                self._refuse(_LarkToken("", "", at), f"unexpected {self._text[at]!r}")
             if match.lastgroup != "space":
-                found.append(_Token(match.lastgroup or "", match[0], at))
+                found.append(_LarkToken(match.lastgroup or "", match[0], at))
             at = match.end()
             if match[0] == "%llguidance":
                 at = self._end_of_line(at)
-        found.append(_Token("end", "the end", len(self._text)))
+        found.append(_LarkToken("end", "the end", len(self._text)))
         return found
 
     def _end_of_line(self, at: int) -> int:
         end = self._text.find("\n", at)
         return len(self._text) if end < 0 else end
 
-    def _peek(self) -> _Token:
+    def _peek(self) -> _LarkToken:
         return self._tokens[self._at]
 
-    def _skip_newlines(self) -> _Token:
+    def _skip_newlines(self) -> _LarkToken:
         while self._peek().kind == "newline":
             self._at += 1
         return self._peek()
@@ -157,7 +157,7 @@ class _Reader:
         if not self._take(text):
             self._refuse(self._peek(), f"{text!r} is missing before {self._peek().text!r:.40}")
 
-    def _next(self, kind: str) -> _Token:
+    def _next(self, kind: str) -> _LarkToken:
         token = self._peek()
         if token.kind != kind:
             self._refuse(token, f"a {kind} must stand here, not {token.text!r:.40}")
@@ -166,7 +166,7 @@ class _Reader:
 
     # --- statements -------------------------------------------------------------------------------
 
-    def _command(self, token: _Token) -> None:
+    def _command(self, token: _LarkToken) -> None:
         match token.text:
             case "%llguidance":
                 return
@@ -196,7 +196,7 @@ class _Reader:
                 self._refuse(name, f"common.{name.text} is not known")
             self._rules[alias or name.text] = ebnf_of_regex(_COMMON[name.text], self._where)
 
-    def _definition(self, token: _Token) -> None:
+    def _definition(self, token: _LarkToken) -> None:
         name = _bare(token.text)
         self._is_rule = not name.strip("_")[:1].isupper()
         if self._take("["):
@@ -292,7 +292,7 @@ class _Reader:
     def _has_ignored(self) -> bool:
         return "%ignore" in self._text
 
-    def _string(self, token: _Token) -> str:
+    def _string(self, token: _LarkToken) -> str:
         text = self._unescaped(token)
         if self._take(".."):
             last = self._unescaped(self._next("string"))
@@ -301,14 +301,14 @@ class _Reader:
             return f"[\\U{ord(text):08x}-\\U{ord(last):08x}]"
         return quoted(text, ignores_case=token.text.endswith("i"))
 
-    def _unescaped(self, token: _Token) -> str:
+    def _unescaped(self, token: _LarkToken) -> str:
         inside = token.text.removesuffix("i")[1:-1]
         try:
             return re.sub(r"\\(x..|u....|U........|.)", _character, inside)
         except ValueError:
             self._refuse(token, "a malformed escape")
 
-    def _regex(self, token: _Token) -> str:
+    def _regex(self, token: _LarkToken) -> str:
         pattern, _, flags = token.text[1:].rpartition("/")
         if others := set(flags) - set("isu"):
             self._refuse(token, f"the flag {min(others)!r} of a regular expression is not supported")
@@ -317,10 +317,10 @@ class _Reader:
         found = ebnf_of_regex(pattern, where, ignores_case="i" in flags, dot_is_all="s" in flags)
         return f"({found})"
 
-    def _line(self, token: _Token) -> int:
+    def _line(self, token: _LarkToken) -> int:
         return self._text.count("\n", 0, token.at) + 1
 
-    def _refuse(self, token: _Token, what: str) -> NoReturn:
+    def _refuse(self, token: _LarkToken, what: str) -> NoReturn:
         column = token.at - self._text.rfind("\n", 0, token.at)
         raise refuse(self._where, "", f"line {self._line(token)}, column {column}: {what}")
 

@@ -8,7 +8,7 @@ from guidance.models.experimental import VLLMModel
 from pydantic import BaseModel, Field
 
 
-class Trip(BaseModel):
+class Journey(BaseModel):
     city: Literal["Paris", "Rome", "Oslo"]
     days: int = Field(ge=1, le=9)
 
@@ -33,5 +33,5 @@ print(lm["date"])
 
 lm = asked("Three days in Rome.")
 with guidance.assistant():
-    lm += guidance.json("trip", schema=Trip)
-print(Trip.model_validate_json(lm["trip"]))
+    lm += guidance.json("trip", schema=Journey)
+print(Journey.model_validate_json(lm["trip"]))

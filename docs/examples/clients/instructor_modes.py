@@ -8,7 +8,7 @@ import openai
 from pydantic import BaseModel, Field
 
 
-class Trip(BaseModel):
+class Visit(BaseModel):
     city: Literal["Paris", "Rome", "Oslo"]
     days: int = Field(ge=1, le=9)
 
@@ -19,7 +19,7 @@ for mode in modes:
     wrapped = instructor.from_openai(client) if mode is None else instructor.from_openai(client, mode=mode)
     trip = wrapped.chat.completions.create(
         model=os.environ["MODEL"],
-        response_model=Trip,
+        response_model=Visit,
         messages=[{"role": "user", "content": "Three days in Rome."}],
         temperature=0,
         max_tokens=400,

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 City = Literal["Paris", "Rome", "Oslo"]
 
 
-class Trip(BaseModel):
+class Tour(BaseModel):
     """A journey to one city."""
 
     city: City
@@ -38,6 +38,6 @@ print(call)
 result = ToolMessage(get_weather.invoke(call["args"]), tool_call_id=call["id"])
 print(model.bind_tools([get_weather]).invoke([question, called, result]).content)
 for method in ("function_calling", "json_schema"):
-    trip = model.with_structured_output(Trip, method=method).invoke("Three days in Rome.")
-    assert isinstance(trip, Trip)
+    trip = model.with_structured_output(Tour, method=method).invoke("Three days in Rome.")
+    assert isinstance(trip, Tour)
     print(method, trip)

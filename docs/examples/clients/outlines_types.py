@@ -9,7 +9,7 @@ from outlines.types import CFG, Regex
 from pydantic import BaseModel, Field
 
 
-class Trip(BaseModel):
+class Stay(BaseModel):
     city: Literal["Paris", "Rome", "Oslo"]
     days: int = Field(ge=1, le=9)
 
@@ -21,7 +21,7 @@ NUMBER: /[1-9][0-9]?/
 
 client = openai.OpenAI(base_url=os.environ["BATON_URL"] + "/v1", api_key="none")
 model = outlines.from_vllm(client, os.environ["MODEL"])
-print(Trip.model_validate_json(model("Three days in Rome.", Trip, max_tokens=400)))
+print(Stay.model_validate_json(model("Three days in Rome.", Stay, max_tokens=400)))
 choice = model("Rain or sun?", Literal["rain", "sun"], max_tokens=20)
 assert choice in ("rain", "sun")
 print(choice)

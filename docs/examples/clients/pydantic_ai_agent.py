@@ -9,7 +9,7 @@ from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
 
-class Trip(BaseModel):
+class Voyage(BaseModel):
     city: Literal["Paris", "Rome", "Oslo"]
     days: int = Field(ge=1, le=9)
 
@@ -17,5 +17,5 @@ class Trip(BaseModel):
 provider = OpenAIProvider(base_url=os.environ["BATON_URL"] + "/v1", api_key="none")
 model = OpenAIChatModel(os.environ["MODEL"], provider=provider)
 settings = {"temperature": 0.0, "max_tokens": 400}
-for output in (Trip, NativeOutput(Trip)):
+for output in (Voyage, NativeOutput(Voyage)):
     print(Agent(model, output_type=output, model_settings=settings).run_sync("Three days in Rome.").output)
