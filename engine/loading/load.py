@@ -249,8 +249,8 @@ def _loader(
 def _of_gguf(types: list[str], quantization: str) -> Iterator[str]:
     if quantization != "none":
         yield (
-            f"quantization: model.quantization={quantization} rounds only matrices that the GGUF file does not "
-            "have as integers"
+            f"quantization: model.quantization={quantization} rounds only matrices that the GGUF file does "
+            "not have as integers"
         )
         return
     if types:
