@@ -121,6 +121,9 @@ def _pools(prefill: str | None, decode: str | None, aggregated: str | None) -> d
 
 @app.command()
 def serve(
+    model_path: Annotated[
+        str | None, typer.Argument(metavar="[MODEL]", help="The same as --model.", show_default=False)
+    ] = None,
     model: Model = None,
     name: Name = None,
     models: Models = None,
@@ -142,7 +145,7 @@ def serve(
 
     Ctrl-C drains the cluster; a second Ctrl-C stops it at once.
 
-    Example: baton serve --model Qwen/Qwen3-0.6B --prefill 2 --decode 2 --set transfer.lease_s=10
+    Example: baton serve Qwen/Qwen3-0.6B --prefill 2 --decode 2 --set transfer.lease_s=10
 
     Example: baton serve --model Qwen/Qwen3-8B --prefill 2xtp2 --decode 1
 
@@ -151,8 +154,10 @@ def serve(
     from commands.serve import serve_cluster
     from commands.settings import load_config
 
+    if model_path is not None and model not in (None, model_path):
+        raise SetupError(f"the model is named twice, {model_path} and {model}: leave one of them out")
     flags = {
-        "model.path": model,
+        "model.path": model or model_path,
         "model.name": name,
         "model.dtype": dtype,
         "model.device": device,

@@ -1,5 +1,6 @@
 """Builds one frozen `Config` from the command line and the environment, or one clear error line."""
 
+import difflib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -61,7 +62,7 @@ def _put(values: dict[str, dict[str, Any]], name: str, value: Any) -> None:
     section, separator, field = name.partition(".")
     if not separator or section not in Config.model_fields:
         known = ", ".join(Config.model_fields)
-        raise SetupError(f"{name}: no such setting; sections are {known} (see `baton config`)")
+        raise SetupError(f"{name}: no such setting{_meant(name)}; sections are {known} (see `baton config`)")
     if section == "models":
         _put_of_model(values.setdefault("models", {}), field, value)
         return
@@ -117,7 +118,7 @@ def _explain(error: ValidationError) -> str:
 
 def _explain_one(name: str, detail: Any) -> str:
     if detail["type"] == "extra_forbidden":
-        return f"{name}: no such setting (see `baton config`)"
+        return f"{name}: no such setting{_meant(name)} (see `baton config`)"
     if detail["type"] == "value_error" and not name:
         return detail["msg"].removeprefix("Value error, ")  # the message names the setting
     if detail["type"] == "value_error" and isinstance(detail["input"], dict):
@@ -126,6 +127,16 @@ def _explain_one(name: str, detail: Any) -> str:
     if f'"{detail["input"]}"' in detail["msg"]:  # the message quotes the value
         return f"{name}: {detail['msg']}"
     return f"{name}: {detail['msg']}, not {detail['input']!r}"
+
+
+def _meant(name: str) -> str:
+    """Return a question that names the setting which somebody may have meant; empty: none is like it."""
+    known = [f"{section}.{field}" for section, kind in sections().items() for field in kind.model_fields]
+    same_field = [one for one in known if one.partition(".")[2] == name.rpartition(".")[2]]
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+    # Where the section exists, the field is more often in another one than misspelt.
+    close = same_field or close if name.partition(".")[0] in sections() else close or same_field
+    return f"; did you mean {' or '.join(close[:3])}?" if close else ""
 
 
 def settings() -> Iterator[tuple[str, str, Any, str, str]]:

@@ -13,6 +13,7 @@ from baton.core.sampling import Grammar, GrammarKind
 from engine.json_patterns import EBNF_TOKEN, JsonPatterns, exact_escapes
 from engine.sampling.masks import Mask, mask_of
 from engine.structured.grammars import check_grammar
+from engine.structured.schemas import COMPACT, WHITE_SPACE
 
 JSON_WHITESPACE_MAX = 32
 """Characters of white space in a row in JSON text. Without a bound a greedy model may write spaces for
@@ -76,11 +77,14 @@ def compile_grammar(compiler: Any, grammar: Grammar) -> Any:
 def _compile_schema(compiler: Any, schema: Any) -> Any:
     from xgrammar import Grammar as Compilable
 
+    space = schema.pop(WHITE_SPACE, None) if isinstance(schema, dict) else None
+    spacing: dict[str, Any] = {"any_whitespace": True, "max_whitespace_cnt": JSON_WHITESPACE_MAX}
+    if space is not None:
+        separators = (",", ":") if space == COMPACT else (", ", ": ")
+        spacing = {"any_whitespace": False, "separators": separators}
     patterns = JsonPatterns()
     text = msgspec.json.encode(patterns.taken_out(schema)).decode()
-    grammar = Compilable.from_json_schema(
-        text, any_whitespace=True, strict_mode=False, max_whitespace_cnt=JSON_WHITESPACE_MAX
-    )
+    grammar = Compilable.from_json_schema(text, strict_mode=False, **spacing)
     return compiler.compile_grammar(patterns.put_back(strict_strings(str(grammar))))
 
 

@@ -11,6 +11,7 @@ import threading
 import uuid
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 
+import msgspec
 import uvicorn
 
 from baton.config import Config
@@ -52,6 +53,7 @@ from router.openai.adapters import Adapters
 from router.tenants.keyring import LiveKeys
 from router.tenants.open import budgets_of, open_keys
 from router.text.parsers.select import choose_parsers
+from router.text.sampling_defaults import read_sampling_defaults
 from router.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -144,10 +146,21 @@ async def run_router(
 async def _tokenizer(config: Config) -> Tokenizer:
     """Load the tokenizer of one model. Raises SetupError."""
     model, may_be_quick = config.model, config.router.quick_tokenizer
-    tokenizer = await asyncio.to_thread(Tokenizer.load, model.path, model.revision, may_be_quick=may_be_quick)
+    tokenizer = await asyncio.to_thread(
+        Tokenizer.load,
+        model.path,
+        model.revision,
+        may_be_quick=may_be_quick,
+        defaults_of=lambda folder: read_sampling_defaults(
+            folder, model.generation_config, model.generation_overrides
+        ),
+    )
     why_not = tokenizer.why_not_quick
     how = f"the tokenizers library: no quick tokeniser, {why_not}" if why_not else "fastokens"
     log.info("prompts for %s are tokenised by %s", model.path, how)
+    defaults = msgspec.to_builtins(tokenizer.card.sampling)
+    if defaults:
+        log.info("requests for %s that leave sampling out have the model's own: %s", model.path, defaults)
     tokenizer.limit_context(config.model.context_tokens_max)
     await asyncio.to_thread(give_back_free_memory)  # reading a tokenizer takes several times what stays of it
     return tokenizer
@@ -188,6 +201,14 @@ class Sockets:
     def close(self) -> None:
         for sock in self.all:
             sock.close()
+
+
+def _configured_workers(config: Config) -> int:
+    """How many workers the model has from its start; 0: their number is somebody else's choice."""
+    cluster = config.cluster
+    if config.autoscale.mode != "off":
+        return 0
+    return cluster.prefill_workers + cluster.decode_workers + cluster.aggregated_workers
 
 
 class RouterProcess:
@@ -242,7 +263,13 @@ class RouterProcess:
         """Make the parts of one model. Models share no requests, queue, predictions or prefix index."""
         observer = RequestRecorder(self._meter, self._spans, self._recent_requests, model=name)
         now_s = asyncio.get_running_loop().time()
-        core = RouterCore(config=config.router, slo=config.slo, rng=random.Random(), now_s=now_s)
+        core = RouterCore(
+            config=config.router,
+            slo=config.slo,
+            rng=random.Random(),
+            now_s=now_s,
+            configured_workers=_configured_workers(config),
+        )
         return Service(
             config=config.router,
             slo=config.slo,

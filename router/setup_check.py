@@ -8,6 +8,7 @@ from kv_store.directory.redis_url import parse_redis_url
 from router.http.tls import PublicTls
 from router.tenants.key_files import read_file
 from router.text.parsers.select import choose_parsers
+from router.text.sampling_defaults import check_overrides
 
 
 def check_router_setup(config: Config) -> None:
@@ -22,6 +23,7 @@ def check_router_setup(config: Config) -> None:
     for name, one in each_model(config).items():
         with about(config, name):
             model = one.model
+            check_overrides(model.generation_overrides)
             choose_parsers(
                 tool=model.tool_parser, reasoning=model.reasoning_parser, template="", model_type=""
             )

@@ -1,6 +1,7 @@
 """Writes GGUF files of tiny models with llama.cpp's own library: its name map, its writer, its rounding."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,11 @@ def write_gguf(
     matrices: str = "F32",
     meaning: Path | None = None,
     part: tuple[int, int] | None = None,
+    sampling: Mapping[str, float] | None = None,
 ) -> Path:
     """The model in `folder` as one file. `matrices` is the ggml type of all matrices but routers. `meaning`
     is a copy of `folder` that gets the weights as they are after rounding. `part` is (number from 0,
-    count) of several files that each hold some tensors."""
+    count) of several files that each hold some tensors. `sampling` becomes `general.sampling.*`."""
     config = json.loads((folder / "config.json").read_text())
     architecture = ARCHITECTURES[config["architectures"][0]]
     weights = load_file(folder / "model.safetensors")
@@ -49,6 +51,9 @@ def write_gguf(
     if (folder / "tokenizer.json").exists():
         _add_tokenizer(writer, folder)
     tensors = _tensors(weights, config, architecture)
+    for name, value in (sampling or {}).items():
+        add = writer.add_float32 if isinstance(value, float) else writer.add_int32
+        add(f"general.sampling.{name}", value)
     if part is not None:
         number, count = part
         writer.add_uint16("split.no", number)

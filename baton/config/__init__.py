@@ -48,7 +48,7 @@ class ModelConfig(Section):
     CPUs: in a file. Each rank streams those of its part. The tokens are the same."""
     offload_folder: str = ""
     """Folder for the file of streamed layers, on a local disk with room for them. Empty: `offload` in
-    $BATON_CACHE_DIR, by default ~/.cache/baton."""
+    the cache folder: $BATON_CACHE_DIR, else ~/.cache/baton."""
     weights_bytes_max: Annotated[int, Field(ge=0)] = 0
     """Memory for the weights of one rank, in bytes; offload=auto streams what exceeds it. 0: as much as the
     device, limits of the process and its cgroup, or the machine leave."""
@@ -57,6 +57,13 @@ class ModelConfig(Section):
     """
     tool_parser: str = ""
     """Parser that finds tool calls in the text. Empty: chosen by the model's family. none: no parser."""
+    generation_config: str = "auto"
+    """Where the sampling of requests that leave it out comes from. auto: the checkpoint's
+    generation_config.json, or a GGUF file's metadata. none: only OpenAI's defaults. Otherwise a folder with a
+    generation_config.json."""
+    generation_overrides: dict[str, float] = {}
+    """Sampling defaults that replace those of `generation_config`: temperature, top_p, top_k, min_p,
+    repetition_penalty, max_new_tokens. A request's own fields come before both."""
     adapters: tuple[str, ...] = ()
     """LoRA adapters that are served from the start, each as NAME=FOLDER_OR_HUB_ID."""
 

@@ -1,9 +1,18 @@
 """Base class and common types of the sections of `baton.config`."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from baton.core.errors import SetupError
@@ -19,8 +28,35 @@ SECRET = "secret"
 SecretText = Annotated[str, Field(json_schema_extra={SECRET: True})]
 
 
+_SIZE = re.compile(r"(\d{1,12}(?:\.\d{1,6})?) ?([kKMGT])(i?)B?", re.ASCII)
+_POWERS = {"k": 1, "K": 1, "M": 2, "G": 3, "T": 4}
+
+
+def in_bytes(text: str) -> int | None:
+    """Return the bytes of a size with a unit: 512MiB, 1.5GiB and 512Mi are powers of 1024, 500MB and 500M of
+    1000. None: the text has no such unit."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        return None
+    return int(float(found[1]) * (1024 if found[3] else 1000) ** _POWERS[found[2]])
+
+
 class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_sizes(cls, values: Any) -> Any:
+        """Numbers of bytes may be given as sizes with a unit."""
+        if not isinstance(values, dict):
+            return values
+        fields = cast(dict[str, Any], values)
+        sizes = {
+            name: size
+            for name, value in fields.items()
+            if "bytes" in name and isinstance(value, str) and (size := in_bytes(value)) is not None
+        }
+        return {**fields, **sizes} if sizes else fields
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         """Hide passwords, so that a configuration that finds its way into a log shows none."""

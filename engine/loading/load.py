@@ -108,8 +108,8 @@ def load_model(
     kv = _pool(geometry, kv_bytes, device, context, is_shared=shares_pool)
     notes, before_bytes = list[str](), _taken(device)
     kernels = make_kernels(engine, kv, tell=notes.append)
-    if isinstance(checkpoint, GgufCheckpoint) and model.quantization == "none":
-        notes.extend(_made_dense(checkpoint.dense_types()))
+    if isinstance(checkpoint, GgufCheckpoint):
+        notes.extend(_of_gguf(checkpoint.dense_types(), model.quantization))
     if spec.is_native:
         dtype = TORCH_DTYPES[geometry.dtype]
         source = open_source(checkpoint, spec, model, dtype=dtype, device=device)
@@ -270,7 +270,13 @@ def _loader(
     return Loader(DividedSource(source, division), kernels, ranks, offloading, routed)
 
 
-def _made_dense(types: list[str]) -> Iterator[str]:
+def _of_gguf(types: list[str], quantization: str) -> Iterator[str]:
+    if quantization != "none":
+        yield (
+            f"quantization: model.quantization={quantization} rounds only matrices that the GGUF file does "
+            "not have as integers"
+        )
+        return
     if types:
         yield (
             f"weights: the file's {', '.join(types)} matrices are made dense, which takes more memory and is "

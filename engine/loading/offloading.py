@@ -4,7 +4,6 @@ It is decided when the first layer is in memory. Only then is it known how large
 kernels use; the files say how the other layers compare.
 """
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from baton.config import EngineConfig, ModelConfig
 from baton.core.errors import SetupError
 from baton.core.messages import INFO_NOTE
 from baton.core.shape import Shape
+from baton.files.cache import cache_folder
 from engine.kernels.movable import MovableWeights
 from engine.model_files.offload_setting import BUFFERS, check_offload
 from engine.offload.choice import Room, WeightSizes, estimate, streamed_layers
@@ -149,10 +149,9 @@ def _milliseconds(seconds: float) -> str:
 def offload_folder(model: ModelConfig) -> Path:
     if model.offload_folder:
         return Path(model.offload_folder).expanduser()
-    root = os.environ.get("BATON_CACHE_DIR")
-    cache = Path(root) if root else Path.home() / ".cache" / "baton"
-    cache.mkdir(parents=True, exist_ok=True)
-    return cache / "offload"
+    folder = cache_folder("offload")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def _deadline_s(engine: EngineConfig) -> float:

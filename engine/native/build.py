@@ -13,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+from baton.files.cache import cache_folder
+
 SOURCES = Path(__file__).parent / "src"
 _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off")
@@ -58,8 +60,7 @@ def find_compiler() -> str:
 
 
 def _cache_folder() -> Path:
-    root = os.environ.get("BATON_CACHE_DIR")
-    folder = (Path(root) if root else Path.home() / ".cache" / "baton") / "native"
+    folder = cache_folder("native")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

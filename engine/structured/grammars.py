@@ -31,6 +31,12 @@ def check_ebnf(text: Any, where: str) -> str:
     return text
 
 
+def check_characters(text: str, where: str) -> None:
+    """Refuse a grammar in Lark's language that is too long to be translated."""
+    if len(text) > GRAMMAR_CHARACTERS_MAX:
+        raise refuse(where, "", f"may have at most {GRAMMAR_CHARACTERS_MAX} characters, not {len(text)}")
+
+
 def check_choices(choices: Any, where: str) -> list[str]:
     if not isinstance(choices, list) or not 1 <= len(choices) <= CHOICES_MAX:
         raise refuse(where, "", f"must be a list of 1 to {CHOICES_MAX} strings")

@@ -37,6 +37,11 @@ def check_object(schema: Schema, path: str, visit: Visit, resolve: Resolve) -> N
     required = schema.get("required", [])
     if not isinstance(required, list) or not all(isinstance(one, str) for one in required):
         raise refuse(path, "required", "must be a list of names")
+    if _may_close(schema):
+        named = [*required, *_dependents(schema)]
+        declared = schema["properties"]
+        schema["properties"] = declared | {name: True for name in named if name not in declared}
+        schema["additionalProperties"] = False
     # Neighbours that could evaluate properties (anyOf, $ref, if) are refused, so the two mean the same.
     unevaluated = schema.pop("unevaluatedProperties", True)
     schema.setdefault("additionalProperties", unevaluated)
@@ -54,6 +59,24 @@ def check_object(schema: Schema, path: str, visit: Visit, resolve: Resolve) -> N
     for keyword in ("properties", "required", "patternProperties"):
         if not schema.get(keyword, True):
             del schema[keyword]
+
+
+def _may_close(schema: Schema) -> bool:
+    """Whether an object that declares properties and is silent about others gets no others.
+
+    Libraries that make schemas of classes leave `additionalProperties` out, and a small model invents
+    properties until its tokens are spent.
+    """
+    others = ("additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames")
+    if not schema.get("properties") or any(word in schema for word in others):
+        return False
+    return schema.get("minProperties", 0) <= len(schema["properties"])
+
+
+def _dependents(schema: Schema) -> list[str]:
+    """The names in `dependentRequired`, as far as it is well formed."""
+    lists = [names for names in schema.get("dependentRequired", {}).values() if isinstance(names, list)]
+    return [name for names in lists for name in names if isinstance(name, str)]
 
 
 def _require_dependents(schema: Schema, path: str) -> None:

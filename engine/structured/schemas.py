@@ -59,6 +59,12 @@ _REFUSED = {
     "$recursiveRef": "use $ref",
 }
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+WHITE_SPACE = "x-white-space"
+"""Keyword of the root that says how JSON is spaced; any other value, or none, leaves it to the model."""
+COMPACT = "none"
+"""JSON has no white space outside of its strings."""
+SPACED = "single"
+"""One space comes after each comma and colon, and no other."""
 Schema = dict[str, Any]
 
 
@@ -81,7 +87,19 @@ def _rewritten(schema: Any, where: str) -> Any:
     check_bytes(schema, where)
     check_size(schema, where)
     checker = _Checker(schema, where)
-    return checker.with_definitions(checker.checked(schema, where, depth=0))
+    checked = checker.with_definitions(checker.checked(schema, where, depth=0))
+    space = _white_space(schema)
+    return {**checked, WHITE_SPACE: space} if space and isinstance(checked, dict) else checked
+
+
+def _white_space(schema: Schema) -> str | None:
+    """How the root wants JSON to be spaced. guidance says it in a keyword of its own."""
+    if schema.get(WHITE_SPACE) in (COMPACT, SPACED):
+        return schema[WHITE_SPACE]
+    options = schema.get("x-guidance")
+    if isinstance(options, dict) and options.get("whitespace_flexible") is False:
+        return COMPACT if options.get("item_separator") == "," else SPACED
+    return None
 
 
 def check_bytes(value: Any, where: str) -> None:

@@ -68,9 +68,16 @@ NO_CLASSES = SloConfig()
 
 class RouterCore:
     def __init__(
-        self, *, config: RouterConfig, rng: Random, now_s: float, slo: SloConfig = NO_CLASSES
+        self,
+        *,
+        config: RouterConfig,
+        rng: Random,
+        now_s: float,
+        slo: SloConfig = NO_CLASSES,
+        configured_workers: int = 0,
     ) -> None:
-        self._config = config
+        """`configured_workers` is how many workers the model is to have; 0: that is not known."""
+        self._config, self._configured_workers = config, configured_workers
         self._placing = Placing(config=config, rng=rng)
         self._cluster = self._placing.cluster
         self._index = self._placing.index
@@ -363,7 +370,13 @@ class RouterCore:
     def _on_tick(self, flow: Flow) -> list[RouterAction]:
         is_over = flow.is_wait_over(self._now_s) and self._now_s < flow.submit.deadline_s
         hint_s = self._waiting.hint_s(flow, now_s=self._now_s) if is_over else 0.0
-        return flow.on_tick(now_s=self._now_s, retry_after_s=hint_s, waits_for=self._waiting.waits_for)
+        return flow.on_tick(now_s=self._now_s, retry_after_s=hint_s, waits_for=self._waits_for())
+
+    def _waits_for(self) -> str:
+        """Return what sequences without a place wait for. A cluster that is starting says so."""
+        ready, wanted = len(self._cluster), self._configured_workers
+        reason = self._waiting.waits_for
+        return reason if ready >= wanted else f"starting, {ready} of {wanted} workers ready ({reason})"
 
     # --- accounts ---------------------------------------------------------------------------------
 

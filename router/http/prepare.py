@@ -185,6 +185,7 @@ class RequestPreparation:
         tokens, end = self._tokenizer.chat_prompt(
             call.messages,
             tools=tools,
+            tool_parser=self._service.parsers.tool,
             template=call.template,
             with_special=bool(call.add_special_tokens),
             may_be_cut=call.truncate_prompt_tokens is not None,

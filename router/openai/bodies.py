@@ -86,6 +86,12 @@ class Body(AnyBody, frozen=True, kw_only=True):
     guided_regex: Any = None
     guided_choice: Any = None
     guided_grammar: Any = None
+    guided_whitespace_pattern: Any = None
+    # SGLang's and llama.cpp's names.
+    regex: Any = None
+    ebnf: Any = None
+    grammar: Any = None
+    json_schema: Any = None
 
 
 class ChatBody(Body, frozen=True, kw_only=True):

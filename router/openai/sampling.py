@@ -12,6 +12,7 @@ from router.openai.call import Call, RequestLimits
 from router.openai.checks import (
     LOGPROBS_MAX,
     SEED_BITS,
+    N,
     between,
     check_allowed_ids,
     check_logit_bias,
@@ -19,6 +20,7 @@ from router.openai.checks import (
     check_stop_tokens,
 )
 from router.text.model_card import ModelCard, prompt_too_long
+from router.text.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 
 TEMPERATURE_MIN = 1e-5
 """Temperatures below this count as greedy."""
@@ -36,11 +38,22 @@ BOUNDED = _bounded_fields()
 """Fields of bodies with `SamplingBounds`. Each becomes the field of the same name in `SamplingParams`."""
 
 
-def _bounded_values(body: Body) -> dict[str, Any]:
+def _bounded_values(body: Body, own: SamplingDefaults) -> dict[str, Any]:
+    """`own` has the model's values for fields that the request leaves out."""
     return {
-        name: between(name, getattr(body, name), bounds.low, bounds.high, default=DEFAULTS[name])
+        name: between(
+            name,
+            getattr(body, name),
+            bounds.low,
+            bounds.high,
+            default=_or(getattr(own, name, None), DEFAULTS[name]),
+        )
         for name, bounds in BOUNDED.items()
     }
+
+
+def _or(own: N | None, default: N) -> N:
+    return default if own is None else own
 
 
 def sampling_params(
@@ -60,7 +73,10 @@ def sampling_params(
         raise ClientError(f"{field} must not be empty: give it at least one token", param=field)
     if room < 1:
         raise prompt_too_long(prompt_tokens, context, field)
-    max_tokens = min(limits.default_max_tokens, room) if call.max_tokens is None else call.max_tokens
+    most = _or(limits.card.sampling.max_new_tokens, context)
+    max_tokens = min(
+        *((limits.default_max_tokens, room) if call.max_tokens is None else (call.max_tokens,)), most
+    )
     if max_tokens > room:
         raise PromptTooLong(
             f"This model's maximum context length is {context} tokens. However, you requested "
@@ -109,8 +125,10 @@ def allowed_beside(field: str) -> ClientError:
 
 def checked_sampling(body: Body, card: ModelCard, logprobs: int | None) -> SamplingParams:
     """Return the sampling of all choices. Raises ClientError that names the field."""
-    top_p = between("top_p", body.top_p, 0.0, 1.0, default=1.0)
-    top_k = max(0, between("top_k", body.top_k, -1, 2**31 - 1, default=0))
+    # Beams are scored by the model alone, so that its usual sampling has no part in them.
+    own = NO_DEFAULTS if body.use_beam_search else card.sampling
+    top_p = between("top_p", body.top_p, 0.0, 1.0, default=_or(own.top_p, 1.0))
+    top_k = max(0, between("top_k", body.top_k, -1, 2**31 - 1, default=_or(own.top_k, 0)))
     prompt_logprobs = body.prompt_logprobs
     if prompt_logprobs is not None:
         between("prompt_logprobs", prompt_logprobs, 0, LOGPROBS_MAX, default=0)
@@ -118,7 +136,7 @@ def checked_sampling(body: Body, card: ModelCard, logprobs: int | None) -> Sampl
             raise ClientError("prompt_logprobs are not available with stream: true", param="prompt_logprobs")
     return SamplingParams(
         max_tokens=1,
-        temperature=_check_temperature(body.temperature),
+        temperature=_check_temperature(body.temperature, _or(own.temperature, 1.0)),
         # A nucleus of nothing is the most likely token alone.
         top_p=top_p if top_p > 0 else 1.0,
         top_k=top_k if top_p > 0 else 1,
@@ -130,12 +148,12 @@ def checked_sampling(body: Body, card: ModelCard, logprobs: int | None) -> Sampl
         allowed_token_ids=check_allowed_ids(body.allowed_token_ids, card.vocab_size),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
-        **_bounded_values(body),
+        **_bounded_values(body, own),
     )
 
 
-def _check_temperature(value: float | None) -> float:
+def _check_temperature(value: float | None, default: float) -> float:
     """Return the temperature, or 0 (greedy) below a value at which all but ties and rounding is greedy
     already."""
-    checked = between("temperature", value, 0.0, 2.0, default=1.0)
+    checked = between("temperature", value, 0.0, 2.0, default=default)
     return checked if checked >= TEMPERATURE_MIN else 0.0

@@ -9,8 +9,9 @@ from baton.core.sampling import Grammar
 from engine.structured.schemas import check_schema
 from router.openai.response_format import schema_grammar, structural_grammar
 from router.text.conversation import Tool, ToolMode, ToolUse
+from router.text.parsers.select import GENERIC
 
-STRICT_PARSERS = frozenset({"hermes"})
+STRICT_PARSERS = frozenset({"hermes", GENERIC})
 """Formats whose calls are plain text with JSON in it, so that a structural tag can describe them."""
 
 
@@ -20,6 +21,8 @@ def tool_grammar(tools: ToolUse, parser: str) -> Grammar | None:
     match tools.mode:
         case ToolMode.NONE:
             return None
+        case ToolMode.NAMED | ToolMode.REQUIRED if parser == GENERIC:
+            return _forced_tags(tools)
         case ToolMode.NAMED:
             (tool,) = tools.allowed
             return schema_grammar(tool.parameters, _where(tools, tool))
@@ -100,17 +103,30 @@ def _strict(tools: ToolUse, parser: str) -> Grammar:
             param=f"tools[{at}].function.strict",
             code="unsupported_parameter",
         )
-    tags = [
-        {
-            "type": "tag",
-            "begin": f'<tool_call>\n{{"name": "{tool.name}", "arguments": ',
-            "content": {
-                "type": "json_schema",
-                "json_schema": tool.parameters if tool.is_strict else {"type": "object"},
-            },
-            "end": "}\n</tool_call>",
-        }
-        for tool in tools.tools
-    ]
+    schemas = [tool.parameters if tool.is_strict else {"type": "object"} for tool in tools.tools]
+    tags = [_tag(tool, schema) for tool, schema in zip(tools.tools, schemas, strict=True)]
     form = {"type": "triggered_tags", "triggers": ["<tool_call>"], "tags": tags}
     return structural_grammar({"type": "structural_tag", "format": form}, "tools")
+
+
+def _forced_tags(tools: ToolUse) -> Grammar:
+    """Return the grammar of one call or more in the form that the prompt of `generic_tools` asks for. A model
+    writes what it has just been told more reliably than a list that nobody mentioned."""
+    tags = [_tag(tool, check_schema(tool.parameters, _where(tools, tool))) for tool in tools.allowed]
+    form = {
+        "type": "tags_with_separator",
+        "tags": tags,
+        "separator": "\n",
+        "at_least_one": True,
+        "stop_after_first": tools.mode is ToolMode.NAMED or not tools.is_parallel,
+    }
+    return structural_grammar({"type": "structural_tag", "format": form}, "tools")
+
+
+def _tag(tool: Tool, schema: Any) -> dict[str, Any]:
+    return {
+        "type": "tag",
+        "begin": f'<tool_call>\n{{"name": "{tool.name}", "arguments": ',
+        "content": {"type": "json_schema", "json_schema": schema},
+        "end": "}\n</tool_call>",
+    }

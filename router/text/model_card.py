@@ -8,6 +8,7 @@ import msgspec
 from baton.core.errors import PromptTooLong, SetupError
 from engine.model_files.json_files import read_json_object
 from engine.model_files.read_spec import load_spec
+from router.text.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 
 
 class ModelCard(msgspec.Struct, frozen=True):
@@ -20,6 +21,8 @@ class ModelCard(msgspec.Struct, frozen=True):
     hidden_size: int = 0
     """Number of values in an embedding."""
     layer_count: int = 0
+    sampling: SamplingDefaults = NO_DEFAULTS
+    """Sampling of requests that leave it out."""
     matryoshka_dimensions: tuple[int, ...] | None = None
     """Lengths that embeddings may be cut to. Empty: any length; None: embeddings may not be cut."""
 

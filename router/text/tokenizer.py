@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -15,8 +15,10 @@ import transformers
 from baton.core.errors import ClientError, PromptTooLong, QueueFull, SetupError
 from engine.model_files.resolve import FILES_WITHOUT_WEIGHTS, resolve_model
 from router.text.conversation import Template
+from router.text.generic_tools import has_calls, with_tools_as_text
 from router.text.model_card import ModelCard, prompt_too_long, read_model_card
 from router.text.quick_encoder import QuickEncoder, quick_encoder
+from router.text.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from router.text.template_bounds import THREAD_S, TookTooLong, run_bounded
 from router.text.template_sizes import bound_operations
 from router.text.text_bound import characters_per_token_max
@@ -124,11 +126,18 @@ class Tokenizer:
         self._waiting_count = 0
 
     @classmethod
-    def load(cls, path: str, revision: str = "main", *, may_be_quick: bool = True) -> "Tokenizer":
-        """Load a tokenizer. Raises SetupError if the folder (or hub model) is missing or has no usable
-        tokenizer."""
+    def load(
+        cls,
+        path: str,
+        revision: str = "main",
+        *,
+        may_be_quick: bool = True,
+        defaults_of: Callable[[Path], SamplingDefaults] = lambda _: NO_DEFAULTS,
+    ) -> "Tokenizer":
+        """Load a tokenizer. `defaults_of` reads the model's own sampling from its folder. Raises SetupError
+        if the folder (or hub model) is missing or has no usable tokenizer."""
         folder = resolve_model(path, revision, files=FILES_WITHOUT_WEIGHTS)
-        card = read_model_card(folder)
+        card = msgspec.structs.replace(read_model_card(folder), sampling=defaults_of(folder))
         check_tokenizer_files(folder)
         try:
             pretrained = transformers.AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
@@ -205,6 +214,7 @@ class Tokenizer:
         messages: Sequence[ChatMessage],
         *,
         tools: Sequence[dict[str, Any]] = (),
+        tool_parser: str = "",
         template: Template = PLAIN_TEMPLATE,
         with_special: bool = False,
         may_be_cut: bool = False,
@@ -212,11 +222,19 @@ class Tokenizer:
         """Return the ids of a conversation, up to where the assistant's answer begins. It runs by
         `in_thread`.
 
+        With the tool parser `generic`, and where the template has no place for tools, tools and calls become
+        text of the conversation.
+
         Raises ClientError if the template refuses the messages or does not use what it is given,
         PromptTooLong if they do not fit into the context.
         """
         if not self.has_chat_template:
             raise ClientError("this model has no chat template; use /v1/completions", param="messages")
+        has_place = "tools" in self.template_text
+        if tool_parser == "generic" or (tool_parser in ("", "hermes") and not has_place):
+            if tools or has_calls(messages):
+                messages = with_tools_as_text(messages, tools, has_system=self._takes_system)
+            tools = ()
         self._check_use(tools, template)
         text = self._render(messages, tools, template)
         ids = self.text_ids(text, field="messages", with_special=with_special, may_be_cut=may_be_cut)
@@ -308,7 +326,6 @@ class Tokenizer:
         for field, is_given, name in (
             ("tools", bool(tools), "tools"),
             ("documents", bool(template.documents), "documents"),
-            ("reasoning_effort", "reasoning_effort" in template.kwargs, "reasoning_effort"),
         ):
             if is_given and name not in source:
                 raise ClientError(
@@ -316,6 +333,16 @@ class Tokenizer:
                     param=field,
                     code="unsupported_parameter",
                 )
+
+    @cached_property
+    def _takes_system(self) -> bool:
+        """Whether the template shows a system message to the model."""
+        mark = "sign of a system message"
+        messages = [{"role": "system", "content": mark}, {"role": "user", "content": "hi"}]
+        try:
+            return mark in self._render(messages, (), PLAIN_TEMPLATE)
+        except ClientError:
+            return False
 
     def _known_roles(self, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
         """Return the messages with roles that the template knows. `developer` is OpenAI's newer name for

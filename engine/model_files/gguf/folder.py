@@ -7,21 +7,30 @@ So all that reads model folders (router, checks, model families) reads GGUF file
 import contextlib
 import hashlib
 import json
-import os
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
 from baton.core.errors import SetupError
+from baton.files.cache import cache_folder
 from engine.model_files.gguf.config import hugging_face_config
 from engine.model_files.gguf.reader import GgufHeader, read_gguf
 from engine.model_files.json_files import read_json_object
 
 POINTER = "gguf.json"
 """File in such a folder that says where the weights are."""
-_LAYOUT = 1
+_LAYOUT = 2
 """Raised when what is written changes."""
+_SAMPLING = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
+"""Names of sampling in GGUF's metadata and in a generation_config.json."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "chat_template.jinja")
 
 
@@ -65,7 +74,7 @@ def unpack_gguf(path: Path) -> Path:
             shutil.rmtree(unfinished, ignore_errors=True)
     except OSError as error:
         raise SetupError(
-            f"cannot write {folder}: {error}; set XDG_CACHE_HOME to a folder that can be"
+            f"cannot write {folder}: {error}; set BATON_CACHE_DIR to a folder that can be"
         ) from error
     return folder
 
@@ -86,7 +95,7 @@ def weight_files_of(folder: Path) -> list[Path] | None:
 
 
 def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "baton" / "gguf"
+    return cache_folder("gguf")
 
 
 def _key(path: Path) -> str:
@@ -101,10 +110,21 @@ def _key(path: Path) -> str:
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
 
+def _sampling(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The sampling that the file recommends, under the names of a generation_config.json."""
+    found = {name: metadata.get(f"general.sampling.{key}") for key, name in _SAMPLING.items()}
+    return {
+        name: value
+        for name, value in found.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+
+
 def _write(folder: Path, header: GgufHeader, config: dict[str, Any]) -> None:
     source = header.files[0].parent
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     generation = {name: value for name, value in config.items() if name.endswith("_token_id")}
+    generation |= _sampling(header.metadata)
     (folder / "generation_config.json").write_text(json.dumps(generation) + "\n")
     (folder / POINTER).write_text(json.dumps({"files": [str(file) for file in header.files]}) + "\n")
     beside = [source / name for name in TOKENIZER_FILES if (source / name).is_file()]

@@ -29,6 +29,51 @@ class Hermes(ToolParser):
                 self._content(marker + reader.since_mark())
 
 
+class Generic(ToolParser):
+    """The form of `router.text.generic_tools`, for models that were not trained on one.
+
+    Models that know another form fall back to it now and then. So a list of calls between the tags, and a
+    message that begins with a call without tags or in a fence of code, are calls as well.
+    """
+
+    markers = Hermes.markers
+
+    def _main(self) -> Parse[None]:
+        reader = self._reader
+        reader.mark()
+        yield from reader.space()
+        if (yield from reader.peek()) == "`":
+            yield from self._fence()
+            yield from reader.space()
+        if (yield from reader.peek()) in ("{", "["):
+            if (yield from self._call_or_calls()):
+                reader.since_mark()
+                yield from reader.space()
+                yield from reader.take_if(("```",))
+            else:
+                self._content(reader.since_mark())
+        else:
+            self._content(reader.since_mark())
+        while (marker := (yield from reader.until(("<tool_call>",), self._content))) is not None:
+            reader.mark()
+            yield from reader.space()
+            if (yield from self._call_or_calls()):
+                reader.since_mark()
+                yield from reader.until(("</tool_call>",), self._rest)
+            elif not (self._call_count and reader.is_over):  # else the last of several calls was cut off
+                self._content(marker + reader.since_mark())
+
+    def _call_or_calls(self) -> Parse[bool]:
+        if (yield from self._reader.peek()) == "[":
+            return (yield from self._call_array())
+        return (yield from self._call_object())
+
+    def _fence(self) -> Parse[None]:
+        """Read the beginning of a fence."""
+        if (yield from self._reader.take_if(("```",))) is not None:
+            yield from self._reader.take_if(("json",))
+
+
 class Llama3Json(ToolParser):
     """The whole message is {"name": …, "parameters": …}, several with ';' between: Llama 3.1 and 3.2."""
 

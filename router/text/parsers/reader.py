@@ -42,6 +42,11 @@ class TextReader:
         record, self._record = self._record, None
         return "".join(record or ())
 
+    @property
+    def is_over(self) -> bool:
+        """True if all text has come and was read."""
+        return self._is_ended and not self._text
+
     def rest(self) -> str:
         """Return all text that came and was not read."""
         return self._take(len(self._text))

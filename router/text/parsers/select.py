@@ -13,6 +13,7 @@ from router.text.parsers.families import (
     DeepSeek,
     ForcedCall,
     ForcedCalls,
+    Generic,
     Hermes,
     Llama3Json,
     Mistral,
@@ -21,6 +22,7 @@ from router.text.parsers.families import (
     Qwen3Coder,
 )
 from router.text.parsers.reasoning import Harmony, Think
+from router.text.parsers.repeats import RepeatGuard
 
 TOOL_PARSERS: dict[str, Callable[[Collection[str]], ToolParser]] = {
     "hermes": Hermes,
@@ -31,7 +33,10 @@ TOOL_PARSERS: dict[str, Callable[[Collection[str]], ToolParser]] = {
     "deepseek_v3": DeepSeek,
     "phi4_mini_json": Phi4Mini,
     "harmony": Harmony,
+    "generic": Generic,
 }
+GENERIC = "generic"
+"""Parser of models whose template shows no form of its own. Tools are then text of the conversation."""
 TOOL_ALIASES = {
     "qwen": "hermes",
     "qwen3": "hermes",
@@ -98,9 +103,11 @@ def _tool_parser_of(template: str, model_type: str) -> str:
         ("llama3_json", "<|python_tag|>"),
         ("llama3_json", '"parameters": '),
     ]
-    found = next((name for name, sign in signs if sign in template), "")
+    if "tools" not in template:
+        return GENERIC
+    found = next((name for name, sign in signs if sign in template), GENERIC)
     if found == "llama3_json" and not model_type.startswith(("llama", "mllama")):
-        return ""
+        return GENERIC
     return found
 
 
@@ -151,13 +158,16 @@ def make_parser(
     if not stages:
         return None
     only_one = not tools.is_parallel
-    return ParserChain(stages, with_reasoning=with_reasoning, calls_max=1 if only_one else None)
+    guard = RepeatGuard() if parsers.tool == GENERIC else None
+    return ParserChain(stages, with_reasoning=with_reasoning, calls_max=1 if only_one else None, guard=guard)
 
 
 def _call_parser(parsers: Parsers, tools: ToolUse, names: list[str]) -> MessageParser | None:
     match tools.mode:
         case ToolMode.NONE:
             return None
+        case ToolMode.NAMED | ToolMode.REQUIRED if parsers.tool == GENERIC:
+            return Generic(names)
         case ToolMode.NAMED:
             return ForcedCall(tools.name)
         case ToolMode.REQUIRED:
@@ -165,8 +175,8 @@ def _call_parser(parsers: Parsers, tools: ToolUse, names: list[str]) -> MessageP
         case ToolMode.AUTO:
             if not parsers.tool:
                 raise ClientError(
-                    "no tool call format is known for this model (see model.tool_parser); use tool_choice "
-                    "'required' or name a function",
+                    "tool calls are not read from this model's text (model.tool_parser is none); use "
+                    "tool_choice 'required' or name a function",
                     param="tool_choice",
                     code="unsupported_parameter",
                 )
@@ -184,12 +194,19 @@ def _fed(stage: MessageParser, deltas: list[Delta]) -> list[Delta]:
 class ParserChain:
     """A chain of parsers. Each reads what the one before it calls content."""
 
-    def __init__(self, stages: list[MessageParser], *, with_reasoning: bool, calls_max: int | None) -> None:
-        self._stages = stages
+    def __init__(
+        self,
+        stages: list[MessageParser],
+        *,
+        with_reasoning: bool,
+        calls_max: int | None,
+        guard: RepeatGuard | None = None,
+    ) -> None:
+        self._stages, self._guard = stages, guard
         self._with_reasoning, self._calls_max = with_reasoning, calls_max
         self.has_calls = False
         self.is_done = False
-        """True once as many calls as are allowed were read. Further text is not wanted."""
+        """True once as many calls as are allowed were read, or one came twice. Further text is not wanted."""
 
     def feed(self, text: str) -> list[Delta]:
         return self._kept(self._through([Content(text)]))
@@ -198,7 +215,7 @@ class ParserChain:
         deltas: list[Delta] = []
         for stage in self._stages:
             deltas = _fed(stage, deltas) + stage.finish()
-        return self._kept(deltas)
+        return self._kept(deltas) + (self._guard.finish() if self._guard is not None else [])
 
     def _through(self, deltas: list[Delta]) -> list[Delta]:
         for stage in self._stages:
@@ -207,11 +224,12 @@ class ParserChain:
 
     def _kept(self, deltas: list[Delta]) -> list[Delta]:
         kept: list[Delta] = []
-        for delta in deltas:
+        for delta in deltas if self._guard is None else self._guard.kept(deltas):
             if isinstance(delta, CallStart):
                 self.is_done = self._calls_max is not None and delta.call >= self._calls_max
                 self.has_calls = True
             is_unwanted = isinstance(delta, Reasoning) and not self._with_reasoning
             if not self.is_done and not is_unwanted:
                 kept.append(delta)
+        self.is_done |= self._guard is not None and self._guard.is_repeated
         return kept

@@ -83,3 +83,32 @@ def test_every_setting_is_listed_and_can_be_set_to_its_own_default(monkeypatch):
         text = ",".join(default) if isinstance(default, tuple) else str(default)
         section, field = name.split(".")
         assert getattr(getattr(load_config([f"{name}={text}"]), section), field) == default
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("512MiB", 512 * 2**20), ("1.5GiB", 3 * 2**29), ("64Mi", 2**26), ("500MB", 500_000_000), ("7", 7)],
+)
+def test_sizes_may_have_a_unit(monkeypatch, text, size):
+    monkeypatch.setenv("BATON_STORE__HOST_BYTES", text)
+    config = load_config([f"engine.kv_bytes={text}"])
+    assert (config.engine.kv_bytes, config.store.host_bytes) == (size, size)
+
+
+def test_a_unit_that_is_none_is_a_bad_value():
+    with pytest.raises(SetupError, match=r"engine\.kv_bytes"):
+        load_config(["engine.kv_bytes=5 apples"])
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("engine.kv_byte=1", "did you mean engine.kv_bytes?"),
+        ("engine.context_tokens_max=1", "did you mean model.context_tokens_max?"),
+        ("routr.port=1", "did you mean router.port?"),
+    ],
+)
+def test_a_name_that_is_nearly_one_is_asked_about(text, meant):
+    with pytest.raises(SetupError, match=r"no such setting") as caught:
+        load_config([text])
+    assert meant in str(caught.value)

@@ -20,6 +20,7 @@ from engine.model_files.gguf.config import llama3_divisor
 from engine.model_files.gguf.reader import read_gguf
 from engine.model_files.read_spec import load_spec
 from engine.model_files.resolve import resolve_model
+from router.text.sampling_defaults import SamplingDefaults, read_sampling_defaults
 from router.text.tokenizer import Tokenizer
 from tests.gguf_files import write_gguf
 from tests.models import make_model
@@ -126,6 +127,14 @@ def test_tokenizer_and_template_come_from_the_file(tmp_path: Path) -> None:
     chat = [{"role": "user", "content": "Hello"}]
     assert ours.apply_chat_template(chat, tokenize=False) == theirs.apply_chat_template(chat, tokenize=False)
     assert load_spec(unpacked).eos_token_ids == (1,)
+
+
+def test_the_sampling_that_a_file_recommends_is_a_models_own(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "m", "llama")
+    sampling = {"temp": 0.5, "top_k": 40, "penalty_repeat": 1.25, "mirostat": 2}
+    file = write_gguf(folder, tmp_path / "m.gguf", sampling=sampling)
+    found = read_sampling_defaults(resolve_model(str(file)), "auto", {})
+    assert found == SamplingDefaults(temperature=0.5, top_k=40, repetition_penalty=1.25)
 
 
 def test_tokenizer_beside_the_file_comes_first(tmp_path: Path) -> None:

@@ -1,8 +1,11 @@
 """The router's decisions as scripts of events: messages of workers and clients, and the actions that
 follow."""
 
+import random
+
 import pytest
 
+from baton.config.router import RouterConfig
 from baton.core.hashing import block_hashes, root_hash
 from baton.core.ids import SequenceId, WorkerId
 from baton.core.messages import (
@@ -12,6 +15,7 @@ from baton.core.messages import (
     Role,
 )
 from baton.core.sampling import FinishReason
+from router.decisions.core import RouterCore
 from router.decisions.events import ClientGone, Failed, FailureKind, Note, ToWorker
 from tests.unit.router.script import BLOCK_TOKENS, Script
 
@@ -263,3 +267,15 @@ def test_a_lost_sequence_may_wait_as_long_as_one_that_just_came():
     assert "s" not in script.ends
     script.at(65.0)
     assert script.ends["s"].kind is FailureKind.NO_CAPACITY
+
+
+def test_a_cluster_that_is_starting_says_how_many_workers_are_ready():
+    script = Script(queue_wait_s=5.0)
+    script.core = RouterCore(
+        config=RouterConfig(queue_wait_s=5.0), rng=random.Random(7), now_s=0.0, configured_workers=2
+    )
+    script.submit()
+    script.at(5.0)
+    end = script.ends["s"]
+    assert end.kind is FailureKind.NO_CAPACITY
+    assert "starting, 0 of 2 workers ready" in end.message

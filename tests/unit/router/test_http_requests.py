@@ -9,7 +9,6 @@ import pytest
 
 from baton.core.messages import Phase, Role, Task
 from baton.core.sampling import GrammarKind
-from router.openai.response_format import ANY_OBJECT
 from router.text.tokenizer import Tokenizer
 from tests.unit.router.http_fakes import MODEL, FakeWorker, cluster, make_folder
 
@@ -245,7 +244,11 @@ async def test_best_of_answers_with_the_most_likely_per_token(folder, ids):
 @pytest.mark.parametrize(
     ("fields", "kind", "text"),
     [
-        ({"response_format": {"type": "json_object"}}, GrammarKind.JSON_SCHEMA, ANY_OBJECT.text),
+        (
+            {"response_format": {"type": "json_object"}},
+            GrammarKind.JSON_SCHEMA,
+            '{"type":"object","additionalProperties":true}',
+        ),
         ({"guided_regex": "a+"}, GrammarKind.REGEX, "a+"),
         ({"guided_choice": ["yes", "no"]}, GrammarKind.CHOICE, '["yes","no"]'),
         ({"structured_outputs": {"grammar": 'root ::= "a"'}}, GrammarKind.EBNF, 'root ::= "a"'),

@@ -100,7 +100,7 @@ async def test_a_forced_call_is_a_grammar_and_the_text_its_arguments(folder, ids
         )
         assert found == ("", "", [("get_weather", '{"city": "Ulm"}')], "tool_calls")
         grammar = c.worker.started[0].sampling.grammar
-        checked = PARAMETERS | {"additionalProperties": True}
+        checked = PARAMETERS | {"additionalProperties": False}
         assert (grammar.kind, json.loads(grammar.text)) == (GrammarKind.JSON_SCHEMA, checked)
 
 

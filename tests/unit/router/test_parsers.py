@@ -195,14 +195,16 @@ def test_calls_that_nobody_could_read_are_refused():
 @pytest.mark.parametrize(
     ("template", "model_type", "expected"),
     [
-        ("{{ '<tool_call>' }}", "qwen2", Parsers("hermes", "")),
-        ("<tool_call> <think>", "qwen3", Parsers("hermes", "qwen3")),
-        ("[TOOL_CALLS]", "mistral", Parsers("mistral", "")),
-        (DS["b"] + "</think>", "deepseek_v3", Parsers("deepseek_v3", "deepseek_r1")),
-        ("<|python_tag|>", "llama", Parsers("llama3_json", "")),
-        ("<|channel|>", "gpt_oss", Parsers("harmony", "harmony")),
-        ("<|tool_call|>", "phi3", Parsers("phi4_mini_json", "")),
-        ("nothing", "gemma3_text", Parsers()),
+        ("{{ tools }}<tool_call>", "qwen2", Parsers("hermes", "")),
+        ("tools <tool_call> <think>", "qwen3", Parsers("hermes", "qwen3")),
+        ("tools [TOOL_CALLS]", "mistral", Parsers("mistral", "")),
+        ("tools" + DS["b"] + "</think>", "deepseek_v3", Parsers("deepseek_v3", "deepseek_r1")),
+        ("tools <|python_tag|>", "llama", Parsers("llama3_json", "")),
+        ("tools <|channel|>", "gpt_oss", Parsers("harmony", "harmony")),
+        ("tools <|tool_call|>", "phi3", Parsers("phi4_mini_json", "")),
+        ("nothing", "gemma3_text", Parsers("generic", "")),
+        ("tools in a form of its own", "x", Parsers("generic", "")),
+        ("<tool_call> in the history alone", "x", Parsers("generic", "")),
     ],
 )
 def test_the_template_tells_the_family(template, model_type, expected):

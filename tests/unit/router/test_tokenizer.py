@@ -42,7 +42,7 @@ async def test_a_chat_is_tokenised_as_transformers_does(tokenizer, folder):
 
 async def test_what_the_template_refuses_is_the_clients_error(tokenizer):
     with pytest.raises(ClientError, match="tool") as error:
-        tokenizer.chat_prompt([{"role": "tool", "content": "x"}])
+        tokenizer.chat_prompt([{"role": "tool", "content": "x"}], tool_parser="mistral")
     assert error.value.param == "messages"
 
 

@@ -154,7 +154,10 @@ REFUSED = {
         "s.propertyNames",
     ),
     "propertyNames that are no strings": ({"propertyNames": INT}, "s.propertyNames"),
-    "a forbidden name in an open object": ({"properties": {"a": False}}, "s.properties.a"),
+    "a forbidden name in an open object": (
+        {"properties": {"a": False}, "additionalProperties": True},
+        "s.properties.a",
+    ),
     "dependentRequired of an optional name": ({"dependentRequired": {"a": ["b"]}}, "s.dependentRequired"),
     "dependentSchemas": ({"dependentSchemas": {"a": {"required": ["b"]}}}, "s.dependentSchemas"),
     "if": ({"if": {"required": ["a"]}, "then": {"required": ["b"]}}, "s.if"),
