@@ -47,6 +47,7 @@ from router.live.request_log import RequestLog
 from router.live.sessions import Dial, DirectoryWatch, WorkerSessions
 from router.live.store_lookup import StoreLookup
 from router.openai.adapters import Adapters
+from router.responses.keeper import keeper_of
 from router.tenants.keyring import LiveKeys
 from router.tenants.open import budgets_of, open_keys
 from router.text.parsers.select import choose_parsers
@@ -215,6 +216,7 @@ class RouterProcess:
             keys, budgets_of(config, control_address, router_id), router_id=router_id
         )
         self._configs = each_model(config)
+        self._responses = keeper_of(config)
         self.models = Models(
             [self._service(name, one, tokenizers[name]) for name, one in self._configs.items()]
         )
@@ -262,6 +264,7 @@ class RouterProcess:
             access=self._access,
             store_lookup=self._store_lookup,
             may_sleep=config.autoscale.may_sleep,
+            responses=self._responses,
         )
 
     def _directory_state(self) -> str:
@@ -354,6 +357,7 @@ class RouterProcess:
         if self._store_lookup is not None:
             await self._store_lookup.close()
         await self._access.close()
+        await self._responses.close()
         for service in self.models:
             await service.tokenizer.close()
         await asyncio.to_thread(self._spans.shutdown)

@@ -130,6 +130,17 @@ class RouterConfig(Section):
     default_max_tokens: Annotated[int, Field(ge=1)] = 512
     """Default `max_tokens` of chat requests, bounded by the room left in the context. Completions use 16."""
 
+    state_url: SecretText = ""
+    """Redis URL where routers keep responses for `previous_response_id` together. Empty: `store.directory`,
+    or else each router keeps its own."""
+    responses_max: Annotated[int, Field(ge=0, le=1_000_000)] = 1024
+    """Responses of /v1/responses kept for each tenant, for `previous_response_id` and for reading them again.
+    The least recently used one makes room. 0: none is kept."""
+    responses_bytes_max: Annotated[int, Field(ge=2**16)] = 64 * 2**20
+    """Bytes of all kept responses of a router, or of one tenant's in Redis. One may have a quarter of it."""
+    responses_keep_s: Seconds = 86_400.0
+    """Seconds for which a response is kept."""
+
     @model_validator(mode="after")
     def _certificate_with_key(self) -> "RouterConfig":
         if bool(self.tls_cert) != bool(self.tls_key):

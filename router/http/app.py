@@ -20,6 +20,7 @@ from router.http.generation import ChatRequest, CompletionRequest
 from router.http.health import ModelHealth, RouterFacts, StatusGauges, health, is_asleep
 from router.http.observe import RequestRecorder
 from router.http.request import EndpointApp, ModelDispatch, RequestHandler, error_headers
+from router.http.responses import ResponsesRequest, add_kept_responses
 from router.http.served_models import Models
 from router.http.service import Service
 from router.openai.bodies import decode_object, field_error
@@ -43,11 +44,13 @@ def make_app(models: Models, *, directory_state: Callable[[], str]) -> App:
         "/v1/chat/completions": _handler(models, ChatRequest, "chatcmpl-"),
         "/v1/completions": _handler(models, CompletionRequest, "cmpl-"),
         "/v1/embeddings": _handler(models, EmbeddingRequest, "embd-"),
+        "/v1/responses": _handler(models, ResponsesRequest, "resp_"),
     }
     for path, handler in handlers.items():
         app.router.routes.append(Route(path, handler, methods=["POST"]))
     _add_models(app, models)
     _add_adapters(app, models)
+    add_kept_responses(app, models)
     _add_health(app, models, directory_state)
     _add_error_shape(app)
     return RequestIds(

@@ -146,6 +146,10 @@ class ChoiceStream:
         self.served: Served | None = None
         self.first_token_s = 0.0
         self.last_token_s = 0.0
+        self.reasoning_token_count = 0
+        """Number of tokens in the reasoning, as it was told apart when they came: a step's tokens count
+        together."""
+        self._is_reasoning = False
         self._sent_characters = 0
 
     @property
@@ -163,6 +167,11 @@ class ChoiceStream:
         if parser is not None and parser.has_calls and self.finish is FinishReason.STOP:
             return "tool_calls"
         return str(self.finish)
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the text, if one did."""
+        return self._detokenizer.stop_string
 
     @property
     def tpot_s(self) -> float | None:
@@ -200,6 +209,8 @@ class ChoiceStream:
         detokenizer = self._detokenizer
         if text := detokenizer.push(tokens) if self.track is None else self._push_tracked(tokens, self.track):
             self._add_text(text)
+        if self._is_reasoning:
+            self.reasoning_token_count += len(tokens)
         if detokenizer.found_stop_string:
             self._forget_ids_after(detokenizer.token_count)
             self.token_count = detokenizer.token_count
@@ -250,7 +261,10 @@ class ChoiceStream:
         if parser is None:
             self.unsent_text.append(text)
             return
-        self.unsent_deltas += parser.feed(text)
+        deltas = parser.feed(text)
+        if deltas:
+            self._is_reasoning = isinstance(deltas[-1], Reasoning)
+            self.unsent_deltas += deltas
         if parser.is_done and self.finish is None:
             self._end_early()
 
