@@ -16,16 +16,18 @@ from router.http.asgi import App, Receive, RequestIds, Scope, Send
 from router.http.authentication import AuthenticationMiddleware
 from router.http.embeddings import EmbeddingRequest
 from router.http.error_middleware import ErrorMiddleware
+from router.http.error_shapes import error_answer, status_answer
 from router.http.generation import ChatRequest, CompletionRequest
 from router.http.health import ModelHealth, RouterFacts, StatusGauges, health, is_asleep
+from router.http.messages import MessagesRequest, count_tokens
 from router.http.observe import RequestRecorder
+from router.http.quick import QuickApp
 from router.http.request import EndpointApp, ModelDispatch, RequestHandler, error_headers
 from router.http.responses import ResponsesRequest, add_kept_responses
 from router.http.served_models import Models
 from router.http.service import Service
 from router.openai.bodies import decode_object, field_error
 from router.openai.openapi import document
-from router.openai.responses import error_body, error_of
 
 READ = ["GET", "HEAD"]
 SMALL_BODY_BYTES_MAX = 64 * 1024
@@ -45,6 +47,8 @@ def make_app(models: Models, *, directory_state: Callable[[], str]) -> App:
         "/v1/completions": _handler(models, CompletionRequest, "cmpl-"),
         "/v1/embeddings": _handler(models, EmbeddingRequest, "embd-"),
         "/v1/responses": _handler(models, ResponsesRequest, "resp_"),
+        "/v1/messages": _handler(models, MessagesRequest, "msg_"),
+        "/v1/messages/count_tokens": QuickApp(models, count_tokens),
     }
     for path, handler in handlers.items():
         app.router.routes.append(Route(path, handler, methods=["POST"]))
@@ -211,23 +215,25 @@ def _add_health(app: FastAPI, models: Models, directory_state: Callable[[], str]
 
 
 def _add_error_shape(app: FastAPI) -> None:
-    async def baton_error(_: Request, error: Exception) -> Response:
+    async def baton_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, BatonError)
         headers = {key.decode(): value.decode() for key, value in error_headers(error)}
-        return Response(error_of(error), error.http_status, headers)
+        return Response(error_answer(request.url.path, error), error.http_status, headers)
 
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         what = {404: "There is nothing at", 405: f"{request.method} is not allowed at"}
         message = f"{what.get(error.status_code, error.detail)} {request.url.path:.200}"
-        body = error_body(message, "invalid_request_error")
+        body = status_answer(request.url.path, error.status_code, message)
         return Response(body, error.status_code, error.headers, media_type="application/json")
 
-    async def invalid(_: Request, error: Exception) -> Response:
-        return Response(error_body(str(error), "invalid_request_error"), 400, media_type="application/json")
+    async def invalid(request: Request, error: Exception) -> Response:
+        body = status_answer(request.url.path, 400, str(error))
+        return Response(body, 400, media_type="application/json")
 
-    async def defect(_: Request, error: Exception) -> Response:
-        return Response(error_body("internal error", "server_error"), 500, media_type="application/json")
+    async def defect(request: Request, error: Exception) -> Response:
+        body = status_answer(request.url.path, 500, "internal error")
+        return Response(body, 500, media_type="application/json")
 
     app.add_exception_handler(BatonError, baton_error)
     app.add_exception_handler(HTTPException, http_error)

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -40,8 +41,8 @@ class ResponseNotFound(ClientError):
 def not_found(response_id: str, absence: Absence, keeper: ResponseKeeper, *, param: str) -> ResponseNotFound:
     where = "" if keeper.is_shared else "; each router keeps its own, unless router.state_url names a Redis"
     return ResponseNotFound(
-        f"Response with id '{response_id:.80}' not found: {absence.value}{where}. Send the whole conversation "
-        "as input instead.",
+        f"Response with id '{response_id:.60}' not found: {absence.value}{where}. Send the whole conversation"
+        " as input instead.",
         param=param,
         code="previous_response_not_found" if param == "previous_response_id" else "response_not_found",
     )
@@ -49,8 +50,8 @@ def not_found(response_id: str, absence: Absence, keeper: ResponseKeeper, *, par
 
 class ResponsesRequest(GenerationRequest):
     _body: ResponsesBody
-    _places: list[Place] = []
-    _before: list[dict[str, Any]] = []
+    _places: Sequence[Place] = ()
+    _before: Sequence[dict[str, Any]] = ()
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> RequestOutcome:
         try:
@@ -84,7 +85,7 @@ class ResponsesRequest(GenerationRequest):
         return encoded(orjson.loads(found.items) + output)
 
     def _call(self, parsed: ResponsesBody, stored: bytes | None, limits: RequestLimits) -> Call:
-        self._before = [] if stored is None else orjson.loads(stored)
+        self._before = () if stored is None else orjson.loads(stored)
         can_be_strict = self.service.parsers.tool in STRICT_PARSERS
         chat = chat_of(parsed, self._before, can_be_strict=can_be_strict)
         self._places = chat.places

@@ -28,7 +28,7 @@ class AnswerWriter(Protocol):
         ...
 
     def add(self, deltas: Sequence[Delta], logprobs: list[dict[str, Any]]) -> bytes:
-        """Return the events of further deltas. `logprobs` are those of a chat, for the tokens of their text."""
+        """Return the events of further deltas. `logprobs` are a chat's, for the tokens of their text."""
         ...
 
     def end(self, end: AnswerEnd) -> bytes:

@@ -91,7 +91,8 @@ if not at or tonumber(at) <= now - tonumber(ARGV[2]) then return nil end
 local value = redis.call('HGET', KEYS[1], ARGV[1])
 if ARGV[3] == '1' then
   local size = redis.call('HGET', KEYS[3], ARGV[1])
-  redis.call('HDEL', KEYS[1], ARGV[1]) redis.call('ZREM', KEYS[2], ARGV[1]) redis.call('HDEL', KEYS[3], ARGV[1])
+  redis.call('HDEL', KEYS[1], ARGV[1]) redis.call('ZREM', KEYS[2], ARGV[1])
+  redis.call('HDEL', KEYS[3], ARGV[1])
   redis.call('HINCRBY', KEYS[3], '', -tonumber(size))
 end
 return value

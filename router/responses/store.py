@@ -105,7 +105,7 @@ class ResponseStore:
         return found
 
     def _expire(self, tenant: str, now_s: float) -> None:
-        """Forget what is over at the end of the tenant's order. What was used since waits for its turn there."""
+        """Forget what is over at the end of the tenant's order. What was used since waits for its turn."""
         entries = self._tenants.get(tenant)
         while entries and entries[first := next(iter(entries))].until_s <= now_s:
             self._drop(tenant, first, Absence.EXPIRED)
