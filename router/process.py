@@ -32,6 +32,7 @@ from router.decisions.core import RouterCore
 from router.decisions.membership import FollowedMembership
 from router.http.app import make_app
 from router.http.authentication import AccessControl
+from router.http.batch_runner import BatchRunner
 from router.http.observe import RequestRecorder
 from router.http.protocol import protocol_for
 from router.http.served_models import Models
@@ -221,6 +222,7 @@ class RouterProcess:
             [self._service(name, one, tokenizers[name]) for name, one in self._configs.items()]
         )
         self.drivers = Drivers({service.model: service.driver for service in self.models})
+        self._batches = BatchRunner(config.router, self.drivers, self._access)
         self._sessions = WorkerSessions(
             self.drivers,
             FollowedMembership(workers),
@@ -279,6 +281,7 @@ class RouterProcess:
         async with self._sessions, self._peers() as member, asyncio.TaskGroup() as group:
             background = [group.create_task(driver.run()) for driver in self.drivers.all]
             background.append(group.create_task(self._publisher.run()))
+            batches = group.create_task(self._batches.run())
             if self._directory is not None:
                 self._watch = DirectoryWatch(self._directory, member)
                 background.append(group.create_task(self._watch.run(self._on_view)))
@@ -290,6 +293,8 @@ class RouterProcess:
             garbage.spare_what_stays()
             on_ready(self._sockets.urls)
             await stop.wait()
+            self._batches.stop()
+            await batches
             await self._drain()
             server.should_exit = True
             await serving
@@ -301,7 +306,7 @@ class RouterProcess:
 
     def _make_server(self) -> PublicServer:
         config = uvicorn.Config(
-            make_app(self.models, directory_state=self._directory_state),
+            make_app(self.models, directory_state=self._directory_state, batches=self._batches),
             http=protocol_for(self._config.router),
             ws="none",
             lifespan="off",

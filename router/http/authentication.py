@@ -44,6 +44,13 @@ class AccessControl:
             )
         return AuthenticatedClient(name, tenant, salt_of(name, tenant))
 
+    def client_named(self, name: str) -> AuthenticatedClient | None:
+        """Return the client of a tenant that asked earlier. None: there is no such tenant any more."""
+        if self.keys is None:
+            return ANYBODY if name == ANYBODY.name else None
+        tenant = self.keys.tenant_named(name)
+        return None if tenant is None else AuthenticatedClient(name, tenant, salt_of(name, tenant))
+
     async def take(
         self, client: AuthenticatedClient, scope: Scope, *, lease: str, lease_s: float, tokens: int
     ) -> Grant:

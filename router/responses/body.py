@@ -105,9 +105,9 @@ SAME_IN_CHAT = (
 """Fields that a chat has under the same name and with the same meaning."""
 
 
-def check_options(body: ResponsesBody) -> None:
-    """Raise ClientError for a value that a chat has no check for."""
-    metadata = body.metadata or {}
+def check_metadata(metadata: dict[str, str] | None) -> None:
+    """Raise ClientError if there is more metadata than OpenAI allows."""
+    metadata = metadata or {}
     if len(metadata) > METADATA_MAX:
         raise ClientError(
             f"metadata may have at most {METADATA_MAX} entries, not {len(metadata)}", param="metadata"
@@ -118,6 +118,11 @@ def check_options(body: ResponsesBody) -> None:
                 f"metadata: keys have at most {METADATA_KEY_MAX} characters, and values {METADATA_VALUE_MAX}",
                 param="metadata",
             )
+
+
+def check_options(body: ResponsesBody) -> None:
+    """Raise ClientError for a value that a chat has no check for."""
+    check_metadata(body.metadata)
     for at, one in enumerate(body.include or ()):
         if one not in INCLUDES:
             raise ClientError(

@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
+from router.http.openapi import document
 from router.openai.bodies import ChatBody, CompletionBody, EmbeddingBody
-from router.openai.openapi import document
 from tests.unit.router.http_fakes import FakeWorker, cluster, make_folder
 
 
