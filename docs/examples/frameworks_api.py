@@ -1,4 +1,4 @@
-"""The Responses and Messages APIs as frameworks call them by default: litellm, LangChain, OpenAI's Agents SDK.
+"""The Responses and Messages APIs as frameworks call them: litellm, LangChain, OpenAI's Agents SDK.
 
 Each part runs if its package is installed (litellm, langchain-openai, openai-agents).
 
@@ -19,7 +19,9 @@ def with_litellm() -> str:
     openai = {"model": f"openai/{MODEL}", "api_base": f"{URL}/v1", "api_key": "none"}
     found = litellm.responses(**openai, input=HELLO, max_output_tokens=16)
     assert found.output[0].content[0].text
-    kinds = [event.type for event in litellm.responses(**openai, input=HELLO, max_output_tokens=16, stream=True)]
+    kinds = [
+        event.type for event in litellm.responses(**openai, input=HELLO, max_output_tokens=16, stream=True)
+    ]
     assert kinds[0] == "response.created", kinds
     anthropic = {"model": f"anthropic/{MODEL}", "api_base": URL, "api_key": "none"}
     messages = [{"role": "user", "content": HELLO}]
@@ -34,7 +36,12 @@ def with_langchain_openai() -> str:
     from langchain_openai import ChatOpenAI
 
     model = ChatOpenAI(
-        model=MODEL, base_url=f"{URL}/v1", api_key="none", use_responses_api=True, max_tokens=16, max_retries=0
+        model=MODEL,
+        base_url=f"{URL}/v1",
+        api_key="none",
+        use_responses_api=True,
+        max_tokens=16,
+        max_retries=0,
     )
     found = model.invoke(HELLO)
     assert found.text

@@ -58,7 +58,12 @@ def stops() -> None:
 
 def tools() -> None:
     question = {"role": "user", "content": "What is the weather in Paris?"}
-    ask = {"model": MODEL, "max_tokens": 80, "tools": [TOOL], "tool_choice": {"type": "tool", "name": "weather"}}
+    ask = {
+        "model": MODEL,
+        "max_tokens": 80,
+        "tools": [TOOL],
+        "tool_choice": {"type": "tool", "name": "weather"},
+    }
     found = client.messages.create(**ask, messages=[question])
     assert found.stop_reason == "tool_use"
     (use,) = [block for block in found.content if block.type == "tool_use"]

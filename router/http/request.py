@@ -101,6 +101,7 @@ class RequestHandler(ABC):
         ClientError."""
         client = self.client
         adapter = self.service.adapter_of(call.model)
+        self.service.observer.on_call(self.request_id, call, arrived_s=self.arrived_s)
         named = header(scope, slo.HEADER.encode())
         self.objectives = self.service.classes.of(
             call.slo,
@@ -223,7 +224,10 @@ class EndpointApp:
         finally:
             tenant = handler.client.name
             try:
-                observer.on_end(request_id, outcome, message, handler.verdict, handler.objectives, tenant)
+                now_s = self._service.driver.now_s()
+                observer.on_end(
+                    request_id, outcome, message, handler.verdict, handler.objectives, tenant, now_s
+                )
             finally:
                 await handler.settle()
 
