@@ -34,8 +34,8 @@ class Spans:
     def open(
         self, key: Hashable, name: str, *, parent: str = "", is_server: bool = False, **attributes: Any
     ) -> str:
-        """Start a span; `parent` is a traceparent or empty, and `is_server` says that it answers a request from
-        outside. Returns the new span's traceparent, empty when tracing is off."""
+        """Start a span; `parent` is a traceparent or empty, and `is_server` says that it answers a client.
+        Returns the new span's traceparent, empty when tracing is off."""
         if self._tracer is None:
             return ""
         context = _PROPAGATOR.extract({"traceparent": parent}) if parent else None

@@ -67,12 +67,13 @@ async def test_good_requests_are_answered_and_wrong_ones_told(folder, spell, tmp
 
 async def test_a_restart_goes_on_without_asking_again(folder, spell, tmp_path):
     files = str(tmp_path / "f")
-    first = FakeWorker(reply=spell("ab"))
-    async with cluster(folder, first, files_dir=files, batch_in_flight_max=1) as c:
+    first, stop = FakeWorker(reply=spell("ab")), asyncio.Event()
+    async with cluster(folder, first, files_dir=files, batch_in_flight_max=1, stop=stop) as c:
         client = c.openai()
         batch = await made(client, [line(str(number)) for number in range(6)])
         await first.until(lambda: len(first.started) >= 3)
         first.gate.clear()
+        stop.set()
     second = FakeWorker(reply=spell("ab"))
     async with cluster(folder, second, files_dir=files) as c:
         client = c.openai()

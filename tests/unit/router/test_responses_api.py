@@ -109,9 +109,9 @@ async def test_logprobs_are_those_of_a_chat(folder, spell):
 
 
 async def test_a_stream_that_breaks_ends_with_a_failed_response(folder, spell):
-    worker = FakeWorker(reply=spell("a"), endless=True, pauses_at=2)
+    worker = FakeWorker(reply=spell("a"), endless=True)
     async with cluster(folder, worker, attempts_max=1) as c, c.http() as http:
-        body = {"model": MODEL, "input": "hi", "stream": True}
+        body = {"model": MODEL, "input": "hi", "stream": True, "max_output_tokens": 200}
         async with http.stream("POST", "/v1/responses", json=body) as answer:
             text = ""
             async for piece in answer.aiter_text():
