@@ -14,7 +14,7 @@ from router.messages.writer import MessagesWriter
 from router.openai.bodies import parse_body
 from router.openai.call import Call, RequestLimits
 from router.openai.requests import chat_call
-from router.openai.turns import Place
+from router.openai.turns import SourcePlace
 
 
 def _chat_of(body: CountedBody, service: Service) -> MessagesChat:
@@ -22,7 +22,7 @@ def _chat_of(body: CountedBody, service: Service) -> MessagesChat:
 
 
 class MessagesRequest(GenerationRequest):
-    _places: tuple[Place, ...] = ()
+    _places: tuple[SourcePlace, ...] = ()
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> RequestOutcome:
         try:
@@ -60,7 +60,7 @@ class MessagesRequest(GenerationRequest):
 
 async def count_tokens(service: Service, client: AuthenticatedClient, body: bytes) -> object:
     """Return the number of prompt tokens that a request has. Raises BatonError."""
-    places: tuple[Place, ...] = ()
+    places: tuple[SourcePlace, ...] = ()
 
     def parse(body: bytes, limits: RequestLimits) -> Call:
         nonlocal places

@@ -22,7 +22,7 @@ from router.openai.call import Call, RequestLimits
 from router.openai.requests import chat_call
 from router.openai.responses import encoded
 from router.openai.tool_grammar import STRICT_PARSERS
-from router.openai.turns import Place
+from router.openai.turns import SourcePlace
 from router.responses.body import UNSUPPORTED, ResponsesBody
 from router.responses.conversation import NAMES, chat_of, items_of
 from router.responses.keeper import ResponseKeeper
@@ -50,7 +50,7 @@ def not_found(response_id: str, absence: Absence, keeper: ResponseKeeper, *, par
 
 class ResponsesRequest(GenerationRequest):
     _body: ResponsesBody
-    _places: Sequence[Place] = ()
+    _places: Sequence[SourcePlace] = ()
     _before: Sequence[dict[str, Any]] = ()
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> RequestOutcome:

@@ -19,7 +19,7 @@ class ThinkingOptions(msgspec.Struct, frozen=True):
     budget_tokens: int | None = None
 
 
-class OutputOptions(msgspec.Struct, frozen=True):
+class MessagesOutput(msgspec.Struct, frozen=True):
     format: Any = None
     effort: str | None = None
 
@@ -33,7 +33,7 @@ class CountedBody(msgspec.Struct, frozen=True, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
     thinking: ThinkingOptions | None = None
-    output_config: OutputOptions | None = None
+    output_config: MessagesOutput | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 

@@ -8,7 +8,7 @@ import orjson
 from baton.core.errors import ClientError
 from router.messages.body import SAME_IN_CHAT, CountedBody, MessagesBody
 from router.openai.bodies import ChatBody
-from router.openai.turns import ChatTurns, FieldNames, Place
+from router.openai.turns import ChatTurns, FieldNames, SourcePlace
 
 NAMES = FieldNames(
     {
@@ -32,7 +32,7 @@ class MessagesChat(msgspec.Struct, frozen=True):
     """The chat that a request became."""
 
     body: ChatBody
-    places: list[Place]
+    places: list[SourcePlace]
 
 
 def chat_of(body: CountedBody, *, reads_effort: bool) -> MessagesChat:

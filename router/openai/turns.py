@@ -14,7 +14,7 @@ import msgspec
 from baton.core.errors import ClientError
 
 
-class Place(msgspec.Struct):
+class SourcePlace(msgspec.Struct):
     """The place in the client's body that a chat message was made from."""
 
     path: str
@@ -28,7 +28,7 @@ class ChatTurns:
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
-        self.places: list[Place] = []
+        self.places: list[SourcePlace] = []
 
     def say(self, role: str, text: str, path: str) -> None:
         if role == "assistant":
@@ -63,7 +63,7 @@ class ChatTurns:
 
     def _begin(self, message: dict[str, Any], path: str) -> dict[str, Any]:
         self.messages.append(message)
-        self.places.append(Place(path))
+        self.places.append(SourcePlace(path))
         return message
 
     def _assistant(self, path: str, *, beside: Sequence[str] = ()) -> dict[str, Any]:
@@ -90,7 +90,7 @@ class FieldNames:
         longest_first = sorted(names, key=len, reverse=True)
         self._name = re.compile(rf"(?<![\w.])(?:{'|'.join(map(re.escape, longest_first))})(?!\w)")
 
-    def renamed(self, error: ClientError, places: Sequence[Place] = ()) -> ClientError:
+    def renamed(self, error: ClientError, places: Sequence[SourcePlace] = ()) -> ClientError:
         """Return the error with the API's names in its message and its field."""
         if error.param is None:
             return error
@@ -98,7 +98,7 @@ class FieldNames:
         error.param = self._text(error.param, places)
         return error
 
-    def _text(self, text: str, places: Sequence[Place]) -> str:
+    def _text(self, text: str, places: Sequence[SourcePlace]) -> str:
         def place(found: re.Match[str]) -> str:
             message, call = int(found[1]), found[2]
             if message >= len(places):

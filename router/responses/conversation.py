@@ -7,7 +7,7 @@ import msgspec
 
 from baton.core.errors import ClientError
 from router.openai.bodies import ChatBody
-from router.openai.turns import ChatTurns, FieldNames, Place
+from router.openai.turns import ChatTurns, FieldNames, SourcePlace
 from router.responses.body import SAME_IN_CHAT, ResponsesBody, check_options, wants_logprobs
 
 ROLES = frozenset({"user", "assistant", "system", "developer"})
@@ -31,7 +31,7 @@ class ResponsesChat(msgspec.Struct, frozen=True):
     """The chat that a request became."""
 
     body: ChatBody
-    places: list[Place]
+    places: list[SourcePlace]
 
 
 def chat_of(

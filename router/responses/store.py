@@ -47,7 +47,7 @@ FORGOTTEN_MAX = 8192
 """Ids of forgotten responses that are remembered, to say what became of them."""
 
 
-class _Entry(msgspec.Struct):
+class _KeptEntry(msgspec.Struct):
     stored: StoredResponse
     until_s: float
 
@@ -57,7 +57,7 @@ class ResponseStore:
 
     def __init__(self, bounds: StoreBounds) -> None:
         self.bounds = bounds
-        self._tenants: dict[str, OrderedDict[str, _Entry]] = {}
+        self._tenants: dict[str, OrderedDict[str, _KeptEntry]] = {}
         self._sizes: dict[str, int] = {}
         self.size = 0
         """Bytes of all responses."""
@@ -75,7 +75,7 @@ class ResponseStore:
         if response_id in entries:
             self._drop(tenant, response_id, Absence.UNKNOWN)
             entries = self._tenants.setdefault(tenant, OrderedDict())
-        entries[response_id] = _Entry(stored, now_s + self.bounds.keep_s)
+        entries[response_id] = _KeptEntry(stored, now_s + self.bounds.keep_s)
         self._sizes[tenant] = self._sizes.get(tenant, 0) + stored.size
         self.size += stored.size
         self._expire(tenant, now_s)
