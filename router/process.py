@@ -35,6 +35,7 @@ from router.decisions.core import RouterCore
 from router.decisions.membership import FollowedMembership
 from router.http.app import make_app
 from router.http.authentication import AccessControl
+from router.http.batch_runner import BatchRunner
 from router.http.observe import RequestRecorder
 from router.http.protocol import protocol_for
 from router.http.served_models import Models
@@ -50,6 +51,7 @@ from router.live.request_log import RequestLog
 from router.live.sessions import Dial, DirectoryWatch, WorkerSessions
 from router.live.store_lookup import StoreLookup
 from router.openai.adapters import Adapters
+from router.responses.keeper import keeper_of
 from router.tenants.keyring import LiveKeys
 from router.tenants.open import budgets_of, open_keys
 from router.text.parsers.select import choose_parsers
@@ -240,10 +242,12 @@ class RouterProcess:
             keys, budgets_of(config, control_address, router_id), router_id=router_id
         )
         self._configs = each_model(config)
+        self._responses = keeper_of(config)
         self.models = Models(
             [self._service(name, one, tokenizers[name]) for name, one in self._configs.items()]
         )
         self.drivers = Drivers({service.model: service.driver for service in self.models})
+        self._batches = BatchRunner(config.router, self.drivers, self._access)
         self._sessions = WorkerSessions(
             self.drivers,
             FollowedMembership(workers),
@@ -293,6 +297,7 @@ class RouterProcess:
             access=self._access,
             store_lookup=self._store_lookup,
             may_sleep=config.autoscale.may_sleep,
+            responses=self._responses,
         )
 
     def _directory_state(self) -> str:
@@ -307,6 +312,7 @@ class RouterProcess:
         async with self._sessions, self._peers() as member, asyncio.TaskGroup() as group:
             background = [group.create_task(driver.run()) for driver in self.drivers.all]
             background.append(group.create_task(self._publisher.run()))
+            batches = group.create_task(self._batches.run())
             if self._directory is not None:
                 self._watch = DirectoryWatch(self._directory, member)
                 background.append(group.create_task(self._watch.run(self._on_view)))
@@ -318,6 +324,8 @@ class RouterProcess:
             garbage.spare_what_stays()
             on_ready(self._sockets.urls)
             await stop.wait()
+            self._batches.stop()
+            await batches
             await self._drain()
             server.should_exit = True
             await serving
@@ -329,7 +337,7 @@ class RouterProcess:
 
     def _make_server(self) -> PublicServer:
         config = uvicorn.Config(
-            make_app(self.models, directory_state=self._directory_state),
+            make_app(self.models, directory_state=self._directory_state, batches=self._batches),
             http=protocol_for(self._config.router),
             ws="none",
             lifespan="off",
@@ -385,6 +393,7 @@ class RouterProcess:
         if self._store_lookup is not None:
             await self._store_lookup.close()
         await self._access.close()
+        await self._responses.close()
         for service in self.models:
             await service.tokenizer.close()
         await asyncio.to_thread(self._spans.shutdown)

@@ -133,6 +133,37 @@ class RouterConfig(Section):
     default_max_tokens: Annotated[int, Field(ge=1)] = 512
     """Default `max_tokens` of chat requests, bounded by the room left in the context. Completions use 16."""
 
+    state_url: SecretText = ""
+    """Redis URL where routers keep responses for `previous_response_id` together. Empty: `store.directory`,
+    or else each router keeps its own."""
+    responses_max: Annotated[int, Field(ge=0, le=1_000_000)] = 1024
+    """Responses of /v1/responses kept for each tenant, for `previous_response_id` and for reading them again.
+    The least recently used one makes room. 0: none is kept."""
+    responses_bytes_max: Annotated[int, Field(ge=2**16)] = 64 * 2**20
+    """Bytes of all kept responses of a router, or of one tenant's in Redis. One may have a quarter of it."""
+    responses_keep_s: Seconds = 86_400.0
+    """Seconds for which a response is kept."""
+
+    files_dir: str = ""
+    """Folder where files and batches are kept, for all routers that share it. Empty: `files` and the port in
+    $BATON_CACHE_DIR, by default ~/.cache/baton."""
+    file_bytes_max: Annotated[int, Field(ge=1024)] = 200 * 2**20
+    """Largest file that a client may upload."""
+    files_bytes_max: Annotated[int, Field(ge=1024)] = 4 * 2**30
+    """Bytes of all files of one tenant."""
+    files_max: Annotated[int, Field(ge=1, le=100_000)] = 1000
+    """Files of one tenant, results of batches included."""
+    files_keep_s: Annotated[float, Field(gt=0, le=31_536_000)] = 2_592_000.0
+    """Seconds after which files, and batches that are over, are deleted."""
+    batches_max: Annotated[int, Field(ge=1, le=1000)] = 16
+    """Batches of one tenant that wait or run."""
+    batch_requests_max: Annotated[int, Field(ge=1, le=1_000_000)] = 50_000
+    """Requests of one batch."""
+    batch_in_flight_max: Annotated[int, Field(ge=0, le=4096)] = 16
+    """Requests of batches that one router runs at once, while nothing waits for a place. 0: it runs none."""
+    batch_slo_class: str = ""
+    """Service class of the requests of batches. Empty: as of any other request of their tenant."""
+
     @model_validator(mode="after")
     def _certificate_with_key(self) -> "RouterConfig":
         if bool(self.tls_cert) != bool(self.tls_key):

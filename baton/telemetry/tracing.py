@@ -31,13 +31,16 @@ class Spans:
         self._tracer = provider.get_tracer("baton") if provider else None
         self._open: OrderedDict[Hashable, trace.Span] = OrderedDict()
 
-    def open(self, key: Hashable, name: str, *, parent: str = "", **attributes: Any) -> str:
-        """Start a span; `parent` is a traceparent or empty. Returns the new span's traceparent,
-        empty when tracing is off."""
+    def open(
+        self, key: Hashable, name: str, *, parent: str = "", is_server: bool = False, **attributes: Any
+    ) -> str:
+        """Start a span; `parent` is a traceparent or empty, and `is_server` says that it answers a client.
+        Returns the new span's traceparent, empty when tracing is off."""
         if self._tracer is None:
             return ""
         context = _PROPAGATOR.extract({"traceparent": parent}) if parent else None
-        span = self._tracer.start_span(name, context=context, attributes=attributes)
+        kind = trace.SpanKind.SERVER if is_server else trace.SpanKind.INTERNAL
+        span = self._tracer.start_span(name, context=context, kind=kind, attributes=attributes)
         self._open[key] = span
         if len(self._open) > OPEN_SPANS_MAX:
             self._open.popitem(last=False)[1].end()
@@ -49,6 +52,18 @@ class Spans:
         """Add an event to an open span; unknown key: nothing."""
         if (span := self._open.get(key)) is not None:
             span.add_event(event, attributes)
+
+    @property
+    def is_on(self) -> bool:
+        """True if spans are exported."""
+        return self._tracer is not None
+
+    def describe(self, key: Hashable, attributes: Mapping[str, Any], *, name: str = "") -> None:
+        """Add attributes to an open span, and give it a new name if there is one; unknown key: nothing."""
+        if (span := self._open.get(key)) is not None:
+            span.set_attributes(dict(attributes))
+            if name:
+                span.update_name(name)
 
     def record(
         self, key: Hashable, name: str, seconds: float, *, ended_ago_s: float = 0.0, **attributes: Any

@@ -1,57 +1,76 @@
 """The public HTTP API. Every client error is answered in OpenAI's error shape."""
 
 from collections.abc import Callable
-from typing import TypeVar
+from datetime import UTC, datetime
+from typing import Any, TypeVar
 
 import msgspec
-import orjson
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 from baton.core.errors import BatonError, BodyTooLarge, ClientError
-from baton.telemetry.metrics import CONTENT_TYPE
 from router.http.asgi import App, Receive, RequestIds, Scope, Send
 from router.http.authentication import AuthenticationMiddleware
+from router.http.batch_runner import BatchRunner
 from router.http.chat_page import add_chat_page
 from router.http.embeddings import EmbeddingRequest
 from router.http.error_middleware import ErrorMiddleware
+from router.http.error_shapes import error_answer, status_answer
+from router.http.files import add_batches, add_files
 from router.http.generation import ChatRequest, CompletionRequest
-from router.http.health import ModelHealth, RouterFacts, StatusGauges, health, is_asleep
+from router.http.messages import MessagesRequest, count_tokens
 from router.http.observe import RequestRecorder
+from router.http.pages import READ, add_pages, json_response
+from router.http.quick import QuickApp
 from router.http.request import EndpointApp, ModelDispatch, RequestHandler, error_headers
+from router.http.responses import ResponsesRequest, add_kept_responses
 from router.http.served_models import Models
 from router.http.service import Service
+from router.http.tokenizing import detokenize, tokenize
 from router.openai.bodies import decode_object, field_error
-from router.openai.openapi import document
-from router.openai.responses import error_body, error_of
 
-READ = ["GET", "HEAD"]
 SMALL_BODY_BYTES_MAX = 64 * 1024
 
 
 B = TypeVar("B")
 
 
+ANTHROPIC_VERSION = "anthropic-version"
+"""Header of Anthropic's clients. Models that they ask for have the fields of both APIs."""
+
 NO_MODEL = "none"
 """Model label of requests that name no model of this router."""
 
 
-def make_app(models: Models, *, directory_state: Callable[[], str]) -> App:
+def make_app(
+    models: Models, *, directory_state: Callable[[], str], batches: BatchRunner | None = None
+) -> App:
+    """Return the application. `batches` runs the requests of batches by its handlers."""
     app = FastAPI(title="Baton", docs_url=None, redoc_url=None, openapi_url=None)
     handlers: dict[str, App] = {
         "/v1/chat/completions": _handler(models, ChatRequest, "chatcmpl-"),
         "/v1/completions": _handler(models, CompletionRequest, "cmpl-"),
         "/v1/embeddings": _handler(models, EmbeddingRequest, "embd-"),
+        "/v1/responses": _handler(models, ResponsesRequest, "resp_"),
+        "/v1/messages": _handler(models, MessagesRequest, "msg_"),
+        "/v1/messages/count_tokens": QuickApp(models, count_tokens),
+        "/tokenize": QuickApp(models, tokenize),
+        "/detokenize": QuickApp(models, detokenize),
     }
     for path, handler in handlers.items():
         app.router.routes.append(Route(path, handler, methods=["POST"]))
     _add_models(app, models)
     _add_adapters(app, models)
-    _add_health(app, models, directory_state)
+    add_kept_responses(app, models)
+    if batches is not None:
+        batches.handlers = handlers
+        add_files(app, batches)
+        add_batches(app, batches)
     if models.first.config.chat_page:
         add_chat_page(app)
+    add_pages(app, models, directory_state)
     _add_error_shape(app)
     return RequestIds(
         ErrorMiddleware(AuthenticationMiddleware(_StreamingRoutes(handlers, app), models.first.access))
@@ -82,15 +101,11 @@ class _StreamingRoutes:
         await app(scope, receive, send)
 
 
-def _json(body: object, status: int = 200) -> Response:
-    return Response(orjson.dumps(body), status, media_type="application/json")
-
-
-def _model_card(service: Service, name: str) -> dict[str, object]:
+def _model_card(service: Service, name: str) -> dict[str, Any]:
     """Return the entry of `/v1/models` for the model of the service, or for an adapter of it. Raises
     ModelNotFound."""
     limits = service.limits.card
-    base: dict[str, object] = {
+    base: dict[str, Any] = {
         "id": service.model,
         "object": "model",
         "created": service.created,
@@ -108,14 +123,24 @@ def _model_card(service: Service, name: str) -> dict[str, object]:
 
 
 def _add_models(app: FastAPI, models: Models) -> None:
+    def card_of(request: Request, name: str) -> dict[str, Any]:
+        card = _model_card(models.of(name), name)
+        if ANTHROPIC_VERSION not in request.headers:
+            return card
+        created = datetime.fromtimestamp(card["created"], UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return card | {"type": "model", "display_name": name, "created_at": created}
+
     @app.api_route("/v1/models", methods=READ)
-    async def listed() -> Response:
-        data = [_model_card(models.of(name), name) for name in models.names]
-        return _json({"object": "list", "data": data})
+    async def listed(request: Request) -> Response:
+        data = [card_of(request, name) for name in models.names]
+        found: dict[str, Any] = {"object": "list", "data": data}
+        if ANTHROPIC_VERSION in request.headers:
+            found |= {"has_more": False, "first_id": data[0]["id"], "last_id": data[-1]["id"]}
+        return json_response(found)
 
     @app.api_route("/v1/models/{name:path}", methods=READ)
-    async def model(name: str) -> Response:
-        return _json(_model_card(models.of(name), name))
+    async def model(request: Request, name: str) -> Response:
+        return json_response(card_of(request, name))
 
 
 class LoadAdapter(msgspec.Struct):
@@ -172,62 +197,26 @@ def _add_adapters(app: FastAPI, models: Models) -> None:
         return Response(adapters.unload(body.lora_name), media_type="text/plain")
 
 
-def _add_health(app: FastAPI, models: Models, directory_state: Callable[[], str]) -> None:
-    gauges = {service.model: StatusGauges(service.observer.meter, service.model) for service in models}
-
-    def of(service: Service) -> ModelHealth:
-        return ModelHealth(service.model, service.driver.status(), service.may_sleep)
-
-    def facts() -> RouterFacts:
-        first = models.first
-        is_draining = first.driver.is_draining
-        return RouterFacts(is_draining, directory_state(), first.access.state())
-
-    @app.api_route("/health/live", methods=READ)
-    async def live() -> Response:
-        return _json({"status": "ok"})
-
-    @app.api_route("/health/ready", methods=READ)
-    async def ready(model: str = "") -> Response:
-        asked = [models.of(model)] if model else models
-        body = health([of(service) for service in asked], facts())
-        return _json(body, 200 if body["ready"] else 503)
-
-    @app.api_route("/health", methods=READ)
-    async def overview() -> Response:
-        return _json(health([of(service) for service in models], facts()))
-
-    @app.api_route("/openapi.json", methods=READ)
-    async def openapi() -> Response:
-        return _json(document(body_bytes_max=models.first.config.body_bytes_max))
-
-    @app.api_route("/metrics", methods=READ)
-    async def metrics() -> Response:
-        for service in models:
-            status, directory = service.driver.status(), directory_state()
-            sleeps = is_asleep(status, may_sleep=service.may_sleep, directory=directory)
-            gauges[service.model].update(status, is_asleep=sleeps)
-        return Response(models.first.observer.meter.render(), media_type=CONTENT_TYPE)
-
-
 def _add_error_shape(app: FastAPI) -> None:
-    async def baton_error(_: Request, error: Exception) -> Response:
+    async def baton_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, BatonError)
         headers = {key.decode(): value.decode() for key, value in error_headers(error)}
-        return Response(error_of(error), error.http_status, headers)
+        return Response(error_answer(request.url.path, error), error.http_status, headers)
 
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         what = {404: "There is nothing at", 405: f"{request.method} is not allowed at"}
         message = f"{what.get(error.status_code, error.detail)} {request.url.path:.200}"
-        body = error_body(message, "invalid_request_error")
+        body = status_answer(request.url.path, error.status_code, message)
         return Response(body, error.status_code, error.headers, media_type="application/json")
 
-    async def invalid(_: Request, error: Exception) -> Response:
-        return Response(error_body(str(error), "invalid_request_error"), 400, media_type="application/json")
+    async def invalid(request: Request, error: Exception) -> Response:
+        body = status_answer(request.url.path, 400, str(error))
+        return Response(body, 400, media_type="application/json")
 
-    async def defect(_: Request, error: Exception) -> Response:
-        return Response(error_body("internal error", "server_error"), 500, media_type="application/json")
+    async def defect(request: Request, error: Exception) -> Response:
+        body = status_answer(request.url.path, 500, "internal error")
+        return Response(body, 500, media_type="application/json")
 
     app.add_exception_handler(BatonError, baton_error)
     app.add_exception_handler(HTTPException, http_error)

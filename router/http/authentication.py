@@ -7,7 +7,7 @@ from baton.core.budgets import Ask, Grant, Scarce, Settle, remaining
 from baton.core.errors import Forbidden, RateLimited, Unauthorized
 from router.http.asgi import JSON, App, Headers, Message, Receive, Scope, Send, header, respond
 from router.http.client import ANYBODY, CLIENT, AuthenticatedClient
-from router.openai.responses import error_of
+from router.http.error_shapes import error_answer
 from router.tenants.budgets import Budgets
 from router.tenants.keyring import LiveKeys
 from router.tenants.keys import Tenant, salt_of
@@ -15,6 +15,10 @@ from router.tenants.keys import Tenant, salt_of
 RATE_HEADERS = "baton.rate_headers"
 """Key in the scope: rate headers that any answer to the request carries, once they are known."""
 ADAPTER_PATHS = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
+
+
+TOKENIZER_PATHS = frozenset({"/tokenize", "/detokenize", "/tokenizer_info"})
+"""Paths outside /v1 that do work for a client."""
 
 
 class AccessControl:
@@ -26,13 +30,7 @@ class AccessControl:
         """Return the client that the key of the request belongs to. Raises Unauthorized, Forbidden."""
         if self.keys is None:
             return ANYBODY
-        given = (header(scope, b"authorization") or b"").decode("latin-1")
-        scheme, _, key = given.partition(" ")
-        if not key or scheme.lower() != "bearer":
-            raise Unauthorized(
-                "You did not provide an API key. Send it in the header Authorization: Bearer YOUR_KEY."
-            )
-        found = self.keys.tenant_of(key.strip())
+        found = self.keys.tenant_of(_key_of(scope))
         if found is None:
             raise Unauthorized(
                 "Incorrect API key provided: this server does not have it, or it was revoked. Send a "
@@ -45,6 +43,13 @@ class AccessControl:
                 "(may_load_adapters)"
             )
         return AuthenticatedClient(name, tenant, salt_of(name, tenant))
+
+    def client_named(self, name: str) -> AuthenticatedClient | None:
+        """Return the client of a tenant that asked earlier. None: there is no such tenant any more."""
+        if self.keys is None:
+            return ANYBODY if name == ANYBODY.name else None
+        tenant = self.keys.tenant_named(name)
+        return None if tenant is None else AuthenticatedClient(name, tenant, salt_of(name, tenant))
 
     async def take(
         self, client: AuthenticatedClient, scope: Scope, *, lease: str, lease_s: float, tokens: int
@@ -87,6 +92,25 @@ class AccessControl:
         is_away = getattr(self.budgets, "is_away", None)
         budgets = "own" if is_away is None else "own part: the shared place is away" if is_away else "shared"
         return {"keys": keys, "budgets": budgets}
+
+
+def _key_of(scope: Scope) -> str:
+    """Return the key that the request came with, in OpenAI's or Anthropic's header. Raises Unauthorized."""
+    given = (header(scope, b"authorization") or b"").decode("latin-1")
+    scheme, _, key = given.partition(" ")
+    if key and scheme.lower() == "bearer":
+        return key.strip()
+    if key := (header(scope, b"x-api-key") or b"").decode("latin-1").strip():
+        return key
+    raise Unauthorized(
+        "You did not provide an API key. Send it in the header Authorization: Bearer YOUR_KEY (or x-api-key: "
+        "YOUR_KEY)."
+    )
+
+
+def is_guarded(path: str) -> bool:
+    """Return whether a path needs a key, where there are keys."""
+    return path.startswith("/v1") or path in TOKENIZER_PATHS
 
 
 def _rate_limited(client: AuthenticatedClient, grant: Grant, tokens: int) -> RateLimited:
@@ -136,21 +160,22 @@ def duration(seconds: float) -> str:
 
 
 class AuthenticationMiddleware:
-    """ASGI middleware that demands a key for everything under /v1, where keys are configured. Health and
-    metrics stay open."""
+    """ASGI middleware that demands a key for everything under /v1 and for tokenising, where keys are
+    configured. Health and metrics stay open."""
 
     def __init__(self, app: App, access: AccessControl) -> None:
         self._app, self._access = app, access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or self._access.keys is None or not scope["path"].startswith("/v1"):
+        if scope["type"] != "http" or self._access.keys is None or not is_guarded(scope["path"]):
             await self._app(scope, receive, send)
             return
         try:
             scope[CLIENT] = self._access.admit(scope)
         except (Unauthorized, Forbidden) as error:
             challenge = [(b"www-authenticate", b"Bearer")] if isinstance(error, Unauthorized) else []
-            await respond(send, error.http_status, error_of(error), [*JSON, *challenge])
+            answer = error_answer(scope["path"], error)
+            await respond(send, error.http_status, answer, [*JSON, *challenge])
             return
 
         async def send_with_rates(message: Message) -> None:

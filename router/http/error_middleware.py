@@ -18,8 +18,8 @@ from router.http.asgi import (
     respond,
     until_disconnected,
 )
+from router.http.error_shapes import status_answer
 from router.live.defects import INTERNAL, NOT_DEFECTS, report
-from router.openai.responses import error_body
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class ErrorMiddleware:
                 extra={"fields": fields},
             )
             if not has_begun:
-                await respond(send, 500, error_body(INTERNAL, "server_error"), JSON)
+                await respond(send, 500, status_answer(scope["path"], 500, INTERNAL), JSON)
             elif not is_complete:
                 scope.get(ABORT, _no_way_to_hang_up)()
         if is_closing():

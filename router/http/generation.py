@@ -27,7 +27,7 @@ from router.http.sequence_group import GroupCancelled, SequenceGroup
 from router.http.streaming import DEADLINE_GRACE_S, ResponseStream
 from router.openai import requests as openai_api
 from router.openai.call import Beam, Call, RequestLimits
-from router.openai.responses import AnswerFormat, error_event
+from router.openai.responses import AnswerFormat
 from router.openai.timings import EdgeTimes
 from router.tenants.service_classes import verdict_of_error
 
@@ -37,14 +37,21 @@ class GenerationRequest(RequestHandler):
     def parse(body: bytes, limits: RequestLimits) -> Call:
         raise NotImplementedError
 
+    async def read_call(self, body: bytes) -> Call:
+        """Return the checked call of a body. Raises ClientError, QueueFull, DeadlineOver."""
+        return await self.parsed(body, self.parse)
+
+    async def before_end(self, response: ResponseStream) -> None:
+        """Do what must be done before the client has the end of a complete answer."""
+
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> RequestOutcome:
         service = self.service
         body = await read_body(scope, receive, bytes_max=service.config.body_bytes_max)
-        call = await self.parsed(body, self.parse)
+        call = await self.read_call(body)
         if call.beam is not None:
             return await self._serve_beams(call, call.beam, body, scope, receive, send)
         preparation = self.preparation(call, scope, body)
-        response = self._response(call)
+        response = self.response_stream(call)
         response.prompt_format = preparation.prompt_form
         response.with_timings = call.with_timings
         unwatch = watch(scope, receive, response.client_gone)
@@ -81,7 +88,7 @@ class GenerationRequest(RequestHandler):
                 most = call.max_tokens or self.service.limits.default_max_tokens
                 await self.reserve(scope, _most_tokens(prompts, [most] * beam.width * len(prompts)))
                 answer = BeamAnswer(self.service, call, beam, preparation)
-                whole = await answer.whole(prompts, self._format(call), group)
+                whole = await answer.whole(prompts, self.answer_format(call), group)
         except TimeoutError:
             raise DeadlineOver("the request's time is over") from None
         except GroupCancelled:
@@ -94,7 +101,7 @@ class GenerationRequest(RequestHandler):
         self.group_answered(answer.usage, first_token_s=group.first_token_s)
         return "completed"
 
-    def _format(self, call: Call) -> AnswerFormat:
+    def answer_format(self, call: Call) -> AnswerFormat:
         service = self.service
         return AnswerFormat(
             call.endpoint,
@@ -105,11 +112,11 @@ class GenerationRequest(RequestHandler):
             include_usage=call.include_usage,
         )
 
-    def _response(self, call: Call) -> ResponseStream:
+    def response_stream(self, call: Call) -> ResponseStream:
         service = self.service
         return ResponseStream(
             service.driver,
-            self._format(call),
+            self.answer_format(call),
             deadline_s=self.deadline_s,
             unsent_tokens_max=service.config.output_buffer_tokens_max,
         )
@@ -119,11 +126,12 @@ class GenerationRequest(RequestHandler):
 
         def hang_up(error: BatonError) -> None:
             end: Callable[[bytes], None] | None = scope.get(HANG_UP)
-            abort() if end is None else end(error_event(error))
+            abort() if end is None else end(response.error_event(error))
 
         if not call.stream:
             body = await response.whole()
             if not response.is_gone:
+                await self.before_end(response)
                 await response.write_end(respond(send, 200, body, JSON), on_drop=abort)
             return
         await response.begin()
@@ -140,6 +148,8 @@ class GenerationRequest(RequestHandler):
             on_drop=hang_up,
             write_now=scope.get(WRITE_NOW, _not_now),
         )
+        if not response.is_gone and response.error is None:
+            await self.before_end(response)
         if not response.is_gone:
             await response.write_end(send({"type": "http.response.body", "body": last}), on_drop=abort)
 

@@ -1,5 +1,6 @@
 """Counters and traces of requests. They observe the driver and the HTTP layer, and decide nothing."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 from baton.core.errors import BatonError, ClientError, Overloaded
@@ -10,6 +11,8 @@ from baton.telemetry.tracing import Spans
 from router.decisions.events import Note
 from router.http.streaming import ResponseStream
 from router.live.recent_requests import RecentRequests
+from router.openai.call import Call
+from router.openai.genai import PROVIDER, answer_attributes, operation_of, request_attributes
 from router.openai.responses import Usage
 from router.openai.timings import first_of, parts_of
 from router.tenants.service_classes import RequestObjectives, RequestVerdict
@@ -37,6 +40,8 @@ class RequestRecorder:
         self.meter, self.spans, self.recent_requests = meter, spans, recent_requests
         self._model = model
         self._tenants: set[str] = set()
+        self._calls: dict[str, tuple[str, str, float]] = {}
+        """Operation, model and arrival of requests that are under way, by the conventions' names."""
 
     def on_note(self, note: Note) -> None:
         request_id = request_of(note.seq_id)
@@ -75,6 +80,7 @@ class RequestRecorder:
             request_id,
             "request",
             parent=traceparent,
+            is_server=True,
             model=self._model,
             **{"request.id": request_id, "client.request_id": client_request_id},
         )
@@ -82,6 +88,45 @@ class RequestRecorder:
     def close(self, request_id: str, outcome: RequestOutcome, error: str = "") -> None:
         self.meter.inc(c.REQUESTS, model=self._model, outcome=outcome)
         self.spans.close(request_id, error=error, outcome=outcome)
+
+    def on_call(self, request_id: str, call: Call, *, arrived_s: float) -> None:
+        """Note what a request asks for, in the words of OpenTelemetry's conventions."""
+        operation = operation_of(call)
+        self._calls[request_id] = (operation, call.model, arrived_s)
+        if self.spans.is_on:
+            self.spans.describe(request_id, request_attributes(call), name=f"{operation} {call.model}")
+
+    def _genai_labels(self, request_id: str) -> dict[str, str] | None:
+        found = self._calls.get(request_id)
+        if found is None:
+            return None
+        operation, model, _ = found
+        return dict(zip(c.GENAI_LABELS, (operation, PROVIDER, model), strict=True))
+
+    def _genai_answered(
+        self, request_id: str, usage: Usage, *, reasons: Sequence[str] = (), ttft_s: float | None,
+        tpots_s: Sequence[float] = (),
+    ) -> None:  # fmt: skip
+        if self.spans.is_on:
+            attributes = answer_attributes(usage, answer_id=request_id, reasons=reasons)
+            self.spans.describe(request_id, attributes)
+        labels = self._genai_labels(request_id)
+        if labels is None:
+            return
+        if ttft_s is not None:
+            self.meter.observe(c.GENAI_TTFT, ttft_s, **labels)
+        for tpot_s in tpots_s:
+            self.meter.observe(c.GENAI_TPOT, tpot_s, **labels)
+
+    def _genai_ended(self, request_id: str, outcome: RequestOutcome, now_s: float | None) -> None:
+        labels = self._genai_labels(request_id)
+        found = self._calls.pop(request_id, None)
+        error_type = "" if outcome == "completed" else outcome
+        if error_type:
+            self.spans.describe(request_id, {"error.type": error_type})
+        if labels is not None and found is not None and now_s is not None:
+            took_s = max(0.0, now_s - found[2])
+            self.meter.observe(c.GENAI_DURATION, took_s, **labels, error_type=error_type)
 
     def on_slow_client(self) -> None:
         self.meter.inc(c.SLOW_CLIENTS, model=self._model)
@@ -101,6 +146,7 @@ class RequestRecorder:
         self.on_usage(usage, took_s=now_s - arrived_s)
         ttft_s = first_token_s - arrived_s if first_token_s else None
         self.recent_requests.answered(request_id, usage, ttft_s=ttft_s)
+        self._genai_answered(request_id, usage, ttft_s=ttft_s)
 
     def on_answered(self, response: ResponseStream, *, arrived_s: float) -> None:
         """Count a request that was answered in full: its tokens, and when they came."""
@@ -118,10 +164,15 @@ class RequestRecorder:
     def _record_timings(self, response: ResponseStream, usage: Usage, *, arrived_s: float) -> None:
         choice = first_of(response.choices)
         tpots_s = [tpot_s for choice in response.choices if (tpot_s := choice.tpot_s) is not None]
+        ttft_s = response.first_token_s - arrived_s if response.first_token_s else None
+        reasons = [one.finish_reason for one in response.choices]
+        self._genai_answered(
+            request_of(choice.seq_id), usage, reasons=reasons, ttft_s=ttft_s, tpots_s=tpots_s
+        )
         self.recent_requests.answered(
             request_of(choice.seq_id),
             usage,
-            ttft_s=response.first_token_s - arrived_s if response.first_token_s else None,
+            ttft_s=ttft_s,
             tpot_s=max(tpots_s, default=None),
             edge=response.edge,
             latency_breakdown=choice.latency_breakdown,
@@ -140,10 +191,11 @@ class RequestRecorder:
 
     def on_end(
         self, request_id: str, outcome: RequestOutcome, error: str, verdict: RequestVerdict | None,
-        objectives: RequestObjectives, tenant: str,
+        objectives: RequestObjectives, tenant: str, now_s: float | None = None,
     ) -> None:  # fmt: skip
         """Count the end of a request, once for each. `verdict` None: the request could never work, and does
         not count as offered."""
+        self._genai_ended(request_id, outcome, now_s)
         self.close(request_id, outcome, error)
         if verdict is not None:
             self.on_verdict(objectives.slo_class, tenant, verdict)

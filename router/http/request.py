@@ -25,13 +25,14 @@ from router.http.asgi import (
     respond_and_linger,
 )
 from router.http.client import ANYBODY, client_of
+from router.http.error_shapes import error_answer
 from router.http.observe import RequestOutcome, RequestRecorder, outcome_of
 from router.http.prepare import RequestPreparation
 from router.http.request_ids import new_id
 from router.http.served_models import Models
 from router.http.service import Service
 from router.openai.call import Call, RequestLimits
-from router.openai.responses import Usage, error_of, retry_after_s
+from router.openai.responses import Usage, retry_after_s
 from router.tenants import service_classes as slo
 from router.tenants.service_classes import NO_OBJECTIVES, RequestVerdict, verdict_of_answer, verdict_of_error
 
@@ -100,6 +101,7 @@ class RequestHandler(ABC):
         ClientError."""
         client = self.client
         adapter = self.service.adapter_of(call.model)
+        self.service.observer.on_call(self.request_id, call, arrived_s=self.arrived_s)
         named = header(scope, slo.HEADER.encode())
         self.objectives = self.service.classes.of(
             call.slo,
@@ -210,17 +212,22 @@ class EndpointApp:
             handler.cancelled(handler.first_token_s)
         except BodyTooLarge as error:
             outcome, message, handler.verdict = "invalid", str(error), None
-            await respond_and_linger(receive, send, error.http_status, error_of(error), JSON)
+            answer = error_answer(scope["path"], error)
+            await respond_and_linger(receive, send, error.http_status, answer, JSON)
         except BatonError as error:
             outcome, message = outcome_of(error), str(error)
             handler.verdict = verdict_of_error(error)
             if outcome == "refused":
                 handler.used_tokens = 0
-            await respond(send, error.http_status, error_of(error), error_headers(error))
+            answer = error_answer(scope["path"], error)
+            await respond(send, error.http_status, answer, error_headers(error))
         finally:
             tenant = handler.client.name
             try:
-                observer.on_end(request_id, outcome, message, handler.verdict, handler.objectives, tenant)
+                now_s = self._service.driver.now_s()
+                observer.on_end(
+                    request_id, outcome, message, handler.verdict, handler.objectives, tenant, now_s
+                )
             finally:
                 await handler.settle()
 

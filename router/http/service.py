@@ -15,6 +15,8 @@ from router.live.driver import Driver
 from router.live.store_lookup import StoreLookup
 from router.openai.adapters import Adapters
 from router.openai.call import RequestLimits
+from router.responses.keeper import LocalResponses, ResponseKeeper
+from router.responses.store import StoreBounds
 from router.tenants.service_classes import ServiceClasses
 from router.text.parsers.select import Parsers
 from router.text.tokenizer import Tokenizer
@@ -23,6 +25,10 @@ from router.text.tokenizer import Tokenizer
 def model_not_found(name: str, known: Sequence[str]) -> ModelNotFound:
     listed = ", ".join(f"`{one}`" for one in known)
     return ModelNotFound(f"The model `{name:.200}` does not exist; this server has {listed:.2000}.")
+
+
+def _response_bounds(config: RouterConfig) -> StoreBounds:
+    return StoreBounds(config.responses_max, config.responses_bytes_max, config.responses_keep_s)
 
 
 class Service:
@@ -43,8 +49,11 @@ class Service:
         access: AccessControl,
         store_lookup: StoreLookup | None = None,
         may_sleep: bool = False,
+        responses: ResponseKeeper | None = None,
     ) -> None:
-        """`may_sleep` says that the model may have no worker while nobody asks for anything."""
+        """`may_sleep` says that the model may have no worker while nobody asks for anything. `responses` are
+        shared by all models of a router; the service keeps its own if there are none."""
+        self.responses = responses or LocalResponses(_response_bounds(config))
         self.config, self.model, self.model_path = config, model, model_path
         self.driver, self.tokenizer, self.observer = driver, tokenizer, observer
         self.parsers, self.adapters = parsers, adapters

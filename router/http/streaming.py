@@ -41,7 +41,7 @@ LOGPROBS_ON_LOOP = 64
 """Most tokens whose logprobs are written on the event loop at once. These take 12 ms at most."""
 
 
-class _Events(NamedTuple):
+class Events(NamedTuple):
     """Server-sent events that are taken and not yet written."""
 
     token_count: int
@@ -53,11 +53,11 @@ def _never_now(_: bytes) -> bool:
     return False
 
 
-def _are_many(events: Iterable[_Events]) -> bool:
+def _are_many(events: Iterable[Events]) -> bool:
     return sum(some.token_count for some in events) > LOGPROBS_ON_LOOP
 
 
-def _written(events: Iterable[_Events]) -> bytes:
+def _written(events: Iterable[Events]) -> bytes:
     return b"".join(some.write() for some in events)
 
 
@@ -96,6 +96,13 @@ class ResponseStream:
         self._is_broken = False
         """True after a defect. Something is missing, so nothing may follow but the error."""
         self._on_drop: Callable[[BatonError], None] = lambda _: None
+
+    done = DONE
+    """End of a stream that was answered in full."""
+
+    def error_event(self, error: BatonError) -> bytes:
+        """Return the last event of a stream that broke."""
+        return error_event(error)
 
     def now_s(self) -> float:
         return self._driver.now_s()
@@ -300,9 +307,9 @@ class ResponseStream:
                     if self.error is None and is_last:
                         events += self._made(lambda: self._end_chunk(include_usage))
                     if self.error is not None and (has_failed or is_last or self._is_broken):
-                        return events + error_event(self.error)
+                        return events + self.error_event(self.error)
                     if is_last:
-                        return events + DONE
+                        return events + self.done
                     if events and not self.is_gone:
                         await write(events)
                     self._is_writing = False
@@ -388,12 +395,12 @@ class ResponseStream:
         if self.error is not None and not self.is_gone:
             raise self.error
 
-    def _take_events(self) -> list[_Events]:
+    def _take_events(self) -> list[Events]:
         """Take all events that are due now."""
-        answer, events = self._answer, list[_Events]()
+        answer, events = self._answer, list[Events]()
 
         def add(written: bytes) -> None:
-            events.append(_Events(0, lambda: written))
+            events.append(Events(0, lambda: written))
 
         for choice in self.choices:
             if choice.is_closed or not (choice.token_count or choice.finish):
@@ -430,13 +437,13 @@ class ResponseStream:
         said: dict[str, Any],
         logprobs: UnwrittenLogprobs | None,
         ids: list[int] | None,
-    ) -> _Events:
+    ) -> Events:
         chunk = partial(self._answer.rich_chunk, choice.index, said)
         if logprobs is None:
-            return _Events(0, lambda: chunk(None, ids))
-        return _Events(logprobs.token_count, lambda: chunk(logprobs.write(), ids))
+            return Events(0, lambda: chunk(None, ids))
+        return Events(logprobs.token_count, lambda: chunk(logprobs.write(), ids))
 
-    def _rich_chunks(self, choice: ChoiceStream) -> list[_Events]:
+    def _rich_chunks(self, choice: ChoiceStream) -> list[Events]:
         """Return chunks with logprobs and token ids. They go with the first piece of the text that they
         belong to."""
         text, ids = choice.take()
@@ -449,7 +456,7 @@ class ResponseStream:
         logprobs = choice.take_logprobs()
         if not said and (ids or logprobs):
             said = [{"delta": {}} if self._answer.is_chat else {"text": ""}]
-        chunks: list[_Events] = []
+        chunks: list[Events] = []
         for body in said:
             chunks.append(self._rich_chunk(choice, body, logprobs, ids))
             logprobs, ids = None, None if ids is None else []

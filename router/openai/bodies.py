@@ -123,7 +123,7 @@ class EmbeddingBody(AnyBody, frozen=True, kw_only=True):
     dimensions: int | None = None
 
 
-B = TypeVar("B", ChatBody, CompletionBody, EmbeddingBody)
+B = TypeVar("B", bound=msgspec.Struct)
 
 
 @contextmanager

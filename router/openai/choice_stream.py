@@ -1,6 +1,7 @@
 """One generated text of a request. Its tokens become text, and messages and logprobs where the client asks
 for them."""
 
+import math
 import secrets
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -146,6 +147,10 @@ class ChoiceStream:
         self.served: Served | None = None
         self.first_token_s = 0.0
         self.last_token_s = 0.0
+        self.reasoning_token_count = 0
+        """Number of tokens in the reasoning. Tokens that came together are divided by their text."""
+        self._reasoning_share = 0.0
+        self._is_reasoning = False
         self._sent_characters = 0
 
     @property
@@ -163,6 +168,11 @@ class ChoiceStream:
         if parser is not None and parser.has_calls and self.finish is FinishReason.STOP:
             return "tool_calls"
         return str(self.finish)
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the text, if one did."""
+        return self._detokenizer.stop_string
 
     @property
     def tpot_s(self) -> float | None:
@@ -200,6 +210,8 @@ class ChoiceStream:
         detokenizer = self._detokenizer
         if text := detokenizer.push(tokens) if self.track is None else self._push_tracked(tokens, self.track):
             self._add_text(text)
+        if self._reasoning_share:
+            self._count_reasoning(len(tokens))
         if detokenizer.found_stop_string:
             self._forget_ids_after(detokenizer.token_count)
             self.token_count = detokenizer.token_count
@@ -250,9 +262,20 @@ class ChoiceStream:
         if parser is None:
             self.unsent_text.append(text)
             return
-        self.unsent_deltas += parser.feed(text)
+        deltas = parser.feed(text)
+        if deltas:
+            said = sum(len(delta.text) for delta in deltas if isinstance(delta, Reasoning))
+            is_all = isinstance(deltas[0], Reasoning) and len(deltas) == 1
+            self._reasoning_share = 1.0 if is_all else min(1.0, said / len(text))
+            self._is_reasoning = isinstance(deltas[-1], Reasoning)
+            self.unsent_deltas += deltas
         if parser.is_done and self.finish is None:
             self._end_early()
+
+    def _count_reasoning(self, token_count: int) -> None:
+        """Count tokens that came together. What comes next is like the end of their text."""
+        self.reasoning_token_count += math.ceil(token_count * self._reasoning_share)
+        self._reasoning_share = float(self._is_reasoning)
 
     def _end_early(self) -> None:
         """End the choice, since its text has ended, and cancel the rest of its generation."""

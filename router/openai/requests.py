@@ -56,7 +56,12 @@ business."""
 
 
 def parse_chat(body: bytes, limits: RequestLimits) -> Call:
-    parsed = parse_body(body, ChatBody, CHAT)
+    return chat_call(parse_body(body, ChatBody, CHAT), limits)
+
+
+def chat_call(parsed: ChatBody, limits: RequestLimits) -> Call:
+    """Return the checked call of a chat's fields, whichever API they came from. Raises ClientError that names
+    the field of a chat."""
     max_tokens, field = parsed.max_tokens, "max_tokens"
     if parsed.max_completion_tokens is not None:
         max_tokens, field = parsed.max_completion_tokens, "max_completion_tokens"

@@ -165,6 +165,10 @@ class LiveKeys:
         name = self._ring.tenant_of(key)
         return None if name is None else (name, self._ring.book.tenants[name])
 
+    def tenant_named(self, name: str) -> Tenant | None:
+        """Return a tenant by its name, by the last look."""
+        return self._ring.book.tenants.get(name)
+
     async def look(self) -> None:
         """Look for changes now. Tests and callers that cannot wait use it."""
         try:

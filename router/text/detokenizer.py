@@ -190,6 +190,11 @@ class Detokenizer:
         return self._finder is not None and self._finder.found is not None
 
     @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the text, if one did."""
+        return None if self._finder is None else self._finder.found
+
+    @property
     def held_characters(self) -> int:
         """Number of characters that are decoded but not sent, since they may be the beginning of a stop
         string."""

@@ -24,6 +24,7 @@ from router.text.template_sizes import bound_operations
 from router.text.text_bound import characters_per_token_max
 from router.text.token_bytes import TokenBytes, token_bytes_of
 from router.text.tokenizer_files import check_tokenizer_files, largest_id
+from router.text.tokenizer_info import tokenizer_info
 
 log = logging.getLogger(__name__)
 
@@ -165,6 +166,13 @@ class Tokenizer:
         if token not in self._token_bytes:
             self._token_bytes[token] = self._bytes_of(token)
         return self._token_bytes[token]
+
+    def names_of(self, ids: Sequence[int]) -> list[str]:
+        """Return the tokens as the vocabulary writes them."""
+        return [str(name) for name in self._pretrained.convert_ids_to_tokens(list(ids))]
+
+    def info(self) -> dict[str, Any]:
+        return tokenizer_info(self._pretrained)
 
     def ids_of_special(self, contents: Collection[str]) -> frozenset[int]:
         """Return the ids of the special tokens with these texts."""

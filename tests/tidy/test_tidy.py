@@ -55,7 +55,7 @@ UNIT_SUFFIX = {unit: (f"_{unit}", f"_{unit}_total") for unit in {m.unit for m in
 
 @pytest.mark.parametrize("metric", CATALOGUE, ids=lambda m: m.name)
 def test_metric_names_say_their_unit(metric):
-    assert re.fullmatch(r"baton_[a-z0-9_]+", metric.name)
+    assert re.fullmatch(r"(?:baton|gen_ai)_[a-z0-9_]+", metric.name)  # gen_ai: OpenTelemetry's names
     assert metric.help.endswith(".")
     assert metric.name.endswith("_total") == (metric.kind == "counter")
     # Prometheus counts things by what they are: restarts_total, not restarts_events_total.

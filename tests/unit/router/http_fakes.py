@@ -295,7 +295,8 @@ async def cluster(
     telemetry=None,
     **router,
 ):
-    settings = {"port": 0, "worker_silence_s": 60.0} | router
+    files = str(Path(folder).parent / "files")
+    settings = {"port": 0, "worker_silence_s": 60.0, "files_dir": files} | router
     config = Config(
         model={"path": str(folder), "name": MODEL} | (model or {}),
         router={"any_role": False} | settings,
