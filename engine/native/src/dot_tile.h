@@ -58,9 +58,14 @@ struct alignas(64) Codebook {
     bf16 nibble[32];  // twice the same 16: the bits above the nibble need no masking
     uint8_t high_of_0x80[64];
     float wide[16];      // of code4
-    float wide_of_0x80;
-    bool is_integer;     // code8: magnitude i is i
+    bool is_integer;     // code8: a magnitude is its index, 0x80 is -128
 };
+
+// What a panel holds of a code.
+inline uint8_t code8_packed(const Codebook& book, uint8_t code) {
+    if (!BATON_WIDE || !book.is_integer || code <= 0x80) return code;
+    return static_cast<uint8_t>(-(code & 0x7f));
+}
 
 inline bf16 code8_value(const Codebook& book, uint8_t code) {
     const int magnitude = code & 0x7f;

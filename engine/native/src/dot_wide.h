@@ -26,13 +26,8 @@ BATON_ALWAYS inline IntVec int_load(const void* x) { return _mm512_loadu_si512(x
 BATON_ALWAYS inline Vec as_floats(IntVec x) { return _mm512_castsi512_ps(x); }
 BATON_ALWAYS inline IntVec high_halves(IntVec x) { return _mm512_and_si512(x, _mm512_set1_epi32(-65536)); }
 BATON_ALWAYS inline IntVec low_halves(IntVec x) { return _mm512_slli_epi32(x, 16); }
-// Sign and magnitude to a number; code 0x80 is `special`.
-BATON_ALWAYS inline Vec code8_to_floats(const uint8_t* codes, Vec special) {
-    const IntVec x = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)));
-    const IntVec sign = _mm512_slli_epi32(x, 24), top = _mm512_set1_epi32(static_cast<int>(0x80000000u));
-    const Vec magnitude = _mm512_cvtepi32_ps(_mm512_and_si512(x, _mm512_set1_epi32(127)));
-    const Vec value = as_floats(_mm512_ternarylogic_epi32(_mm512_castps_si512(magnitude), sign, top, 0xf8));
-    return _mm512_mask_mov_ps(value, _mm512_cmpeq_epi32_mask(x, _mm512_set1_epi32(0x80)), special);
+BATON_ALWAYS inline Vec bytes_to_floats(const char* bytes) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes))));
 }
 #else
 constexpr int WIDTH = 8;
@@ -47,12 +42,8 @@ BATON_ALWAYS inline IntVec int_load(const void* x) { return _mm256_loadu_si256(s
 BATON_ALWAYS inline Vec as_floats(IntVec x) { return _mm256_castsi256_ps(x); }
 BATON_ALWAYS inline IntVec high_halves(IntVec x) { return _mm256_and_si256(x, _mm256_set1_epi32(-65536)); }
 BATON_ALWAYS inline IntVec low_halves(IntVec x) { return _mm256_slli_epi32(x, 16); }
-BATON_ALWAYS inline Vec code8_to_floats(const uint8_t* codes, Vec special) {
-    const IntVec x = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes)));
-    const IntVec sign = _mm256_and_si256(_mm256_slli_epi32(x, 24), _mm256_set1_epi32(static_cast<int>(0x80000000u)));
-    const Vec magnitude = _mm256_cvtepi32_ps(_mm256_and_si256(x, _mm256_set1_epi32(127)));
-    const Vec value = _mm256_or_ps(magnitude, as_floats(sign));
-    return _mm256_blendv_ps(value, special, as_floats(_mm256_cmpeq_epi32(x, _mm256_set1_epi32(0x80))));
+BATON_ALWAYS inline Vec bytes_to_floats(const char* bytes) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes))));
 }
 #endif
 constexpr int VECTORS = PANEL / WIDTH;
@@ -80,14 +71,13 @@ struct StepBF16 {
     }
 };
 
-struct StepCode8 {  // of integers: `Codebook::is_integer`
+struct StepCode8 {  // of integers, packed as they are: `Codebook::is_integer`
     static constexpr int64_t BYTES = 128;
     static constexpr int K = 2;
     template <int PARITY, int FIRST, int COUNT>
-    BATON_ALWAYS static void load(Vec* b, const char* panel, int64_t step, const Codebook* book) {
-        const uint8_t* from = reinterpret_cast<const uint8_t*>(panel + step * BYTES + PARITY * PANEL);
-        const Vec special = vec_same(&book->wide_of_0x80);
-        for (int j = 0; j < COUNT; ++j) b[j] = code8_to_floats(from + WIDTH * (FIRST + j), special);
+    BATON_ALWAYS static void load(Vec* b, const char* panel, int64_t step, const Codebook*) {
+        const char* from = panel + step * BYTES + PARITY * PANEL;
+        for (int j = 0; j < COUNT; ++j) b[j] = bytes_to_floats(from + WIDTH * (FIRST + j));
     }
 };
 
@@ -127,36 +117,43 @@ struct StepCode4 {
     }
 };
 
-template <typename Step, int PARITY, int ROWS, int FIRST, int COUNT>
-BATON_ALWAYS inline void dot_step(Vec (&c)[ROWS][COUNT], const float* const* a, const char* panel, int64_t s,
-                                  const Codebook* book) {
-    Vec b[COUNT];
-    Step::template load<PARITY, FIRST, COUNT>(b, panel, s, book);
-    for (int r = 0; r < ROWS; ++r) {
-        const Vec x = vec_same(a[r] + Step::K * s + PARITY);
-        for (int j = 0; j < COUNT; ++j) c[r][j] = vec_fma(x, b[j], c[r][j]);
-    }
-}
-
+// Loops over rows and vectors are unrolled by order: left to itself, g++ 12 keeps AVX2's sums in memory.
 template <int ROWS, typename Step, int FIRST, int COUNT>
 void dot_columns(const float* const* rows, const char* panel, int64_t steps, const Codebook* book, float* acc,
                  bool accumulate, Prefetch prefetch) {
     Vec c[ROWS][COUNT];
     const float* a[ROWS];
+#pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r) {
         a[r] = rows[r];
+#pragma GCC unroll 16
         for (int j = 0; j < COUNT; ++j)
             c[r][j] = accumulate ? vec_load(acc + r * PANEL + WIDTH * (FIRST + j)) : vec_zero();
     }
+    auto multiply = [&](const Vec* b, int64_t k) BATON_ALWAYS {
+#pragma GCC unroll 16
+        for (int r = 0; r < ROWS; ++r) {
+            const Vec x = vec_same(a[r] + k);
+#pragma GCC unroll 16
+            for (int j = 0; j < COUNT; ++j) c[r][j] = vec_fma(x, b[j], c[r][j]);
+        }
+    };
     auto step = [&](int64_t s) BATON_ALWAYS {
-        dot_step<Step, 0, ROWS, FIRST, COUNT>(c, a, panel, s, book);
-        if constexpr (Step::K == 2) dot_step<Step, 1, ROWS, FIRST, COUNT>(c, a, panel, s, book);
+        Vec b[COUNT];
+        Step::template load<0, FIRST, COUNT>(b, panel, s, book);
+        multiply(b, Step::K * s);
+        if constexpr (Step::K == 2) {
+            Step::template load<1, FIRST, COUNT>(b, panel, s, book);
+            multiply(b, 2 * s + 1);
+        }
     };
     if (prefetch.from)
         for (int64_t s = 0; s < steps; ++s) step(s), prefetch_step(prefetch, s);
     else
         for (int64_t s = 0; s < steps; ++s) step(s);
+#pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 16
         for (int j = 0; j < COUNT; ++j) vec_store(acc + r * PANEL + WIDTH * (FIRST + j), c[r][j]);
 }
 

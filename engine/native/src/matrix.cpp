@@ -139,7 +139,7 @@ void pack_codes8(Matrix* m, const uint8_t* codes, int64_t panel) {
         const int64_t row = panel * PANEL + c;
         for (int64_t i = 0; i < m->steps * 2; ++i)
             to[(i / 2) * 128 + code8_position(c, static_cast<int>(i % 2))] =
-                row < m->n && i < m->k ? codes[row * m->k + i] : 0;
+                code8_packed(m->book, row < m->n && i < m->k ? codes[row * m->k + i] : 0);
     }
 }
 
@@ -174,8 +174,7 @@ void fill_book(Codebook& book, int format, const bf16* values) {
         for (int i = 0; i < 16; ++i) book.wide[i] = to_float(values[i]);
         return;
     }
-    book.is_integer = true;
-    book.wide_of_0x80 = to_float(static_cast<bf16>(values[128] & 0xff00));
+    book.is_integer = to_float(values[128]) == -128.0f;
     for (int i = 0; i < 128; ++i) {
         book.is_integer = book.is_integer && to_float(values[i]) == static_cast<float>(i);
         book.low[i] = static_cast<uint8_t>(values[i] & 0xff);
