@@ -37,12 +37,12 @@ def note_of(features: str, share: float) -> str:
         return INFO_NOTE + told
     return (
         f"{told}: prompts would take less time with engine.kernels=torch, whose answers may change with the "
-        "requests beside them; please report the processor"
+        "requests beside them"
     )
 
 
 def share_of_torch(kernels: NativeKernels, *, now: Callable[[], float] = time.perf_counter) -> float:
-    """Torch's seconds divided by ours, the best of some rounds in turn, on the threads that each of them has."""
+    """Torch's seconds divided by ours, the best of some rounds in turn, each on its own threads."""
     weight = torch.randn(SIZE, SIZE).to(kernels.dtype)
     x = torch.randn(ROWS, SIZE).to(kernels.dtype)
     matrix = kernels.pack(DenseMatrix(weight))
