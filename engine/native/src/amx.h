@@ -39,7 +39,6 @@ static_assert(sizeof(TileConfig) == 64, "LDTILECFG reads 64 bytes");
 #define BATON_TILE_BF16(sum, a, b) _tile_dpbf16ps(sum, a, b)
 #define BATON_TILE_INT8(sum, a, b) _tile_dpbusd(sum, a, b)
 #elif BATON_AMX == 2
-#include <cmath>
 #if defined(__SSE__)
 #include <xmmintrin.h>
 #endif
@@ -68,34 +67,47 @@ inline void store(int t, void* to, int64_t stride) {
         std::memcpy(static_cast<char*>(to) + r * stride, tile[t].row[r], config.row_bytes[t]);
 }
 
-// Denormals count as zero, whatever the processor's mode is.
-inline float flushed(float x) { return std::fabs(x) < 1.17549435e-38f ? std::copysign(0.0f, x) : x; }
+// While it lives, denormals count as zero, in and out: tiles do so whatever the processor's mode is.
+struct DenormalsAreZero {
+#if defined(__SSE__)
+    unsigned before = _mm_getcsr();
+    DenormalsAreZero() { _mm_setcsr(0x9fc0); }  // and all exceptions masked, rounding to nearest even
+    ~DenormalsAreZero() { _mm_setcsr(before); }
+#endif
+};
 
-inline float element(const Tile& from, int row, int index) {
-    bf16 x;
-    std::memcpy(&x, from.row[row] + 2 * index, 2);
-    return flushed(to_float(x));
+inline void widen_row(const uint8_t* row, float* even, float* odd) {
+    for (int n = 0; n < 16; ++n) {
+        uint32_t pair;
+        std::memcpy(&pair, row + 4 * n, 4);
+        const uint32_t low = pair << 16, high = pair & 0xffff0000u;
+        std::memcpy(even + n, &low, 4);
+        std::memcpy(odd + n, &high, 4);
+    }
 }
 
-inline void bf16_products(int sum, int a, int b) {
-    const int columns = config.row_bytes[sum] / 4, steps = config.row_bytes[a] / 4;
-    float even_b[TILE_DEPTH][16] = {}, odd_b[TILE_DEPTH][16] = {};
-    for (int k = 0; k < steps; ++k)
-        for (int n = 0; n < columns; ++n)
-            even_b[k][n] = element(tile[b], k, 2 * n), odd_b[k][n] = element(tile[b], k, 2 * n + 1);
-    for (int m = 0; m < config.rows[sum]; ++m) {
-        float even[16] = {}, odd[16] = {}, total[16];
-        for (int k = 0; k < steps; ++k) {
-            const float x = element(tile[a], m, 2 * k), y = element(tile[a], m, 2 * k + 1);
+// Not inlined: no arithmetic may move out of the mode in which it belongs.
+__attribute__((noinline)) inline void multiply_tiles(Tile& sums, const Tile& a, const Tile& b, int rows, int steps) {
+    float even_b[TILE_DEPTH][16], odd_b[TILE_DEPTH][16];
+    for (int k = 0; k < steps; ++k) widen_row(b.row[k], even_b[k], odd_b[k]);
+    for (int m = 0; m < rows; ++m) {
+        float even_a[16], odd_a[16], even[16] = {}, odd[16] = {}, total[16];
+        widen_row(a.row[m], even_a, odd_a);
+        for (int k = 0; k < steps; ++k)
             for (int n = 0; n < 16; ++n) {
-                even[n] = flushed(__builtin_fmaf(x, even_b[k][n], even[n]));
-                odd[n] = flushed(__builtin_fmaf(y, odd_b[k][n], odd[n]));
+                even[n] = __builtin_fmaf(even_a[k], even_b[k][n], even[n]);
+                odd[n] = __builtin_fmaf(odd_a[k], odd_b[k][n], odd[n]);
             }
-        }
-        std::memcpy(total, tile[sum].row[m], sizeof total);
-        for (int n = 0; n < columns; ++n) total[n] = flushed(flushed(total[n]) + flushed(even[n] + odd[n]));
-        std::memcpy(tile[sum].row[m], total, sizeof total);
+        std::memcpy(total, sums.row[m], sizeof total);
+        for (int n = 0; n < 16; ++n) total[n] += even[n] + odd[n];
+        std::memcpy(sums.row[m], total, sizeof total);
     }
+}
+
+// All sixteen columns, which every configuration of ours has.
+inline void bf16_products(int sum, int a, int b) {
+    const DenormalsAreZero mode;
+    multiply_tiles(tile[sum], tile[a], tile[b], config.rows[sum], config.row_bytes[a] / 4);
 }
 
 inline void int8_products(int sum, int a, int b) {

@@ -408,8 +408,9 @@ template <typename Products, typename Activation, typename Stored> class Attend 
         if constexpr (std::is_same<Stored, int8_t>::value)
             for (int v = 0; v < VECTORS; ++v) x[v] = x[v] * load16(scratch_.value_factors + v * LANES);
         for (int v = VECTORS; v < 4; ++v) x[v] = f32x16{};
+        constexpr int PACKED = Products::IS_TILED ? 4 : VECTORS;  // tiles take the weights of all keys
         unit* weights = scratch_.weights + slot * (TILE_KEYS / Products::PER_UNIT);
-        for (int v = 0; v < VECTORS; v += 2) Products::pack_row(weights + v * LANES / Products::PER_UNIT, x[v], x[v + 1]);
+        for (int v = 0; v < PACKED; v += 2) Products::pack_row(weights + v * LANES / Products::PER_UNIT, x[v], x[v + 1]);
         return alpha;
     }
 
