@@ -107,6 +107,7 @@ RUNNABLE = [
 ]
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_other_classes_keep_every_promise(name):
     """Products beside float64, and bits in any company, by the kernels of another class."""
