@@ -18,8 +18,10 @@ from benchmarks import limits
 from engine.devices import torch_device
 from engine.kernels.choose import make_kernels
 from engine.kernels.interface import AttentionSpec, BatchLayout, Kernels, Span
+from engine.kernels.native import NativeKernels
 from engine.kernels.weights import DenseMatrix, Matrix
 from engine.kv.pool import KVPool
+from engine.native.classes import processor_name
 from engine.quant.round import round_int4, round_int8
 
 CACHE_BYTES = 256 * 2**20
@@ -95,13 +97,21 @@ class KernelBench:
                 progress(f"{result.kernel} {result.case}: {result.seconds * 1e6:.0f} us, {result.ratio:.2f}")
                 yield result
 
+    @property
+    def title(self) -> str:
+        """The implementation; of the native kernels also their class, which follows from the processor."""
+        name = type(self.kernels).__name__
+        if isinstance(self.kernels, NativeKernels):
+            return f"{name} of class {self.kernels.features} on {processor_name()}"
+        return name
+
     # --- matrices ---
 
     def _linears(self) -> Iterator[KernelResult]:
         s = self.shape
         qkv = (s.heads + 2 * s.kv_heads) * s.head_dim
         for name, out, size in (("qkv", qkv, s.hidden), ("down", s.hidden, s.inner)):
-            for rows in (1, 8, 32, max(s.prefill_tokens)):
+            for rows in (1, 8, 32, *s.prefill_tokens):
                 yield self._linear(name, rows, out, size, "bf16", lambda m: m, 16)
         for rows in (1, 8, 32):
             yield self._linear("down", rows, s.hidden, s.inner, "int8", round_int8, 8)

@@ -48,7 +48,7 @@ def kernels(
         return
     read, copy, matmul = bench.limits.read / 1e9, bench.limits.copy / 1e9, bench.limits.matmul / 1e9
     title = (
-        f"{type(bench.kernels).__name__}, {device}, {threads} thread(s): reads {read:.0f} GB/s, "
+        f"{bench.title}, {device}, {threads} thread(s): reads {read:.0f} GB/s, "
         f"copies {copy:.0f} GB/s, matmul {matmul:.0f} GFLOP/s\n"
         "ratio: seconds at the limit to seconds taken; torch: torch's seconds to ours"
     )

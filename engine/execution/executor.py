@@ -45,6 +45,7 @@ from engine.experts.access import ExpertAccess
 from engine.experts.connecting import connection_to
 from engine.experts.following import ExpertConnection
 from engine.grammar import GrammarStore
+from engine.kernels.beside_torch import notes_beside_torch
 from engine.kernels.interface import BatchLayout, Span
 from engine.kv.parts import PoolPart
 from engine.kv.swap import SwapSpace
@@ -428,8 +429,8 @@ class Executor:
         self._forget_experts()
 
     def time_itself(self, budget_s: float) -> Measured:
-        """Measure the costs of steps of several shapes, see `time_steps`. Call it before any block holds
-        anything."""
+        """Measure the costs of steps of several shapes, see `time_steps`, and note how the kernels compare
+        with torch's. Call it before any block holds anything."""
         block_bytes = self.geometry.block_bytes
         blocks = min(self.kv.block_count, max(1, TIMED_BYTES_MAX // block_bytes))
         for block in range(blocks):
@@ -446,6 +447,7 @@ class Executor:
             drafts=0 if self._engine.speculation == "off" else self._engine.speculation_tokens_max,
             budget_s=budget_s,
         )
+        self.notes = (*self.notes, *notes_beside_torch(self.kernels))
         self._forget_experts()
         return measured
 

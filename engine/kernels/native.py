@@ -75,7 +75,7 @@ class NativeKernels(NativeAttention):
         if dtype not in (torch.float32, torch.bfloat16):
             raise NativeUnavailable("they compute in bfloat16 and float32 only")
         super().__init__(pool)
-        self._weights_dtype = dtype
+        self.dtype = dtype
         native = _functions()
         self.thread_count = set_threads(threads)
         self.features = features()
@@ -84,7 +84,7 @@ class NativeKernels(NativeAttention):
     # --- weights ---
 
     def pack(self, matrix: Matrix) -> NativeMatrix:
-        return pack_matrix(matrix, self._weights_dtype)
+        return pack_matrix(matrix, self.dtype)
 
     def pack_experts(self, experts: ExpertMatrices) -> NativeExperts:
         gate_up = tuple(self.pack(matrix) for matrix in experts.gate_up)

@@ -3,7 +3,6 @@
 import fcntl
 import hashlib
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from baton.files.cache import cache_folder
+from engine.native.classes import CpuClass, processor_key
 
 SOURCES = Path(__file__).parent / "src"
 _COMPILERS = ("c++", "g++", "clang++")
@@ -33,18 +33,19 @@ class NativeUnavailable(Exception):
         self.log = log
 
 
-def build() -> Path:
-    """The shared library's file, compiled now if the cache does not have it.
+def build(cpu_class: CpuClass) -> Path:
+    """The shared library's file for this class of processors, compiled now if the cache does not have it.
 
     Raises NativeUnavailable.
     """
     compiler = find_compiler()
-    target = _cache_folder() / f"baton-{_key(compiler)}.so"
+    flags = _flags(cpu_class)
+    target = _cache_folder() / f"baton-{_key(compiler, flags)}.so"
     if target.is_file():
         return target
     with _locked(target.with_suffix(".lock")):
         if not target.is_file():  # else another worker was faster
-            _compile(compiler, target)
+            _compile(compiler, flags, target)
     return target
 
 
@@ -68,11 +69,11 @@ def _cache_folder() -> Path:
     return folder
 
 
-def _key(compiler: str) -> str:
+def _key(compiler: str, flags: tuple[str, ...]) -> str:
     digest = hashlib.blake2b(digest_size=12)
     for path in sorted(SOURCES.iterdir()):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    for part in (*_flags(), compiler, _version(compiler), _processor(), sys.platform):
+    for part in (*flags, compiler, _version(compiler), processor_key(), sys.platform):
         digest.update(part.encode() + b"\0")
     return digest.hexdigest()
 
@@ -85,19 +86,10 @@ def _version(compiler: str) -> str:
     return done.stdout
 
 
-def _processor() -> str:
-    """The processor as -march=native sees it. A cache on a shared disk serves machines of several kinds."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return f"{platform.machine()} {platform.processor()}"
-    names = ("model name", "flags", "Features", "CPU part")
-    seen = {line.split(":")[0].strip(): line for line in reversed(lines) if ":" in line}
-    return platform.machine() + "".join(seen.get(name, "") for name in names)
-
-
-def _flags() -> tuple[str, ...]:
-    return (*_FLAGS, *os.environ.get("BATON_NATIVE_FLAGS", "-march=native").split())
+def _flags(cpu_class: CpuClass) -> tuple[str, ...]:
+    """`BATON_NATIVE_FLAGS` replaces what the class asks for."""
+    replaced = os.environ.get("BATON_NATIVE_FLAGS")
+    return (*_FLAGS, *(cpu_class.flags if replaced is None else replaced.split()))
 
 
 @contextmanager
@@ -110,12 +102,12 @@ def _locked(path: Path) -> Generator[None]:
         raise NativeUnavailable(f"cannot lock {path}: {error.strerror}") from error
 
 
-def _compile(compiler: str, target: Path) -> None:
+def _compile(compiler: str, flags: tuple[str, ...], target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent) as work:
         sources = sorted(SOURCES.glob("*.cpp"))
         objects = [Path(work) / f"{source.stem}.o" for source in sources]
         commands = [
-            [compiler, *_flags(), "-Wall", "-c", str(source), "-o", str(obj)]
+            [compiler, *flags, "-Wall", "-c", str(source), "-o", str(obj)]
             for source, obj in zip(sources, objects, strict=True)
         ]
         with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as runner:

@@ -1,10 +1,14 @@
 """The loaded library. Each module that calls it declares the signatures of its own functions."""
 
 import ctypes
+import logging
 import os
 from functools import cache
 
 from engine.native.build import NativeUnavailable, build
+from engine.native.classes import CpuClass, candidates
+
+log = logging.getLogger(__name__)
 
 F32, BF16 = 0, 1
 """`enum Dtype` in src/runtime.h."""
@@ -12,12 +16,31 @@ F32, BF16 = 0, 1
 
 @cache
 def library() -> ctypes.CDLL:
-    """Compile if needed, load, check. Raises NativeUnavailable."""
-    path = build()
+    """Compile if needed, load, check. The fastest class of kernels that processor, compiler and operating
+    system allow. Raises NativeUnavailable."""
+    try:
+        classes = candidates()
+    except ValueError as error:
+        raise NativeUnavailable(str(error)) from error
+    for number, one in enumerate(classes):
+        try:
+            return _load(one)
+        except NativeUnavailable as error:
+            if number + 1 == len(classes):
+                raise
+            log.warning("no kernels of class %s: %s; trying %s", one.name, error, classes[number + 1].name)
+    raise NativeUnavailable("no class of kernels for this processor")
+
+
+def _load(cpu_class: CpuClass) -> ctypes.CDLL:
+    path = build(cpu_class)
     try:
         native = ctypes.CDLL(str(path))
     except OSError as error:
         raise NativeUnavailable(f"cannot load {path}: {error}") from error
+    native.baton_start.restype = ctypes.c_int32
+    if native.baton_start():
+        raise NativeUnavailable("the operating system gives this process no AMX tiles")
     native.baton_features.restype = ctypes.c_char_p
     native.baton_set_threads.argtypes = [ctypes.c_int]
     native.baton_thread_count.restype = ctypes.c_int
@@ -25,7 +48,7 @@ def library() -> ctypes.CDLL:
 
 
 def features() -> str:
-    """Code paths that the processor allowed, such as "avx512_bf16"."""
+    """The class of kernels in use, such as "avx512_bf16"."""
     text: bytes = library().baton_features()
     return text.decode()
 

@@ -26,6 +26,7 @@ using PairProducts = Bf16Products;
 using PairProducts = Float32Products;
 #endif
 
+constexpr int ROWS_AT_ONCE = std::max(Float32Products::ROWS, PairProducts::ROWS);
 constexpr int64_t SPLIT_KEYS = 512;
 constexpr float EMPTY = -1e38f;  // a maximum of nothing; finite, so that differences are no NaN
 constexpr float LOG2_E = 1.44269504088896341f;
@@ -58,7 +59,8 @@ struct Job {
     const Call& call;
     int64_t group;         // query heads per key-value head
     int64_t rows_max;      // per task
-    int64_t units;         // of a key
+    int64_t units;         // of a key, filled up to whole tiles where they are used
+    int64_t filled_units;  // that it has
     int64_t result_width;  // value_dim, up to whole panels
     bool is_paired;        // computed with PairProducts
     float* partials = nullptr;
@@ -94,8 +96,8 @@ struct Scratch {
     unit* queries;
     unit* keys;
     unit* values;
-    float* scores;           // [ROWS_MAX, TILE_KEYS]
-    unit* weights;           // [ROWS_MAX, TILE_KEYS]
+    float* scores;           // [ROWS_AT_ONCE, TILE_KEYS]
+    unit* weights;           // [ROWS_AT_ONCE, TILE_KEYS]
     float* lane_sums;        // [rows, LANES]
     float* score_factors;    // [TILE_KEYS]
     float* value_factors;    // [TILE_KEYS]
@@ -128,8 +130,8 @@ Scratch carve(Carver& carver, const Job& job) {
     s.queries = carver.take<unit>(job.rows_max * job.units);
     s.keys = carver.take<unit>(TILE_KEYS * job.units);
     s.values = carver.take<unit>(TILE_KEYS * job.result_width);
-    s.scores = carver.take<float>(ROWS_MAX * TILE_KEYS);
-    s.weights = carver.take<unit>(ROWS_MAX * TILE_KEYS);
+    s.scores = carver.take<float>(ROWS_AT_ONCE * TILE_KEYS);
+    s.weights = carver.take<unit>(ROWS_AT_ONCE * TILE_KEYS);
     s.lane_sums = carver.take<float>(job.rows_max * LANES);
     s.score_factors = carver.take<float>(TILE_KEYS);
     s.value_factors = carver.take<float>(TILE_KEYS);
@@ -226,7 +228,8 @@ template <typename Products, typename Activation, typename Stored> class Attend 
             const Activation* from =
                 reinterpret_cast<const Activation*>(job_.call.q) + token * job_.call.q_stride + head * dim;
             unit* to = scratch_.queries + (row - task_.row) * job_.units;
-            to[job_.units - 1] = 0;
+            const int64_t whole = dim / Products::PER_UNIT;
+            std::memset(to + whole, 0, static_cast<size_t>(job_.units - whole) * 4);
             if constexpr (Products::PER_UNIT == 1)
                 for (int64_t i = 0; i < dim; ++i) reinterpret_cast<float*>(to)[i] = to_float(from[i]);
             else
@@ -304,16 +307,27 @@ template <typename Products, typename Activation, typename Stored> class Attend 
 
     void attend_tile(int64_t tile, int64_t keys, State& state) {
         const int groups = static_cast<int>((keys + LANES - 1) / LANES);
-        pack_keys<Products, Stored>(scratch_.keys, scratch_.key_rows, groups, job_.units, fetch(0, 0));
+        pack_keys<Products, Stored>(scratch_.keys, scratch_.key_rows, groups, job_.units, job_.filled_units,
+                                    fetch(0, 0));
         pack_values<Products, Stored>(scratch_.values, scratch_.key_rows, value_offset(), ZEROS, keys,
                                       pool_.value_dim, fetch(0, value_offset()));
+        if constexpr (Products::IS_TILED) clear_values(keys);
         load_factors(tile, keys);
         const int64_t count = task_.row_end - task_.row;
-        const int64_t parts = (count + ROWS_MAX - 1) / ROWS_MAX;
+        const int64_t parts = (count + Products::ROWS - 1) / Products::ROWS;
         for (int64_t part = 0; part < parts; ++part) {
             attend_rows(tile, count * part / parts, count * (part + 1) / parts, state);
             next_[0] = nullptr;
         }
+    }
+
+    // Tiles take all values of a tile of keys: those of keys that there are not must be numbers.
+    void clear_values(int64_t keys) {
+        constexpr int64_t STEPS = TILE_KEYS / Products::PER_UNIT;
+        const int64_t steps = (keys + Products::PER_UNIT - 1) / Products::PER_UNIT;
+        for (int64_t panel = 0; panel < job_.result_width / PANEL; ++panel)
+            std::memset(scratch_.values + (panel * STEPS + steps) * PANEL, 0,
+                        static_cast<size_t>((STEPS - steps) * PANEL) * 4);
     }
 
     // Factors of the scores and weights of each key.
@@ -344,10 +358,10 @@ template <typename Products, typename Activation, typename Stored> class Attend 
         multiply_panels<Products>({scratch_.queries + row * job_.units, job_.units, scratch_.keys, job_.units,
                                    scratch_.scores, TILE_KEYS, nullptr, fetch(2, 0)},
                                   rows, vectors, job_.units * PANEL);
-        float alpha[ROWS_MAX];
+        float alpha[Products::ROWS];
         for (int r = 0; r < rows; ++r) alpha[r] = weigh(tile, row + r, r, vectors, state);
         constexpr int64_t UNITS = TILE_KEYS / Products::PER_UNIT;
-        const int64_t steps = (keys + Products::PER_UNIT - 1) / Products::PER_UNIT;
+        const int64_t steps = Products::IS_TILED ? UNITS : (keys + Products::PER_UNIT - 1) / Products::PER_UNIT;
         const int value_vectors = static_cast<int>((pool_.value_dim + 2 * LANES - 1) / (2 * LANES) * 2);
         multiply_panels<Products>({scratch_.weights, UNITS, scratch_.values, steps, result(state, row),
                                    job_.result_width, alpha, fetch(2, value_offset())},
@@ -394,8 +408,9 @@ template <typename Products, typename Activation, typename Stored> class Attend 
         if constexpr (std::is_same<Stored, int8_t>::value)
             for (int v = 0; v < VECTORS; ++v) x[v] = x[v] * load16(scratch_.value_factors + v * LANES);
         for (int v = VECTORS; v < 4; ++v) x[v] = f32x16{};
+        constexpr int PACKED = Products::IS_TILED ? 4 : VECTORS;  // tiles take the weights of all keys
         unit* weights = scratch_.weights + slot * (TILE_KEYS / Products::PER_UNIT);
-        for (int v = 0; v < VECTORS; v += 2) Products::pack_row(weights + v * LANES / Products::PER_UNIT, x[v], x[v + 1]);
+        for (int v = 0; v < PACKED; v += 2) Products::pack_row(weights + v * LANES / Products::PER_UNIT, x[v], x[v + 1]);
         return alpha;
     }
 
@@ -422,6 +437,11 @@ template <typename Products, typename Activation, typename Stored> class Attend 
 
 void run_task(const Job& job, const Task& task, const Task* following) {
     const int stored = job.pool.stored;
+#if BATON_TILED_PAIRS
+    struct Release {
+        ~Release() { amx::release(); }
+    } release;
+#endif
     if (job.pool.dtype == F32) {
         if (stored == STORED_INT8) return Attend<Float32Products, float, int8_t>(job, task, following).run();
         return Attend<Float32Products, float, float>(job, task, following).run();
@@ -508,10 +528,11 @@ BATON_API int baton_attention(const baton::KvPool* pool, const baton::Batch* bat
     using namespace baton::attention;
     const Call& call = *static_cast<const Call*>(call_);
     if (pool->vector_bytes() > ROW_BYTES_MAX || call.heads % pool->heads) return 1;
-    Job job{*pool, *batch, call, call.heads / pool->heads, pool->value_dim > 128 ? 48 : 96, 0, 0, false};
+    Job job{*pool, *batch, call, call.heads / pool->heads, pool->value_dim > 128 ? 48 : 96, 0, 0, 0, false};
     job.is_paired = pool->dtype == baton::BF16;
     const int64_t per_unit = job.is_paired ? PairProducts::PER_UNIT : 1;
-    job.units = (pool->head_dim + per_unit - 1) / per_unit;
+    job.filled_units = job.units = (pool->head_dim + per_unit - 1) / per_unit;
+    if (job.is_paired && PairProducts::IS_TILED) job.units = rounded_up(job.units, 16);
     job.result_width = rounded_up(pool->value_dim, PANEL);
     const std::vector<Task> tasks = share_out(job);
     if (wants_splits(tasks) && run_by_split(job, tasks)) return 0;

@@ -71,9 +71,9 @@ BATON_INLINE void store_transposed(unit* to, u32x16* rows, int64_t columns) {
 #endif
 
 // Keys, as columns: panel p holds keys p * PANEL …; step u their unit u. `rows` has TILE_KEYS of them;
-// those of the first `groups` groups of sixteen are packed.
+// those of the first `groups` groups of sixteen are packed. The first `filled` of `units` exist, others are 0.
 template <typename Products, typename Stored>
-void pack_keys(unit* to, const char* const* rows, int groups, int64_t units, const Fetch& fetch) {
+void pack_keys(unit* to, const char* const* rows, int groups, int64_t units, int64_t filled, const Fetch& fetch) {
     const int64_t blocks = groups * ((units + LANES - 1) / LANES);
     const int64_t lines = (fetch.lines + blocks - 1) / blocks;
     int64_t done = 0;
@@ -82,7 +82,7 @@ void pack_keys(unit* to, const char* const* rows, int groups, int64_t units, con
         for (int64_t u = 0; u < units; u += LANES) {
             u32x16 block[LANES];
             for (int r = 0; r < LANES; ++r)
-                block[r] = load_units<Products, Stored>(rows[g * LANES + r], u * Products::PER_UNIT, units - u);
+                block[r] = load_units<Products, Stored>(rows[g * LANES + r], u * Products::PER_UNIT, filled - u);
             fetch.lines_of(done++, lines);
             store_transposed(panel + u * PANEL, block, units - u);
         }

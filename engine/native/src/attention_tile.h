@@ -9,6 +9,7 @@
 
 #include <algorithm>
 
+#include "dot_amx.h"
 #include "kv.h"
 #include "simd.h"
 
@@ -17,6 +18,12 @@ namespace baton::attention {
 using unit = uint32_t;
 
 constexpr int TILE_KEYS = 64;  // keys per tile; tiles start at multiples of it
+// bfloat16 by tiles of AMX (dot_amx.h).
+#if BATON_AMX && BATON_BF16_PRODUCTS
+#define BATON_TILED_PAIRS 1
+#else
+#define BATON_TILED_PAIRS 0
+#endif
 #if BATON_SIMD512
 constexpr int ROWS_MAX = 6, PANEL_VECTORS = 4;
 #else
@@ -27,7 +34,8 @@ constexpr int PANEL = PANEL_VECTORS * LANES;
 // --- how numbers are multiplied ---
 
 struct Float32Products {
-    static constexpr int PER_UNIT = 1;
+    static constexpr int PER_UNIT = 1, ROWS = ROWS_MAX;
+    static constexpr bool IS_TILED = false;
 
     using Vector = f32x16;
 
@@ -49,7 +57,8 @@ struct Float32Products {
 
 #if BATON_BF16_PRODUCTS
 struct Bf16Products {
-    static constexpr int PER_UNIT = 2;
+    static constexpr bool IS_TILED = BATON_TILED_PAIRS;
+    static constexpr int PER_UNIT = 2, ROWS = IS_TILED ? 32 : ROWS_MAX;
 
     using Vector = __m512i;
 
@@ -131,8 +140,25 @@ template <typename Products, int ROWS> void multiply_rows(const Product& p, int 
 #endif
 }
 
-// rows <= ROWS_MAX, vectors <= PANEL_VECTORS.
+#if BATON_TILED_PAIRS
+// All columns of the panel, so that an element's chain is the same whatever is wanted. Units: a multiple of 16.
+inline void multiply_by_tiles(const Product& p, int rows) {
+    for (int64_t s = 0; s < p.fetch.lines; ++s) p.fetch.lines_of(s, 1);
+    for (int r = 0; p.alpha && r < rows; ++r)
+        for (int v = 0; v < PANEL_VECTORS; ++v) {
+            float* c = p.c + r * p.c_stride + v * LANES;
+            store16(c, load16(c) * splat(p.alpha[r]));
+        }
+    amx::dot<false>(p.a, p.a_stride * 4, rows, reinterpret_cast<const char*>(p.b), p.units, p.c, p.c_stride * 4,
+                    p.alpha != nullptr, {nullptr, 0});
+}
+#endif
+
+// rows <= Products::ROWS, vectors <= PANEL_VECTORS.
 template <typename Products> void multiply(const Product& p, int rows, int vectors) {
+#if BATON_TILED_PAIRS
+    if constexpr (Products::IS_TILED) return multiply_by_tiles(p, rows);
+#endif
     switch (rows) {
         case 1: return multiply_rows<Products, 1>(p, vectors);
         case 2: return multiply_rows<Products, 2>(p, vectors);

@@ -1,16 +1,19 @@
 // The innermost loops of a matrix product: a few rows times one panel of PANEL columns.
 //
 // Every element of the result is one chain of fused multiply-adds over k in ascending order, by the same
-// instruction whatever the number of rows: this is what makes results independent of the batch.
+// instruction whatever the number of rows: this is what makes results independent of the batch. (By tiles of AMX,
+// in dot_amx.h, the chain is another, and again the same for every number of rows.)
 //
 // A panel is stored in steps over k; in memory order, step s holds for columns c = 0 … 63:
 //   float32  k = s:             [c]
 //   bfloat16 k = 2s, 2s + 1:    [c][2]
-//   code8    k = 2s, 2s + 1:    bytes, in the order that `decode` undoes with two byte interleavings
+//   code8    k = 2s, 2s + 1:    bytes, in the order that `decode` undoes with two byte interleavings, or [2][c]
 //   code4    k = 2s, 2s + 1:    32 words; word w holds in nibble n column 16 n + w / 2, k = 2s + w % 2
 #pragma once
 
 #include "runtime.h"
+
+#include "amx.h"
 
 #if defined(__AVX512BF16__) && defined(__AVX512VBMI__)
 #define BATON_AVX512 1
@@ -18,6 +21,14 @@
 #else
 #define BATON_AVX512 0
 #include <cmath>
+#endif
+// Processors that multiply float32 only (dot_wide.h).
+#if !BATON_AVX512 && !BATON_AMX &&                                                           \
+    ((defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)) || \
+     (defined(__AVX2__) && defined(__FMA__)))
+#define BATON_WIDE 1
+#else
+#define BATON_WIDE 0
 #endif
 
 namespace baton {
@@ -35,6 +46,7 @@ constexpr int step_k(int format) { return format == DENSE_F32 ? 1 : 2; }
 
 // Place in which code8 keeps column c, k = 2s + parity, within its step.
 constexpr int code8_position(int c, int parity) {
+    if (BATON_WIDE) return parity * PANEL + c;
     return (c / 32) * 64 + ((c % 16) / 4) * 16 + ((c / 16) % 2) * 8 + (c % 4) * 2 + parity;
 }
 
@@ -45,7 +57,15 @@ struct alignas(64) Codebook {
     uint8_t high[128];
     bf16 nibble[32];  // twice the same 16: the bits above the nibble need no masking
     uint8_t high_of_0x80[64];
+    float wide[16];      // of code4
+    bool is_integer;     // code8: a magnitude is its index, 0x80 is -128
 };
+
+// What a panel holds of a code.
+inline uint8_t code8_packed(const Codebook& book, uint8_t code) {
+    if (!BATON_WIDE || !book.is_integer || code <= 0x80) return code;
+    return static_cast<uint8_t>(-(code & 0x7f));
+}
 
 inline bf16 code8_value(const Codebook& book, uint8_t code) {
     const int magnitude = code & 0x7f;
@@ -58,15 +78,23 @@ struct Prefetch {
     int lines;         // per step
 };
 
-#if BATON_AVX512
-
-// The compiler must not call what runs once per step: it would pass vectors through memory and load tables anew.
-#define BATON_INLINE __attribute__((always_inline))
-
 inline void prefetch_step(const Prefetch& prefetch, int64_t step) {
     const char* line = prefetch.from + step * prefetch.lines * 64;
     for (int i = 0; i < prefetch.lines; ++i) __builtin_prefetch(line + i * 64, 0, 2);
 }
+
+}  // namespace baton
+
+#if BATON_WIDE
+#include "dot_wide.h"
+#endif
+
+namespace baton {
+
+#if BATON_AVX512
+
+// The compiler must not call what runs once per step: it would pass vectors through memory and load tables anew.
+#define BATON_INLINE __attribute__((always_inline))
 
 struct StepF32 {
     static constexpr int64_t BYTES = 256, K = 1;
@@ -192,7 +220,7 @@ void decode_steps(const char* panel, int64_t steps, const Codebook* book, char* 
     }
 }
 
-#else  // any processor: loops over the panel's columns, which compilers vectorise
+#elif !BATON_WIDE  // any processor: loops over the panel's columns, which compilers vectorise
 
 inline float multiply_add(float a, float b, float c) {
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA) || defined(__aarch64__)

@@ -104,6 +104,8 @@ Matrix* create(int format, int64_t n, int64_t k, const float* bias) {
     m->format = format, m->n = n, m->k = k;
     m->panel_count = (n + PANEL - 1) / PANEL;
     m->steps = (k + step_k(format) - 1) / step_k(format);
+    // Tiles take sixteen steps at once; coded panels are filled up where they are decoded.
+    if (BATON_AMX && format == DENSE_BF16) m->steps = (m->steps + 15) / 16 * 16;
     m->panel_bytes = m->steps * step_bytes(format);
     m->group_count = 1, m->group_k = k;
     Arena* arena = nullptr;
@@ -137,7 +139,7 @@ void pack_codes8(Matrix* m, const uint8_t* codes, int64_t panel) {
         const int64_t row = panel * PANEL + c;
         for (int64_t i = 0; i < m->steps * 2; ++i)
             to[(i / 2) * 128 + code8_position(c, static_cast<int>(i % 2))] =
-                row < m->n && i < m->k ? codes[row * m->k + i] : 0;
+                code8_packed(m->book, row < m->n && i < m->k ? codes[row * m->k + i] : 0);
     }
 }
 
@@ -169,9 +171,12 @@ float* pack_groups(const Matrix* m, const float* values) {
 void fill_book(Codebook& book, int format, const bf16* values) {
     if (format == CODE4) {
         for (int i = 0; i < 32; ++i) book.nibble[i] = values[i % 16];
+        for (int i = 0; i < 16; ++i) book.wide[i] = to_float(values[i]);
         return;
     }
+    book.is_integer = to_float(values[128]) == -128.0f;
     for (int i = 0; i < 128; ++i) {
+        book.is_integer = book.is_integer && to_float(values[i]) == static_cast<float>(i);
         book.low[i] = static_cast<uint8_t>(values[i] & 0xff);
         book.high[i] = static_cast<uint8_t>(values[i] >> 8);
     }

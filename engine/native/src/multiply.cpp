@@ -5,6 +5,7 @@
 // the order in which an element is summed.
 #include <algorithm>
 
+#include "dot_amx.h"
 #include "matrix.h"
 #include "vmath.h"
 
@@ -17,6 +18,9 @@ constexpr int64_t CHUNK_BYTES = 384 << 10;  // of activations: these and a panel
 constexpr int64_t CHUNK_ROWS_MAX = 40 * TILE_ROWS;
 constexpr int64_t BLOCK_STEPS = 1024;   // over k, per pass: 256 KiB of a panel
 constexpr int64_t DECODE_STEPS = 128;   // of a coded panel at once: stays in the L1 cache
+constexpr int64_t WIDEN_STEPS = 32;     // of a panel at once, as float32: the same
+constexpr int64_t TILE_STEPS = 128;     // of a panel that several rows of tiles share: the same; not tuned on AMX
+constexpr int64_t AMX_ROWS = 32;        // of two tiles
 constexpr int64_t TASKS_PER_THREAD = 4;
 constexpr int64_t AHEAD_BYTES = 4096;   // how far a single pass over the weights is prefetched
 constexpr double PARALLEL_SECONDS_MIN = 8e-6;  // below, waking a thread costs more than it brings
@@ -30,8 +34,25 @@ struct Job {
     int64_t tile_count, chunk_count, tiles_per_chunk;
     int64_t panel_count, panels_per_task, tasks;
 
-    int64_t row_of_tile(int64_t tile) const { return tile * rows.count / tile_count; }
+    bool by_tiles;  // of AMX
+
+    // Tiles of AMX are full but for the last, the others about as high as one another.
+    int64_t row_of_tile(int64_t tile) const {
+        return by_tiles ? std::min(tile * AMX_ROWS, rows.count) : tile * rows.count / tile_count;
+    }
 };
+
+bool takes_tiles(const Matrix& m, int32_t dtype) { return BATON_AMX && dtype == BF16 && m.format != DENSE_F32; }
+
+// Inputs of a group as the kernels read them, filled up with zeros.
+int64_t padded_group(const Matrix& m, bool by_tiles) {
+    if (by_tiles) return (m.group_k + 31) / 32 * 32;
+    return m.group_count > 1 ? m.group_k : m.steps * step_k(m.format);
+}
+
+int64_t padded_k(const Matrix& m, bool by_tiles) {
+    return by_tiles ? m.group_count * padded_group(m, true) : m.steps * step_k(m.format);
+}
 
 inline size_t element_bytes(int dtype) { return dtype == F32 ? 4 : 2; }
 
@@ -42,6 +63,19 @@ inline const char* row_pointer(const Rows& rows, int64_t i) {
 
 // --- one tile ---
 
+#if BATON_WIDE
+template <int ROWS>
+void dot_rows(int format, const void* const* from, const char* panel, int64_t steps, const Codebook* book, float* acc,
+              bool accumulate, Prefetch prefetch) {
+    const float* const* a = reinterpret_cast<const float* const*>(from);
+    switch (format) {
+        case DENSE_F32: return dot_tile<ROWS, StepF32>(a, panel, steps, book, acc, accumulate, prefetch);
+        case DENSE_BF16: return dot_tile<ROWS, StepBF16>(a, panel, steps, book, acc, accumulate, prefetch);
+        case CODE8: return dot_tile<ROWS, StepCode8>(a, panel, steps, book, acc, accumulate, prefetch);
+        default: return dot_tile<ROWS, StepCode4>(a, panel, steps, book, acc, accumulate, prefetch);
+    }
+}
+#else
 template <int ROWS>
 void dot_rows(int format, const void* const* a, const char* panel, int64_t steps, const Codebook* book, float* acc,
               bool accumulate, Prefetch prefetch) {
@@ -55,6 +89,7 @@ void dot_rows(int format, const void* const* a, const char* panel, int64_t steps
         default: return dot_tile<ROWS, StepCode4>(pairs, panel, steps, book, acc, accumulate, prefetch);
     }
 }
+#endif
 
 void dot(int64_t rows, int format, const void* const* a, const char* panel, int64_t steps, const Codebook* book,
          float* acc, bool accumulate, Prefetch prefetch) {
@@ -83,6 +118,33 @@ struct Block {
     int format;
 };
 
+#if BATON_WIDE
+// Codes in a table that is no row of integers are not looked up in registers.
+bool is_decoded(const Matrix& m, bool many, bool) {
+    return (many && m.format != DENSE_F32) || (m.format == CODE8 && !m.book.is_integer);
+}
+
+constexpr int64_t decode_steps_max() { return WIDEN_STEPS; }
+
+Block block_of(const Matrix& m, const char* panel, int64_t first, int64_t count, bool decode, bool) {
+    const char* from = panel + first * step_bytes(m.format);
+    if (!decode) return {from, m.format};
+    float* to = static_cast<float*>(thread_scratch(WIDENED, WIDEN_STEPS * 512));
+    if (m.format == DENSE_BF16)
+        widen_steps<StepBF16>(from, count, &m.book, to);
+    else if (m.format == CODE4)
+        widen_steps<StepCode4>(from, count, &m.book, to);
+    else if (m.book.is_integer)
+        widen_steps<StepCode8>(from, count, &m.book, to);
+    else
+        widen_steps<StepTable8>(from, count, &m.book, to);
+    return {reinterpret_cast<const char*>(to), DENSE_F32};
+}
+#else
+bool is_decoded(const Matrix& m, bool many, bool wide) { return m.format >= CODE8 && (many || wide); }
+
+constexpr int64_t decode_steps_max() { return DECODE_STEPS; }
+
 void widen(const char* pairs, int64_t steps, float* to) {
     const bf16* from = reinterpret_cast<const bf16*>(pairs);
     for (int64_t s = 0; s < steps; ++s)
@@ -105,6 +167,7 @@ Block block_of(const Matrix& m, const char* panel, int64_t first, int64_t count,
     widen(decoded, count, widened);
     return {reinterpret_cast<const char*>(widened), DENSE_F32};
 }
+#endif
 
 // A single tile streams the panel: prefetch what it comes to next. With more, the panel comes from the cache
 // from the second tile on: the memory's time is used for the next panel.
@@ -138,10 +201,10 @@ void panel_sums(const Job& job, int64_t tile_first, int64_t tile_end, int64_t pa
     const int64_t row_first = job.row_of_tile(tile_first), rows = job.row_of_tile(tile_end) - row_first;
     const int64_t tiles = tile_end - tile_first;
     const bool coded = m.format >= CODE8, wide = job.rows.dtype == F32;
-    const bool decode = coded && (tiles > 1 || wide);
+    const bool decode = is_decoded(m, tiles > 1, wide);
     const char* weights = m.panels + panel * m.panel_bytes;
     const int64_t group_steps = m.group_count > 1 ? m.group_k / step_k(m.format) : m.steps;
-    const int64_t block_max = decode ? DECODE_STEPS : tiles > 1 ? BLOCK_STEPS : m.steps;
+    const int64_t block_max = decode ? decode_steps_max() : tiles > 1 ? BLOCK_STEPS : m.steps;
     float* acc = m.group_count > 1
                      ? static_cast<float*>(thread_scratch(ACC, static_cast<size_t>(rows) * PANEL * 4))
                      : result;
@@ -151,7 +214,7 @@ void panel_sums(const Job& job, int64_t tile_first, int64_t tile_end, int64_t pa
             const int64_t count = std::min(block_max, group_end - first);
             const Block block = block_of(m, weights, first, count, decode, wide);
             const int64_t k_first = first * step_k(m.format);
-            const int64_t steps = block.format == DENSE_F32 && coded ? count * 2 : count;
+            const int64_t steps = block.format == DENSE_F32 ? count * step_k(m.format) : count;
             for (int64_t tile = tile_first; tile < tile_end; ++tile) {
                 const int64_t row = job.row_of_tile(tile), tile_rows = job.row_of_tile(tile + 1) - row;
                 const void* a[TALL_ROWS];
@@ -169,6 +232,56 @@ void panel_sums(const Job& job, int64_t tile_first, int64_t tile_end, int64_t pa
             fold_group(m, panel, group, acc, result, rows,
                        job.sums ? job.sums + row_first * m.group_count : nullptr);
     }
+}
+
+#if BATON_AMX
+// The same by tiles of AMX, which read bfloat16 weights: others are decoded first, blocks filled up with zeros.
+void panel_sums_by_tiles(const Job& job, int64_t tile_first, int64_t tile_end, int64_t panel, const char* next_panel,
+                         float* result) {
+    const Matrix& m = *job.m;
+    const int64_t row_first = job.row_of_tile(tile_first), rows = job.row_of_tile(tile_end) - row_first;
+    const int64_t tiles = tile_end - tile_first;
+    const bool coded = m.format >= CODE8;
+    const char* weights = m.panels + panel * m.panel_bytes;
+    const int64_t group_steps = m.group_count > 1 ? m.group_k / 2 : m.steps;
+    const int64_t block_max = coded ? DECODE_STEPS : rows > TILE_HEIGHT ? TILE_STEPS : m.steps;
+    const int64_t a_stride = job.rows.stride * 2;
+    float* acc = m.group_count > 1
+                     ? static_cast<float*>(thread_scratch(ACC, static_cast<size_t>(rows) * PANEL * 4))
+                     : result;
+    for (int64_t group = 0; group < m.group_count; ++group) {
+        const int64_t group_first = group * group_steps, group_end = std::min(m.steps, group_first + group_steps);
+        for (int64_t first = group_first; first < group_end; first += block_max) {
+            const int64_t count = std::min(block_max, group_end - first);
+            const int64_t steps = (count + TILE_DEPTH - 1) / TILE_DEPTH * TILE_DEPTH;
+            const Block block = block_of(m, weights, first, count, coded, false);
+            if (steps > count)  // only decoded blocks are not whole tiles
+                std::memset(const_cast<char*>(block.data) + count * 256, 0, static_cast<size_t>(steps - count) * 256);
+            const int64_t k_first = group * padded_group(m, true) + (first - group_first) * 2;
+            const int64_t offset = first * step_bytes(m.format);
+            for (int64_t tile = tile_first; tile < tile_end; ++tile) {
+                const int64_t row = job.row_of_tile(tile), tile_rows = job.row_of_tile(tile + 1) - row;
+                const Prefetch prefetch =
+                    prefetch_for(m, weights + offset, next_panel ? next_panel + offset : nullptr, count,
+                                 tile - tile_first, tiles);
+                amx::dot<false>(row_pointer(job.rows, row) + k_first * 2, a_stride, static_cast<int>(tile_rows),
+                                block.data, steps, acc + (row - row_first) * PANEL, PANEL * 4, first > group_first,
+                                {prefetch.from, prefetch.lines});
+            }
+        }
+        if (coded)
+            fold_group(m, panel, group, acc, result, rows,
+                       job.sums ? job.sums + row_first * m.group_count : nullptr);
+    }
+}
+#endif
+
+void sum_panel(const Job& job, int64_t tile_first, int64_t tile_end, int64_t panel, const char* next_panel,
+               float* result) {
+#if BATON_AMX
+    if (job.by_tiles) return panel_sums_by_tiles(job, tile_first, tile_end, panel, next_panel, result);
+#endif
+    panel_sums(job, tile_first, tile_end, panel, next_panel, result);
 }
 
 void add_bias(const Matrix& m, int64_t panel, float* sums, int64_t rows) {
@@ -212,62 +325,83 @@ void run_task(const Job& job, int64_t task) {
         const char* weights = m.panels + panel * m.panel_bytes;
         const char* next = panel + 1 < job.panel_count ? weights + m.panel_bytes : nullptr;
         const char* up_weights = weights + job.panel_count * m.panel_bytes;
-        panel_sums(job, tile_first, tile_end, panel, gated ? up_weights : next, sums);
+        sum_panel(job, tile_first, tile_end, panel, gated ? up_weights : next, sums);
         add_bias(m, panel, sums, rows);
         if (gated) {
             float* up = static_cast<float*>(thread_scratch(UP, static_cast<size_t>(rows) * PANEL * 4));
-            panel_sums(job, tile_first, tile_end, panel + job.panel_count, next, up);
+            sum_panel(job, tile_first, tile_end, panel + job.panel_count, next, up);
             add_bias(m, panel + job.panel_count, up, rows);
             gate_rows(job.out.activation, sums, up, rows * PANEL);
         }
         store(job.out, row_first, rows, panel * PANEL, std::min<int64_t>(PANEL, columns - panel * PANEL), sums);
     }
+#if BATON_AMX
+    amx::release();
+#endif
 }
 
 // --- all products ---
 
-// Activations in the matrix's order, filled up with zeros to whole steps.
-template <typename T> void prepare_row(const Matrix& m, const T* from, T* to, int64_t k_padded) {
-    for (int64_t i = 0; i < m.k; ++i) to[i] = m.order ? from[m.order[i]] : from[i];
-    for (int64_t i = m.k; i < k_padded; ++i) to[i] = T{0};
+// Activations in the matrix's order, as the kernels read them: bfloat16 or float32, groups filled up with zeros.
+template <typename T, typename To> void prepare_row(const Matrix& m, const T* from, To* to, bool by_tiles) {
+    const int64_t padded = padded_group(m, by_tiles), total = padded_k(m, by_tiles);
+    for (int64_t g = 0, start = 0; start < total; ++g, start += padded) {
+        const int64_t first = g * m.group_k, end = std::min(m.k, first + m.group_k);
+        int64_t i = first;
+        To* at = to + start - first;
+        for (; i < end; ++i) {
+            const T x = from[m.order ? m.order[i] : i];
+            if constexpr (std::is_same<T, To>::value)
+                at[i] = x;
+            else
+                at[i] = to_float(x);
+        }
+        for (; i < first + std::min(padded, total - start); ++i) at[i] = To{0};
+    }
 }
 
-template <typename T> void sum_groups(const Matrix& m, const T* row, float* sums) {
+// stride: between the groups of a row, which has all k in order.
+template <typename T> void sum_groups(const Matrix& m, const T* row, int64_t stride, float* sums) {
     for (int64_t g = 0; g < m.group_count; ++g) {
         float sum = 0.0f;
-        for (int64_t i = g * m.group_k; i < std::min(m.k, (g + 1) * m.group_k); ++i) sum += to_float(row[i]);
+        const int64_t count = std::min(m.k - g * m.group_k, m.group_k);
+        for (int64_t i = 0; i < count; ++i) sum += to_float(row[g * stride + i]);
         sums[g] = sum;
     }
 }
 
 struct Needs {
     bool copy, sums;
+    int32_t dtype;  // of the copy
     size_t copy_bytes, sum_bytes;
 };
 
 Needs needs_of(const Product& p) {
     const Matrix& m = *p.matrix;
     Needs needs{};
-    const int64_t k_padded = m.steps * step_k(m.format);
-    needs.copy = m.order || k_padded != m.k;
+    const bool by_tiles = takes_tiles(m, p.rows.dtype);
+    const int64_t k_padded = padded_k(m, by_tiles);
+    needs.dtype = BATON_WIDE ? F32 : p.rows.dtype;
+    needs.copy = m.order || k_padded != m.k || needs.dtype != p.rows.dtype || (by_tiles && p.rows.index);
     needs.sums = m.zeros != nullptr;
     const auto bytes = [](size_t n) { return (n + 63) / 64 * 64; };
-    if (needs.copy)
-        needs.copy_bytes = bytes(static_cast<size_t>(p.rows.count * k_padded) * element_bytes(p.rows.dtype));
+    if (needs.copy) needs.copy_bytes = bytes(static_cast<size_t>(p.rows.count * k_padded) * element_bytes(needs.dtype));
     if (needs.sums) needs.sum_bytes = bytes(static_cast<size_t>(p.rows.count * m.group_count) * 4);
     return needs;
 }
 
-template <typename T> void prepare(const Product& p, const Needs& needs, T* copy, float* sums) {
+template <typename T, typename To> void prepare(const Product& p, const Needs& needs, To* copy, float* sums) {
     const Matrix& m = *p.matrix;
-    const int64_t k_padded = m.steps * step_k(m.format);
+    const bool by_tiles = takes_tiles(m, p.rows.dtype);
+    const int64_t k_padded = padded_k(m, by_tiles);
     parallel_for(p.rows.count, [&](int64_t i, int) {
         const T* row = reinterpret_cast<const T*>(row_pointer(p.rows, i));
-        if (needs.copy) {
-            prepare_row(m, row, copy + i * k_padded, k_padded);
-            row = copy + i * k_padded;
-        }
-        if (needs.sums) sum_groups(m, row, sums + i * m.group_count);
+        if (needs.copy) prepare_row(m, row, copy + i * k_padded, by_tiles);
+        if (!needs.sums) return;
+        if (m.order)
+            sum_groups(m, copy + i * k_padded, padded_group(m, by_tiles), sums + i * m.group_count);
+        else
+            sum_groups(m, row, m.group_k, sums + i * m.group_count);
     });
 }
 
@@ -283,7 +417,9 @@ Job job_of(const Product& p) {
     job.m = p.matrix, job.rows = p.rows, job.out = p.out;
     const int64_t row_bytes = std::max<int64_t>(1, p.matrix->k * static_cast<int64_t>(element_bytes(p.rows.dtype)));
     const int64_t rows_max = std::clamp<int64_t>(CHUNK_BYTES / row_bytes, TALL_ROWS, CHUNK_ROWS_MAX);
-    job.tile_count = p.rows.count <= TALL_ROWS ? 1 : (p.rows.count + TILE_ROWS - 1) / TILE_ROWS;
+    job.by_tiles = takes_tiles(*p.matrix, p.rows.dtype);
+    const int64_t tile_rows = job.by_tiles ? AMX_ROWS : TILE_ROWS;
+    job.tile_count = p.rows.count <= (job.by_tiles ? AMX_ROWS : TALL_ROWS) ? 1 : (p.rows.count + tile_rows - 1) / tile_rows;
     const int64_t chunks = (p.rows.count + rows_max - 1) / rows_max;
     job.tiles_per_chunk = (job.tile_count + chunks - 1) / chunks;
     job.chunk_count = (job.tile_count + job.tiles_per_chunk - 1) / job.tiles_per_chunk;
@@ -359,12 +495,16 @@ bool multiply(const Product* products, int64_t count) {
         if (p.rows.count == 0 || p.matrix->n == 0) continue;
         const Needs needs = needs_of(p);
         if (needs.copy || needs.sums) {
+            float* const group_sums = reinterpret_cast<float*>(sums);
             if (p.rows.dtype == F32)
-                prepare(p, needs, reinterpret_cast<float*>(copy), reinterpret_cast<float*>(sums));
+                prepare<float>(p, needs, reinterpret_cast<float*>(copy), group_sums);
+            else if (needs.dtype == F32)
+                prepare<bf16>(p, needs, reinterpret_cast<float*>(copy), group_sums);
             else
-                prepare(p, needs, reinterpret_cast<bf16*>(copy), reinterpret_cast<float*>(sums));
+                prepare<bf16>(p, needs, reinterpret_cast<bf16*>(copy), group_sums);
         }
-        if (needs.copy) p.rows.base = copy, p.rows.stride = p.matrix->steps * step_k(p.matrix->format), p.rows.index = nullptr;
+        const bool by_tiles = takes_tiles(*p.matrix, p.rows.dtype);
+        if (needs.copy) p.rows = {copy, p.rows.count, padded_k(*p.matrix, by_tiles), nullptr, needs.dtype};
         if (is_split(p)) p.out = {wide, p.matrix->n, F32, nullptr, -1}, wide += p.rows.count * p.matrix->n;
         Job& job = jobs[job_count++] = job_of(p);
         job.sums = needs.sums ? reinterpret_cast<const float*>(sums) : nullptr;

@@ -1,6 +1,10 @@
 #include "runtime.h"
 
 #include <pthread.h>
+#if defined(BATON_AMX) && BATON_AMX == 1
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #include <atomic>
 #include <chrono>
@@ -174,10 +178,23 @@ BATON_API void baton_set_threads(int count) {
 
 BATON_API int baton_thread_count() { return baton::thread_count(); }
 
+// Nonzero: the operating system refuses what the kernels were compiled for. Before any other call.
+BATON_API int32_t baton_start() {
+#if defined(BATON_AMX) && BATON_AMX == 1
+    constexpr long ARCH_REQ_XCOMP_PERM = 0x1023, XTILEDATA = 18;
+    if (syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA)) return 1;
+#endif
+    return 0;
+}
+
 BATON_API const char* baton_features() {
-#if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
+#if defined(BATON_AMX) && BATON_AMX == 1
+    return "amx";
+#elif defined(BATON_AMX) && BATON_AMX == 2
+    return "amx-emulated";
+#elif defined(__AVX512BF16__) && defined(__AVX512VBMI__)
     return "avx512_bf16";
-#elif defined(__AVX512F__) && defined(__AVX512BW__)
+#elif defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
     return "avx512";
 #elif defined(__AVX2__) && defined(__FMA__)
     return "avx2";

@@ -7,6 +7,7 @@ import pytest
 
 from engine.native import build as build_module
 from engine.native.build import NativeUnavailable, build
+from engine.native.classes import CLASSES, candidates
 from engine.native.library import features, library, set_threads
 
 
@@ -60,20 +61,20 @@ def test_a_forked_child_computes_alone():
 
 
 def test_the_library_names_its_code_path():
-    assert features() in ("avx512_bf16", "avx512", "avx2", "generic")
+    assert features() in [one.name for one in CLASSES]
 
 
 def test_a_second_build_finds_the_first():
-    first = build()
+    first = build(candidates()[0])
     written = first.stat().st_mtime_ns
-    assert build() == first
+    assert build(candidates()[0]) == first
     assert first.stat().st_mtime_ns == written
 
 
 def test_without_a_compiler_it_says_so(monkeypatch):
     monkeypatch.setenv("CXX", "/nonexistent/c++")
     with pytest.raises(NativeUnavailable, match=r"no C\+\+ compiler.*/nonexistent"):
-        build()
+        build(candidates()[0])
 
 
 def test_a_failing_compiler_shows_its_log_and_leaves_nothing(monkeypatch, tmp_path):
@@ -83,13 +84,13 @@ def test_a_failing_compiler_shows_its_log_and_leaves_nothing(monkeypatch, tmp_pa
     monkeypatch.setenv("CXX", str(compiler))
     monkeypatch.setenv("BATON_CACHE_DIR", str(tmp_path))
     with pytest.raises(NativeUnavailable, match="could not compile") as caught:
-        build()
+        build(candidates()[0])
     assert "broken" in caught.value.log
     assert not list((tmp_path / "native").glob("*.so"))
 
 
 def test_changed_sources_get_a_new_name(monkeypatch, tmp_path):
-    before = build_module._key(build_module.find_compiler())
+    before = build_module._key(build_module.find_compiler(), ())
     (tmp_path / "a.cpp").write_text("int x;")
     monkeypatch.setattr(build_module, "SOURCES", tmp_path)
-    assert build_module._key(build_module.find_compiler()) != before
+    assert build_module._key(build_module.find_compiler(), ()) != before

@@ -1,0 +1,153 @@
+// Products of up to 32 rows by tiles of AMX, for matrices (multiply.cpp) and for attention (attention_tile.h).
+//
+// Weights, keys and values lie as everywhere: step s of a panel is 64 columns of four bytes, two bfloat16 or four
+// int8 along k. Sixteen steps of sixteen columns are a tile as they stand. An element's sum is a chain over tiles
+// of sixteen steps that begin at multiples of sixteen, the same for every number of rows.
+#pragma once
+
+#include "amx.h"
+
+#if BATON_AMX
+namespace baton::amx {
+
+constexpr int COLUMNS = 64, STEP_BYTES = 256;
+constexpr int ROWS_MAX = 2 * TILE_HEIGHT;
+
+// The rows of the tiles in force on this thread; -1: none are.
+struct Configured {
+    int upper = -1, lower = -1;
+};
+inline thread_local Configured configured;
+
+// Up to 16 rows: tiles 0 … 3 are the sums of all columns, 4 activations, 5 … 7 weights. With more: tiles 0 and 1
+// are those of the upper rows and half of the columns, 2 and 3 of the lower ones, 4 and 5 activations, 6 and 7 weights.
+inline void configure(int upper, int lower) {
+    if (configured.upper == upper && configured.lower == lower) return;
+    TileConfig config;
+    for (int t = 0; t < 8; ++t) {
+        config.row_bytes[t] = TILE_ROW_BYTES;
+        config.rows[t] = static_cast<uint8_t>(upper);
+    }
+    if (lower) config.rows[2] = config.rows[3] = config.rows[5] = static_cast<uint8_t>(lower);
+    config.rows[6] = config.rows[7] = TILE_DEPTH;
+    if (!lower) config.rows[5] = TILE_DEPTH;
+    BATON_TILE_CONFIG(&config);
+    configured = {upper, lower};
+}
+
+// Tiles are given back when a thread ends a task: what they hold makes a switch of threads dearer.
+inline void release() {
+    if (configured.upper < 0) return;
+    BATON_TILE_RELEASE();
+    configured = {};
+}
+
+struct Fetched {
+    const char* from;  // null: nothing
+    int lines;         // per step
+};
+
+inline void fetch_steps(const Fetched& fetched, int64_t step) {
+    if (!fetched.from) return;
+    const char* line = fetched.from + step * fetched.lines * 64;
+    for (int i = 0; i < TILE_DEPTH * fetched.lines; ++i) __builtin_prefetch(line + i * 64, 0, 2);
+}
+
+// One sum += one tile of activations times one of weights: the kinds of numbers.
+#define BATON_TILE_DOT(sum, a, b)          \
+    do {                                   \
+        if constexpr (IS_INT8)             \
+            BATON_TILE_INT8(sum, a, b);    \
+        else                               \
+            BATON_TILE_BF16(sum, a, b);    \
+    } while (0)
+
+template <bool IS_INT8>
+void dot_few(const char* a, int64_t a_stride, int rows, const char* panel, int64_t steps, char* sums, int64_t c_stride,
+             bool accumulate, Fetched fetched) {
+    configure(rows, 0);
+    if (accumulate) {
+        BATON_TILE_LOAD(0, sums, c_stride);
+        BATON_TILE_LOAD(1, sums + 64, c_stride);
+        BATON_TILE_LOAD(2, sums + 128, c_stride);
+        BATON_TILE_LOAD(3, sums + 192, c_stride);
+    } else {
+        BATON_TILE_ZERO(0);
+        BATON_TILE_ZERO(1);
+        BATON_TILE_ZERO(2);
+        BATON_TILE_ZERO(3);
+    }
+    for (int64_t s = 0; s < steps; s += TILE_DEPTH) {
+        const char* b = panel + s * STEP_BYTES;
+        BATON_TILE_LOAD(4, a + 4 * s, a_stride);
+        BATON_TILE_LOAD(5, b, STEP_BYTES);
+        BATON_TILE_DOT(0, 4, 5);
+        BATON_TILE_LOAD(6, b + 64, STEP_BYTES);
+        BATON_TILE_DOT(1, 4, 6);
+        BATON_TILE_LOAD(7, b + 128, STEP_BYTES);
+        BATON_TILE_DOT(2, 4, 7);
+        BATON_TILE_LOAD(5, b + 192, STEP_BYTES);
+        BATON_TILE_DOT(3, 4, 5);
+        fetch_steps(fetched, s);
+    }
+    BATON_TILE_STORE(0, sums, c_stride);
+    BATON_TILE_STORE(1, sums + 64, c_stride);
+    BATON_TILE_STORE(2, sums + 128, c_stride);
+    BATON_TILE_STORE(3, sums + 192, c_stride);
+}
+
+template <bool IS_INT8>
+void dot_many(const char* a, int64_t a_stride, int rows, const char* panel, int64_t steps, char* sums, int64_t c_stride,
+              bool accumulate, Fetched fetched) {
+    configure(TILE_HEIGHT, rows - TILE_HEIGHT);
+    const char* lower_a = a + TILE_HEIGHT * a_stride;
+    for (int half = 0; half < 2; ++half) {
+        char* upper = sums + 128 * half;
+        char* lower = upper + TILE_HEIGHT * c_stride;
+        if (accumulate) {
+            BATON_TILE_LOAD(0, upper, c_stride);
+            BATON_TILE_LOAD(1, upper + 64, c_stride);
+            BATON_TILE_LOAD(2, lower, c_stride);
+            BATON_TILE_LOAD(3, lower + 64, c_stride);
+        } else {
+            BATON_TILE_ZERO(0);
+            BATON_TILE_ZERO(1);
+            BATON_TILE_ZERO(2);
+            BATON_TILE_ZERO(3);
+        }
+        for (int64_t s = 0; s < steps; s += TILE_DEPTH) {
+            const char* b = panel + s * STEP_BYTES + 128 * half;
+            BATON_TILE_LOAD(4, a + 4 * s, a_stride);
+            BATON_TILE_LOAD(6, b, STEP_BYTES);
+            BATON_TILE_DOT(0, 4, 6);
+            BATON_TILE_LOAD(7, b + 64, STEP_BYTES);
+            BATON_TILE_DOT(1, 4, 7);
+            BATON_TILE_LOAD(5, lower_a + 4 * s, a_stride);
+            BATON_TILE_DOT(2, 5, 6);
+            BATON_TILE_DOT(3, 5, 7);
+            if (half == 0) fetch_steps(fetched, s);
+        }
+        BATON_TILE_STORE(0, upper, c_stride);
+        BATON_TILE_STORE(1, upper + 64, c_stride);
+        BATON_TILE_STORE(2, lower, c_stride);
+        BATON_TILE_STORE(3, lower + 64, c_stride);
+    }
+}
+
+// sums[r][c] (+)= sum over the steps, a multiple of 16; strides in bytes. The rows of `a` hold four bytes a step.
+template <bool IS_INT8>
+void dot(const void* a, int64_t a_stride, int rows, const char* panel, int64_t steps, void* sums, int64_t c_stride,
+         bool accumulate, Fetched fetched) {
+    asm volatile("" ::: "memory");  // tiles are loaded by instructions whose reads the compiler does not see
+    const char* from = static_cast<const char*>(a);
+    if (rows > TILE_HEIGHT)
+        dot_many<IS_INT8>(from, a_stride, rows, panel, steps, static_cast<char*>(sums), c_stride, accumulate, fetched);
+    else
+        dot_few<IS_INT8>(from, a_stride, rows, panel, steps, static_cast<char*>(sums), c_stride, accumulate, fetched);
+    asm volatile("" ::: "memory");
+}
+
+#undef BATON_TILE_DOT
+
+}  // namespace baton::amx
+#endif
