@@ -18,7 +18,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "Setting up $(VENV) (once; a few minutes)"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check \
-	    $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) -c constraints.txt torch
+	    $(if $(TORCH_INDEX),--no-deps --index-url $(TORCH_INDEX)) -c constraints.txt torch
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[worker,dev]'
 	@touch $@
 
@@ -59,6 +59,7 @@ define CHART_PARTS
 	@mkdir -p $(1)/baton $(1)/rendered
 	@$(BIN)/python -m baton.telemetry.render $(1)/baton
 	@$(BIN)/python -m commands.chart $(1)/baton/values.schema.json
+	@$(BIN)/python -m commands.chart_readme $(CHART) $(1)/baton/README.md
 endef
 define CHART_EXAMPLES
 	@for name in $(EXAMPLES); do \
@@ -78,7 +79,7 @@ render: $(VENV)/.installed ## Fail if a generated file is not what its source ge
 	    diff -u $(PROTO_OUT)/$$f build/render/$(PROTO_OUT)/$$f || { echo "stale: run 'make proto'"; exit 1; }; done
 	$(call CHART_PARTS,build/render)
 	$(call CHART_EXAMPLES,build/render)
-	@for f in baton/values.schema.json baton/rules baton/dashboards rendered; do \
+	@for f in baton/values.schema.json baton/README.md baton/rules baton/dashboards rendered; do \
 	    diff -ru deploy/helm/$$f build/render/$$f || { echo "stale: run 'make chart'"; exit 1; }; done
 
 unit: $(VENV)/.installed ## Run the unit, contract and tidy tests
