@@ -8,7 +8,7 @@ PORT   ?= 8000
 TORCH_INDEX ?=
 ARGS   ?=
 
-.PHONY: help setup serve test check lint types imports proto chart render unit sim integration pictures explore fmt clean
+.PHONY: help setup serve test check lint types imports proto chart render images unit sim integration pictures explore fmt clean
 .DEFAULT_GOAL := help
 
 help: ## Show these targets
@@ -81,6 +81,19 @@ render: $(VENV)/.installed ## Fail if a generated file is not what its source ge
 	$(call CHART_EXAMPLES,build/render)
 	@for f in baton/values.schema.json baton/README.md baton/rules baton/dashboards rendered; do \
 	    diff -ru deploy/helm/$$f build/render/$$f || { echo "stale: run 'make chart'"; exit 1; }; done
+
+# Where images are pushed, and what builds them (docker or podman).
+REGISTRY ?= localhost
+DOCKER   ?= docker
+VERSION  := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+
+images: ## Build the three images, run each once, and print the values that install exactly them
+	@for kind in light cpu cuda; do \
+	    $(DOCKER) build -f deploy/docker/Dockerfile.$$kind --build-arg VERSION=$(VERSION) \
+	        --build-arg REVISION=$$(git rev-parse HEAD) $(ARGS) -t $(REGISTRY)/baton/$$kind:$(VERSION) . \
+	    && $(DOCKER) run --rm --read-only --tmpfs /tmp $(REGISTRY)/baton/$$kind:$(VERSION) --help > /dev/null \
+	    || exit 1; done
+	@echo "images: {registry: $(REGISTRY), light: {tag: \"$(VERSION)\"}, worker: {tag: \"$(VERSION)\"}}"
 
 unit: $(VENV)/.installed ## Run the unit, contract and tidy tests
 	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder tests/unit tests/contract tests/tidy
