@@ -208,6 +208,11 @@ def test_expert_ranks_have_pods_of_their_own():
     assert experts["template"]["metadata"]["labels"]["baton.dev/component"] == "experts"
     names = {p["metadata"]["name"] for p in of_kind(docs, "NetworkPolicy")}
     assert "baton-experts" in names
+    labels = json.loads(settings(docs)["BATON_CLUSTER__NODE_LABELS"])
+    groups = {role: label["ray.io/node-group"] for role, label in labels.items()}
+    assert groups["experts"] == "in(experts)"
+    assert all("experts" not in groups[role] for role in ("prefill", "decode", "aggregated"))
+    assert environment(spec["containers"][0])["RAY_NODE_TYPE_NAME"] == "experts"
     [cluster] = of_kind(install("minimal"), "RayCluster")
     assert [g["groupName"] for g in cluster["spec"]["workerGroupSpecs"]] == [
         "prefill",

@@ -405,7 +405,9 @@ checksum/config: {{ include (print .Template.BasePath "/configmap.yaml") . | sha
 BATON_CLUSTER__SHAPES: {{ toJson $shapes | quote }}
 {{- end }}
 {{- $asked := default (dict) (default (dict) .Values.config.cluster).node_labels }}
-{{- if not (include "baton.hasUnlikeShapes" . | trim) }}{{ $labels = dict }}{{ end }}
+{{- if gt (include "baton.expertPods" . | int) 0 }}
+{{- $_ := set $labels "experts" (dict "ray.io/node-group" "in(experts)") }}
+{{- else if not (include "baton.hasUnlikeShapes" . | trim) }}{{ $labels = dict }}{{ end }}
 {{- with mergeOverwrite $labels $asked }}
 BATON_CLUSTER__NODE_LABELS: {{ toJson . | quote }}
 {{- end }}
