@@ -9,7 +9,7 @@ PORT   ?= 8000
 TORCH_INDEX ?=
 ARGS   ?=
 
-.PHONY: help setup serve test check lint types imports proto chart render unit sim integration pictures explore fmt clean
+.PHONY: help setup serve test check lint types imports proto chart render images unit sim integration pictures explore fmt clean
 .DEFAULT_GOAL := help
 
 help: ## Show these targets
@@ -19,7 +19,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "Setting up $(VENV) (once; a few minutes)"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check \
-	    $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) -c constraints.txt torch
+	    $(if $(TORCH_INDEX),--no-deps --index-url $(TORCH_INDEX)) -c constraints.txt torch
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[worker,dev]'
 	@touch $@
 
@@ -69,6 +69,7 @@ define CHART_PARTS
 	@mkdir -p $(1)/baton $(1)/rendered
 	@$(BIN)/python -m baton.telemetry.render $(1)/baton
 	@$(BIN)/python -m commands.chart $(1)/baton/values.schema.json
+	@$(BIN)/python -m commands.chart_readme $(CHART) $(1)/baton/README.md
 endef
 define CHART_EXAMPLES
 	@for name in $(EXAMPLES); do \
@@ -88,8 +89,21 @@ render: $(VENV)/.installed ## Fail if a generated file is not what its source ge
 	    diff -u $(PROTO_OUT)/$$f build/render/$(PROTO_OUT)/$$f || { echo "stale: run 'make proto'"; exit 1; }; done
 	$(call CHART_PARTS,build/render)
 	$(call CHART_EXAMPLES,build/render)
-	@for f in baton/values.schema.json baton/rules baton/dashboards rendered; do \
+	@for f in baton/values.schema.json baton/README.md baton/rules baton/dashboards rendered; do \
 	    diff -ru deploy/helm/$$f build/render/$$f || { echo "stale: run 'make chart'"; exit 1; }; done
+
+# Where images are pushed, and what builds them (docker or podman).
+REGISTRY ?= localhost
+DOCKER   ?= docker
+VERSION  := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+
+images: ## Build the three images, run each once, and print the values that install exactly them
+	@for kind in light cpu cuda; do \
+	    $(DOCKER) build -f deploy/docker/Dockerfile.$$kind --build-arg VERSION=$(VERSION) \
+	        --build-arg REVISION=$$(git rev-parse HEAD) $(ARGS) -t $(REGISTRY)/baton/$$kind:$(VERSION) . \
+	    && $(DOCKER) run --rm --read-only --tmpfs /tmp $(REGISTRY)/baton/$$kind:$(VERSION) --help > /dev/null \
+	    || exit 1; done
+	@echo "images: {registry: $(REGISTRY), light: {tag: \"$(VERSION)\"}, worker: {tag: \"$(VERSION)\"}}"
 
 unit: $(VENV)/.installed ## Run the unit, contract and tidy tests
 	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder tests/unit tests/contract tests/tidy

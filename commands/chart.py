@@ -85,6 +85,8 @@ QUANTITY = text(pattern=r"^[0-9]+(\.[0-9]+)?(m|[kMGTPE]|[KMGTPE]i)?$")
 CPU: Schema = {"anyOf": [QUANTITY, {"type": "number", "exclusiveMinimum": 0}]}
 FOLDER = text("An absolute path.", pattern=r"^/[^:]*[^/:]$")
 FOLDER_OR_NONE = text("An absolute path, or nothing.", pattern=r"^(/[^:]*[^/:])?$")
+PATH = text("Begins with a slash.", pattern=r"^/")
+HOST = text(pattern=r"^(\*\.)?[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")
 FILE = text(pattern=r"^[-._a-zA-Z0-9]+$")
 SECRET_KEY = closed({"name": NAME_OR_NONE, "key": text(pattern=r"^[-._a-zA-Z0-9]+$")})
 TOLERATIONS = listed(
@@ -109,16 +111,32 @@ SPREAD = listed(
     )
 )
 NEAR = listed(closed({"topologyKey": text(), "weight": whole(1, 100)}, required=("topologyKey", "weight")))
-PLACED = {"nodeSelector": LABELS, "tolerations": TOLERATIONS}
+ANYTHING: Schema = {"type": "object"}
+"""A part of a Kubernetes object that is rendered as it is. The API server judges it."""
+PLACED = {
+    "nodeSelector": LABELS,
+    "tolerations": TOLERATIONS,
+    "affinity": ANYTHING,
+    "runtimeClassName": NAME_OR_NONE,
+    "priorityClassName": NAME_OR_NONE,
+    "podLabels": LABELS,
+    "podAnnotations": LABELS,
+    "extraEnv": listed(ANYTHING | {"required": ["name"]}),
+    "extraVolumes": listed(ANYTHING | {"required": ["name"]}),
+    "extraVolumeMounts": listed(ANYTHING | {"required": ["name", "mountPath"]}),
+    "sidecars": listed(ANYTHING | {"required": ["name", "image"]}),
+}
 SIZED = {"cpu": CPU, "memory": QUANTITY}
 RDMA = closed({"resource": text(pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$"), "count": whole(0, 16)})
 TAG = text("Never latest: what runs must be known.", pattern=r"^[A-Za-z0-9_.-]*$") | {
     "not": {"const": "latest"}  # Helm's patterns are Go's, which have no lookahead
 }
 DIGEST = text(pattern=r"^(sha256:[0-9a-f]{64})?$")
+REGISTRY = text(pattern=r"^([a-zA-Z0-9]([a-zA-Z0-9./_:-]*[a-zA-Z0-9])?)?$")
 IMAGE = closed(
-    {"repository": text(pattern=r"^[a-z0-9]([a-z0-9./_:-]*[a-z0-9])?$"), "tag": TAG, "digest": DIGEST}
+    {"repository": text(pattern=r"^([a-z0-9]([a-z0-9./_:-]*[a-z0-9])?)?$"), "tag": TAG, "digest": DIGEST}
 )
+PULL_SECRETS = listed({"anyOf": [NAME, closed({"name": NAME}, required=("name",))]})
 PEERS = listed({"type": "object"})
 
 
@@ -175,6 +193,7 @@ def _pool() -> Schema:
     return closed(
         {
             "replicas": whole(0, 1024),
+            "maxReplicas": whole(0, 1024),
             "gpu": text(),
             "tensorParallelSize": whole(1, RANKS_MAX),
             "contextParallelSize": whole(1, RANKS_MAX),
@@ -188,7 +207,6 @@ def _pool() -> Schema:
             "env": each(text()),
             **PLACED,
             "topologySpread": SPREAD,
-            "priorityClassName": NAME_OR_NONE,
         }
     )
 
@@ -214,6 +232,40 @@ def _model() -> Schema:
     )
 
 
+def _ingress() -> Schema:
+    return closed(
+        {
+            "enabled": SWITCH,
+            "className": NAME_OR_NONE,
+            "annotations": LABELS,
+            "labels": LABELS,
+            "hosts": listed(HOST),
+            "path": PATH,
+            "tls": listed(closed({"hosts": listed(HOST), "secretName": NAME})),
+        }
+    )
+
+
+def _http_route() -> Schema:
+    backend_tls = {
+        "hostname": text(),
+        "caConfigMap": NAME_OR_NONE,
+        "apiVersion": text(choices=("v1", "v1alpha3")),
+    }
+    return closed(
+        {
+            "enabled": SWITCH,
+            "parentRefs": listed(ANYTHING | {"required": ["name"]}),
+            "hostnames": listed(HOST),
+            "path": PATH,
+            "filters": listed(ANYTHING | {"required": ["type"]}),
+            "annotations": LABELS,
+            "labels": LABELS,
+            "backendTls": closed(backend_tls),
+        }
+    )
+
+
 def _router() -> Schema:
     autoscaling = {
         "enabled": SWITCH,
@@ -224,6 +276,10 @@ def _router() -> Schema:
     service = {
         "type": text(choices=("ClusterIP", "NodePort", "LoadBalancer")),
         "port": whole(1, 65_535),
+        "nodePort": whole(0, 65_535),
+        "loadBalancerClass": text(),
+        "loadBalancerSourceRanges": listed(text(pattern=r"^[0-9a-fA-F.:]+/[0-9]{1,3}$")),
+        "externalTrafficPolicy": text(choices=("", "Cluster", "Local")),
         "annotations": LABELS,
     }
     return closed(
@@ -235,6 +291,9 @@ def _router() -> Schema:
             "keysSecret": SECRET_KEY,
             "tenantSaltSecret": SECRET_KEY,
             "service": closed(service),
+            "tls": closed({"existingSecret": NAME_OR_NONE, "cert": FILE, "key": FILE}),
+            "ingress": _ingress(),
+            "httpRoute": _http_route(),
             "preStopSeconds": whole(0, 120),
             **PLACED,
             "topologySpread": SPREAD,
@@ -261,11 +320,17 @@ def _redis() -> Schema:
     return closed(
         {
             "mode": text(choices=("own", "external", "none")),
+            "host": text(pattern=r"^[a-zA-Z0-9.-]*$"),
+            "port": whole(1, 65_535),
+            "username": text(pattern=r"^[A-Za-z0-9_.-]*$"),
+            "tls": SWITCH,
+            "peers": PEERS,
             "urlSecret": SECRET_KEY,
             "passwordSecret": SECRET_KEY,
-            "image": IMAGE,
+            "image": closed({"registry": REGISTRY, **IMAGE["properties"]}),
             **SIZED,
             "storage": closed({"size": QUANTITY, "storageClassName": NAME_OR_NONE}),
+            **PLACED,
         }
     )
 
@@ -300,20 +365,45 @@ def _images() -> Schema:
     return closed(
         {
             "pullPolicy": text(choices=policies),
-            "pullSecrets": listed(NAME),
+            "pullSecrets": PULL_SECRETS,
+            "registry": REGISTRY,
             "light": IMAGE,
             "worker": IMAGE,
         }
     )
 
 
+def _ray() -> Schema:
+    claim = {"existingClaim": NAME_OR_NONE, "size": QUANTITY, "storageClassName": NAME_OR_NONE}
+    return closed(
+        {
+            "version": text(pattern=r"^[0-9]+\.[0-9]+\.[0-9]+$"),
+            "authTokenSecret": SECRET_KEY,
+            "headState": text(choices=("auto", "redis", "claim", "none")),
+            "headClaim": closed(claim),
+            "headLossSeconds": whole(60),
+            "autoscaler": closed({"enabled": SWITCH, "idleTimeoutSeconds": whole(10), **SIZED}),
+            "head": closed({**SIZED, **PLACED}),
+        }
+    )
+
+
+def _experts() -> Schema:
+    return closed(
+        {
+            "gpu": text(),
+            "cpu": whole(1),
+            "memory": QUANTITY,
+            "env": each(text()),
+            **PLACED,
+            "topologySpread": SPREAD,
+        }
+    )
+
+
 def values_schema() -> Schema:
     account = {"create": SWITCH, "name": NAME_OR_NONE, "annotations": LABELS}
-    ray = {
-        "version": text(pattern=r"^[0-9]+\.[0-9]+\.[0-9]+$"),
-        "authTokenSecret": SECRET_KEY,
-        "head": closed({**SIZED, **PLACED}),
-    }
+    shared = ANYTHING | {"properties": {"imageRegistry": REGISTRY, "imagePullSecrets": PULL_SECRETS}}
     values = {
         "nameOverride": NAME_OR_NONE,
         "fullnameOverride": NAME_OR_NONE,
@@ -325,7 +415,8 @@ def values_schema() -> Schema:
         "pools": closed({role.value: _pool() for role in Role}),
         "gpuResource": text(pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$"),
         "gpuTypes": each(LABELS),
-        "ray": closed(ray),
+        "experts": _experts(),
+        "ray": _ray(),
         "router": _router(),
         "control": closed({**SIZED, **PLACED}),
         "store": _store(),
@@ -337,7 +428,8 @@ def values_schema() -> Schema:
         "security": closed({"user": whole(1), "group": whole(1)}),
         "serviceAccount": closed(account),
         "test": closed({"keySecret": SECRET_KEY}),
-        "global": {"type": "object"},  # Helm passes these values to subcharts
+        "extraObjects": listed({"anyOf": [ANYTHING, text()]}),
+        "global": shared,  # Helm passes these values to subcharts, with further ones of other charts
     }
     return {"$schema": "http://json-schema.org/draft-07/schema#", **closed(values)}
 

@@ -65,12 +65,14 @@ class RayExpertRanks:
     ) -> None:
         """Start a rank without waiting: on `node` if it is given, and never on those of `avoid`."""
         cluster = place.config.cluster
+        is_apart = place.beside is None and not self._is_local
         labels = dict(cluster.node_labels.get(spec.role, {}))
+        if is_apart:
+            labels = dict(cluster.node_labels.get("experts", labels))
         if node and node not in avoid:
             labels[NODE_LABEL] = f"in({node})"
         elif avoid:
             labels[NODE_LABEL] = f"!in({','.join(avoid)})"
-        is_apart = place.beside is None and not self._is_local
         options: dict[str, Any] = {
             "name": spec.rank_id,
             "namespace": _namespace(spec.control_address),

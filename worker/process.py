@@ -350,7 +350,11 @@ class WorkerProcess:
         host = self._config.cluster.worker_host
         server, port = await start_server(host, self._port, worker=self._routers, peer=self._readers)
         stack.push_async_callback(self._stop_server, server)
-        metrics = MetricsServer(render=self._render_metrics, health=self._health)
+        metrics = MetricsServer(
+            render=self._render_metrics,
+            health=self._health,
+            is_ready=lambda: not self._core.status().is_draining,
+        )
         await metrics.start(host, self._config.cluster.worker_metrics_port)
         stack.push_async_callback(metrics.close)
         self._member = Member(

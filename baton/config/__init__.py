@@ -241,7 +241,8 @@ class ClusterConfig(Section):
     ray_address: str = ""
     """Address of the Ray cluster to join. Empty: start one on this machine."""
     node_labels: dict[str, dict[str, str]] = {}
-    """Labels of the nodes for each role, as Ray's label selectors: {"decode": {"gpu": "in(H100, H200)"}}."""
+    """Labels of the nodes for each role, as Ray's label selectors: {"decode": {"gpu": "in(H100, H200)"}}.
+    Those of "experts" are for expert ranks apart from the workers, which go by their pool's role without."""
     shapes: dict[str, ShapeText] = {}
     """Shapes of the workers of each role, where they differ from `engine.shape`: {"prefill": "tp2"}. A worker
     keeps its shape when it switches its role, until it is restarted."""

@@ -16,8 +16,15 @@ REQUEST_BYTES_MAX = 16_384
 class MetricsServer:
     """HTTP server for GET /metrics and /health, one answer per connection. It is not meant for the public."""
 
-    def __init__(self, *, render: Callable[[], bytes], health: Callable[[], dict[str, object]]) -> None:
-        self._render, self._health = render, health
+    def __init__(
+        self,
+        *,
+        render: Callable[[], bytes],
+        health: Callable[[], dict[str, object]],
+        is_ready: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """`is_ready` says whether /health/ready has status 200 or 503."""
+        self._render, self._health, self._is_ready = render, health, is_ready
         self._server: asyncio.Server | None = None
         self.address = ""
         """host:port, once started."""
@@ -65,7 +72,9 @@ class MetricsServer:
             case b"/metrics":
                 return _response("200 OK", CONTENT_TYPE, self._render())
             case b"/health" | b"/health/live" | b"/health/ready":
-                return _response("200 OK", "application/json", msgspec.json.encode(self._health()))
+                is_unready = path == b"/health/ready" and not self._is_ready()
+                status = "503 Service Unavailable" if is_unready else "200 OK"
+                return _response(status, "application/json", msgspec.json.encode(self._health()))
             case _:
                 return _response("404 Not Found", "text/plain", b"try /metrics or /health\n")
 

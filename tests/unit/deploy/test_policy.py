@@ -2,6 +2,8 @@
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import click
@@ -281,26 +283,53 @@ def test_opened_ports_are_served(example):
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda p: p.suffix)
 def test_images_run_without_rights_and_from_pinned_versions(path):
     lines = path.read_text()
-    stages = re.findall(r"^FROM (\S+)", lines, re.M)
-    assert all(re.fullmatch(r"python:3\.11-slim-bookworm", stage) for stage in stages)
+    assert re.findall(r"^ARG BASE=(.+)$", lines, re.M) == ["python:3.11-slim-bookworm"]
+    assert set(re.findall(r"^FROM (\S+)", lines, re.M)) == {"$BASE", "dependencies"}
     final = lines[lines.rindex("FROM") :]
     assert re.search(r"^USER 10001:10001$", final, re.M)
     assert values_of("moe")["security"] == {"user": 10001, "group": 10001}
-    assert "constraints.txt" in lines
-    installs = re.findall(r"pip install[^&]*?-c constraints\.txt (.+)$", lines.replace("\\\n", ""), re.M)
-    wants_torch = path.suffix != ".light"
-    assert ("torch" in installs) == wants_torch
-    assert installs[-1] == ("'.[worker]'" if wants_torch else ".")
+    installs = re.findall(r"pip install (.+)$", lines, re.M)
+    assert all("-c constraints.txt" in install for install in installs)
+
+
+@pytest.mark.parametrize(
+    ("kind", "extra"), [("light", "dependencies"), ("cpu", "worker-cpu"), ("cuda", "worker")]
+)
+def test_a_change_of_the_code_changes_the_last_layer_only(kind, extra):
+    """Dependencies are installed before anything of the project is copied, and alone in their layer."""
+    lines = (ROOT / f"deploy/docker/Dockerfile.{kind}").read_text()
+    dependencies, code, final = re.split(r"^FROM .+$", lines, flags=re.M)[1:]
+    copied = re.findall(r"^COPY (.+)$", dependencies, re.M)
+    assert copied == ["pyproject.toml constraints.txt ./", "deploy/docker/requirements.py deploy/docker/"]
+    assert "--no-deps --target /opt/code ." in code
+    copies = re.findall(r"^COPY --from=(\w+) (\S+)", final, re.M)
+    assert copies == [("dependencies", "/opt/baton"), ("code", "/opt/code")]
+    asked = re.search(r"requirements\.py pyproject\.toml ?([\w-]*) >", dependencies)[1]
+    assert (asked or "dependencies") == extra
+    script = [sys.executable, str(ROOT / "deploy/docker/requirements.py"), str(ROOT / "pyproject.toml")]
+    done = subprocess.run([*script, *([asked] if asked else [])], capture_output=True, text=True, check=True)
+    names = {re.match(r"[\w-]+", line)[0] for line in done.stdout.splitlines()}
+    assert {"ray", "grpcio", "transformers"} <= names
+    assert ("torch" in names) == (kind != "light")
+    assert ("triton" in names, "nixl-cu12" in names) == (kind == "cuda", kind == "cuda")
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda p: p.suffix)
+def test_an_image_is_a_command_that_is_reached_from_outside(path):
+    """`docker run -p 8000:8000 IMAGE serve --model M` serves."""
+    final = path.read_text().rpartition("FROM")[2]
+    assert 'ENTRYPOINT ["baton"]' in final
+    assert "EXPOSE 8000" in final
+    assert "ENV BATON_ROUTER__HOST=0.0.0.0" in final
+    assert "org.opencontainers.image.version=$VERSION" in final
 
 
 def test_images_hold_every_package():
     text = (ROOT / "pyproject.toml").read_text()
     packages = re.findall(r'"(\w+)\*"', re.search(r"include = \[(.+)\]", text)[1])
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
-    for path in DOCKERFILES:
-        copied = re.findall(r"^COPY (\w+) \1$", path.read_text(), re.M)
-        assert copied == packages, path.name
-        assert {f"!{name}" for name in copied} <= set(ignored)
+    assert {f"!{name}" for name in packages} <= set(ignored)
+    assert all("\nCOPY . .\n" in path.read_text() for path in DOCKERFILES)
     assert len(DOCKERFILES) == 3
 
 

@@ -46,3 +46,29 @@ async def test_an_upgrade_is_ignored_and_what_follows_not_read():
     found = await answer_to(data + b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
     assert found.count(b"HTTP/1.1 200 OK") == 1
     assert found.endswith(b"metric 1\n")
+
+
+async def test_ready_is_another_question_than_live():
+    is_ready = False
+    server = MetricsServer(
+        render=lambda: b"", health=lambda: {"status": "draining"}, is_ready=lambda: is_ready
+    )
+    await server.start("127.0.0.1")
+    try:
+
+        async def status(path):
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            line = (await reader.read()).split(b" ")
+            writer.close()
+            return int(line[1])
+
+        assert (await status("/health/live"), await status("/health"), await status("/health/ready")) == (
+            200,
+            200,
+            503,
+        )
+        is_ready = True
+        assert await status("/health/ready") == 200
+    finally:
+        await server.close()

@@ -13,11 +13,13 @@ nodeManager: 6380
 redis: 6379
 {{- end }}
 
+{{- /* Names of Services begin with a letter, and so does this one, whatever the release is called. */ -}}
 {{- define "baton.fullname" -}}
-{{- if .Values.fullnameOverride }}{{ .Values.fullnameOverride | trunc 40 | trimSuffix "-" }}
-{{- else }}{{- $name := default .Chart.Name .Values.nameOverride }}
-{{- if contains $name .Release.Name }}{{ .Release.Name | trunc 40 | trimSuffix "-" }}
-{{- else }}{{ printf "%s-%s" .Release.Name $name | trunc 40 | trimSuffix "-" }}{{ end }}{{ end }}
+{{- $name := default .Chart.Name .Values.nameOverride }}
+{{- $full := contains $name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name $name) }}
+{{- $full = default $full .Values.fullnameOverride }}
+{{- if regexMatch "^[0-9]" $full }}{{ $full = printf "%s-%s" .Chart.Name $full }}{{ end -}}
+{{ $full | replace "." "-" | trunc 40 | trimSuffix "-" }}
 {{- end }}
 
 {{- /* Labels that select the pods of one component: (list . "router"). KubeRay sets its own values of
@@ -38,10 +40,35 @@ app.kubernetes.io/managed-by: {{ $root.Release.Service }}
 {{ include "baton.selector" . }}
 {{- end }}
 
+{{- /* An image of ours: (list . .Values.images.light "baton/light"). A repository without a registry would be one of
+       Docker Hub's, and somebody else's, so a registry must be named: by global.imageRegistry, images.registry, or in
+       the repository itself. */ -}}
 {{- define "baton.image" -}}
 {{- $root := index . 0 }}{{ $image := index . 1 -}}
-{{- if $image.digest }}{{ $image.repository }}@{{ $image.digest }}
-{{- else }}{{ $image.repository }}:{{ default $root.Chart.AppVersion $image.tag }}{{ end }}
+{{- $repository := default (index . 2) $image.repository }}
+{{- if not (regexMatch "^([^/]*[.:][^/]*|localhost)/" $repository) }}
+{{- $registry := coalesce (default (dict) $root.Values.global).imageRegistry $root.Values.images.registry }}
+{{- if not $registry }}
+{{- fail (printf "images.registry: name the registry where you pushed %s, such as registry.example.com, or localhost for images that nodes have already (docs/operations.md, On Kubernetes, says how to build them)" $repository) }}
+{{- end }}
+{{- $repository = printf "%s/%s" $registry $repository }}
+{{- end }}
+{{- if $image.digest }}{{ $repository }}@{{ $image.digest }}
+{{- else }}{{ $repository }}:{{ default $root.Chart.AppVersion $image.tag }}{{ end }}
+{{- end }}
+
+{{- define "baton.lightImage" -}}
+{{ include "baton.image" (list . .Values.images.light "baton/light") }}
+{{- end }}
+
+{{- define "baton.workerImage" -}}
+{{ include "baton.image" (list . .Values.images.worker (printf "baton/%s" .Values.accelerator)) }}
+{{- end }}
+
+{{- define "baton.redisImage" -}}
+{{- $image := .Values.redis.image }}
+{{- $registry := default $image.registry (default (dict) .Values.global).imageRegistry -}}
+{{ $registry }}/{{ $image.repository }}{{ if $image.digest }}@{{ $image.digest }}{{ else }}:{{ $image.tag }}{{ end }}
 {{- end }}
 
 {{- define "baton.serviceAccountName" -}}
@@ -49,24 +76,70 @@ app.kubernetes.io/managed-by: {{ $root.Release.Service }}
 {{- else }}{{ default "default" .Values.serviceAccount.name }}{{ end }}
 {{- end }}
 
+{{- /* What every pod has: (list . COMPONENT), where COMPONENT is the values of one, such as .Values.router. */ -}}
 {{- define "baton.pod" -}}
-serviceAccountName: {{ include "baton.serviceAccountName" . }}
-automountServiceAccountToken: false
+{{- $root := index . 0 }}{{ $component := index . 1 -}}
+serviceAccountName: {{ include "baton.serviceAccountName" $root }}
+automountServiceAccountToken: {{ default false $component.mountToken }}
 enableServiceLinks: false
 securityContext:
   runAsNonRoot: true
-  runAsUser: {{ .Values.security.user }}
-  runAsGroup: {{ .Values.security.group }}
-  fsGroup: {{ .Values.security.group }}
+  runAsUser: {{ $root.Values.security.user }}
+  runAsGroup: {{ $root.Values.security.group }}
+  fsGroup: {{ $root.Values.security.group }}
   fsGroupChangePolicy: OnRootMismatch
   seccompProfile:
     type: RuntimeDefault
-{{- with .Values.images.pullSecrets }}
+{{- with concat (default (list) (default (dict) $root.Values.global).imagePullSecrets) $root.Values.images.pullSecrets }}
 imagePullSecrets:
   {{- range . }}
-  - name: {{ . }}
+  - name: {{ kindIs "string" . | ternary . (get (kindIs "string" . | ternary (dict) .) "name") }}
   {{- end }}
 {{- end }}
+{{- with $component.runtimeClassName }}
+runtimeClassName: {{ . }}
+{{- end }}
+{{- with $component.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with $component.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $component.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $component.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{- /* An operator's own labels of a component's pods, and annotations. Labels that select pods stay. */ -}}
+{{- define "baton.podLabels" -}}
+{{- $own := include "baton.labels" (list (index . 0) (index . 2)) | fromYaml -}}
+{{ toYaml (mergeOverwrite (deepCopy (default (dict) (index . 1).podLabels)) $own) }}
+{{- end }}
+
+{{- define "baton.podAnnotations" -}}
+{{- with .podAnnotations }}{{ toYaml . }}{{ end }}
+{{- end }}
+
+{{- define "baton.extraEnv" -}}
+{{- with .extraEnv }}{{ toYaml . }}{{ end }}
+{{- end }}
+
+{{- define "baton.extraMounts" -}}
+{{- with .extraVolumeMounts }}{{ toYaml . }}{{ end }}
+{{- end }}
+
+{{- define "baton.extraVolumes" -}}
+{{- with .extraVolumes }}{{ toYaml . }}{{ end }}
+{{- end }}
+
+{{- define "baton.sidecars" -}}
+{{- with .sidecars }}{{ toYaml . }}{{ end }}
 {{- end }}
 
 {{- define "baton.container" -}}
@@ -75,17 +148,6 @@ readOnlyRootFilesystem: true
 runAsNonRoot: true
 capabilities:
   drop: [ALL]
-{{- end }}
-
-{{- define "baton.placement" -}}
-{{- with .nodeSelector }}
-nodeSelector:
-  {{- toYaml . | nindent 2 }}
-{{- end }}
-{{- with .tolerations }}
-tolerations:
-  {{- toYaml . | nindent 2 }}
-{{- end }}
 {{- end }}
 
 {{- define "baton.spread" -}}
@@ -103,22 +165,22 @@ topologySpreadConstraints:
 {{- end }}
 {{- end }}
 
-{{- /* Preferences for pods of the same pool to be near each other: (list TERMS SELECTOR). */ -}}
-{{- define "baton.near" -}}
-{{- $selector := index . 1 -}}
-{{- with index . 0 }}
-affinity:
-  podAffinity:
-    preferredDuringSchedulingIgnoredDuringExecution:
-      {{- range . }}
-      - weight: {{ .weight }}
-        podAffinityTerm:
-          topologyKey: {{ .topologyKey }}
-          labelSelector:
-            matchLabels:
-              {{- $selector | nindent 14 }}
-      {{- end }}
+{{- /* Affinity of a pool's pods: the operator's, and where workers have several pods, preferences for those to be near
+       each other: (list POOL SELECTOR). */ -}}
+{{- define "baton.poolAffinity" -}}
+{{- $pool := index . 0 }}{{ $selector := index . 1 | fromYaml }}
+{{- $affinity := deepCopy (default (dict) $pool.affinity) }}
+{{- if gt (int $pool.podsPerWorker) 1 }}
+{{- $terms := list }}
+{{- range $pool.stageAffinity }}
+{{- $term := dict "topologyKey" .topologyKey "labelSelector" (dict "matchLabels" $selector) }}
+{{- $terms = append $terms (dict "weight" .weight "podAffinityTerm" $term) }}
 {{- end }}
+{{- $key := "preferredDuringSchedulingIgnoredDuringExecution" }}
+{{- $pods := default (dict) $affinity.podAffinity }}
+{{- with concat $terms (default (list) (get $pods $key)) }}{{ $_ := set $pods $key . }}{{ $_ := set $affinity "podAffinity" $pods }}{{ end }}
+{{- end }}
+{{- toYaml $affinity }}
 {{- end }}
 
 {{- /* Environment: the settings of the config map and of Secrets. */ -}}
@@ -164,6 +226,13 @@ valueFrom:
   value: "3"
 - name: GRPC_ENABLE_FORK_SUPPORT
   value: "0"
+# The preStop command has drained the worker. Ray's own drain would only delay the end of the pod.
+- name: RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S
+  value: "0"
+# Nodes wait for a lost head as long as this, and their workers serve meanwhile. Without a store of its state, the next
+# head does not know them and ends them.
+- name: RAY_gcs_rpc_server_reconnect_timeout_s
+  value: {{ .Values.ray.headLossSeconds | quote }}
 {{- with .Values.ray.authTokenSecret }}{{ if .name }}
 - name: RAY_AUTH_MODE
   value: token
@@ -175,16 +244,48 @@ valueFrom:
 {{- end }}{{ end }}
 {{- end }}
 
+{{- /* Secret with the password of Redis: (list NAME KEY) as a dict, or nothing. Own Redis makes one if none is named. */ -}}
+{{- define "baton.redisSecret" -}}
+{{- $secret := .Values.redis.passwordSecret }}
+{{- if $secret.name }}
+name: {{ $secret.name }}
+key: {{ $secret.key }}
+{{- else if eq .Values.redis.mode "own" }}
+name: {{ include "baton.fullname" . }}-redis
+key: password
+{{- end }}
+{{- end }}
+
+{{- /* Host and port of Redis, or nothing where only the URL of a Secret says it. */ -}}
+{{- define "baton.redisAddress" -}}
+{{- if eq .Values.redis.mode "own" }}{{ include "baton.fullname" . }}-redis:{{ (include "baton.ports" . | fromYaml).redis }}
+{{- else if and (eq .Values.redis.mode "external") .Values.redis.host }}{{ .Values.redis.host }}:{{ .Values.redis.port }}
+{{- end }}
+{{- end }}
+
+{{- /* What keeps the state of Ray's head: redis, claim, or none. */ -}}
+{{- define "baton.headState" -}}
+{{- if ne .Values.ray.headState "auto" }}{{ .Values.ray.headState }}
+{{- else if include "baton.redisAddress" . }}redis
+{{- else if eq .Values.redis.mode "none" }}claim
+{{- else }}none
+{{- end }}
+{{- end }}
+
 {{- /* Address of the directory, for the components that use it. */ -}}
 {{- define "baton.directoryEnv" -}}
-{{- if eq .Values.redis.mode "own" }}
-- name: BATON_REDIS_PASSWORD_FOR_URL
-  {{- include "baton.fromSecret" .Values.redis.passwordSecret | nindent 2 }}
-- name: BATON_STORE__DIRECTORY
-  value: redis://:$(BATON_REDIS_PASSWORD_FOR_URL)@{{ include "baton.fullname" . }}-redis:{{ (include "baton.ports" . | fromYaml).redis }}/0
-{{- else if eq .Values.redis.mode "external" }}
+{{- if and (eq .Values.redis.mode "external") .Values.redis.urlSecret.name }}
 - name: BATON_STORE__DIRECTORY
   {{- include "baton.fromSecret" .Values.redis.urlSecret | nindent 2 }}
+{{- else if ne .Values.redis.mode "none" }}
+{{- with include "baton.redisSecret" . | fromYaml }}{{ if .name }}
+- name: BATON_REDIS_PASSWORD_FOR_URL
+  {{- include "baton.fromSecret" . | nindent 2 }}
+{{- end }}{{ end }}
+{{- $password := (include "baton.redisSecret" . | fromYaml).name | empty | ternary "" ":$(BATON_REDIS_PASSWORD_FOR_URL)" }}
+{{- $login := print .Values.redis.username $password }}
+- name: BATON_STORE__DIRECTORY
+  value: {{ .Values.redis.tls | ternary "rediss" "redis" }}://{{ with $login }}{{ . }}@{{ end }}{{ include "baton.redisAddress" . }}/0
 {{- end }}
 {{- with .Values.router.tenantSaltSecret }}{{ if .name }}
 - name: BATON_ROUTER__TENANT_SALT
@@ -304,7 +405,9 @@ checksum/config: {{ include (print .Template.BasePath "/configmap.yaml") . | sha
 BATON_CLUSTER__SHAPES: {{ toJson $shapes | quote }}
 {{- end }}
 {{- $asked := default (dict) (default (dict) .Values.config.cluster).node_labels }}
-{{- if not (include "baton.hasUnlikeShapes" . | trim) }}{{ $labels = dict }}{{ end }}
+{{- if gt (include "baton.expertPods" . | int) 0 }}
+{{- $_ := set $labels "experts" (dict "ray.io/node-group" "in(experts)") }}
+{{- else if not (include "baton.hasUnlikeShapes" . | trim) }}{{ $labels = dict }}{{ end }}
 {{- with mergeOverwrite $labels $asked }}
 BATON_CLUSTER__NODE_LABELS: {{ toJson . | quote }}
 {{- end }}
@@ -316,4 +419,57 @@ BATON_CLUSTER__NODE_LABELS: {{ toJson . | quote }}
 
 {{- define "baton.controlAddress" -}}
 {{ include "baton.fullname" . }}-control:{{ (include "baton.ports" . | fromYaml).control }}
+{{- end }}
+
+{{- /* Pods for expert ranks of their own: as many ranks as each pool in use has, for each model that divides its experts
+       over ranks. */ -}}
+{{- define "baton.expertPods" -}}
+{{- $ours := default (dict) .Values.config.experts }}
+{{- $pods := 0 }}
+{{- if .Values.models }}
+{{- range $name, $model := .Values.models }}
+{{- $experts := mergeOverwrite (deepCopy $ours) (default (dict) $model.experts) }}
+{{- if eq (default "off" $experts.parallel) "ranks" }}
+{{- $cluster := default (dict) $model.cluster }}
+{{- $aggregated := int (default 0 $cluster.aggregated_workers) }}
+{{- $alone := and (gt $aggregated 0) (not (hasKey $cluster "prefill_workers")) (not (hasKey $cluster "decode_workers")) }}
+{{- $counts := list $aggregated (hasKey $cluster "prefill_workers" | ternary $cluster.prefill_workers (ternary 0 1 $alone)) (hasKey $cluster "decode_workers" | ternary $cluster.decode_workers (ternary 0 1 $alone)) }}
+{{- range $counts }}{{ if gt (int .) 0 }}{{ $pods = add $pods $experts.ranks }}{{ end }}{{ end }}
+{{- end }}
+{{- end }}
+{{- else if eq (default "off" $ours.parallel) "ranks" }}
+{{- range $role, $pool := .Values.pools }}{{ if gt (int $pool.replicas) 0 }}{{ $pods = add $pods $ours.ranks }}{{ end }}{{ end }}
+{{- end }}
+{{- $pods }}
+{{- end }}
+
+{{- /* How many replicas of a pool KubeRay makes at first, at least and at most, and how many serve at least: (list ROOT
+       ROLE POOL). */ -}}
+{{- define "baton.podLimits" -}}
+{{- $root := index . 0 }}{{ $role := index . 1 }}{{ $pool := index . 2 }}
+{{- $count := int $pool.replicas }}
+{{- $scale := default (dict) $root.Values.config.autoscale }}
+{{- $kept := $count }}
+{{- if and (eq (default "off" $scale.mode) "on") (ne $role "experts") }}
+{{- $kept = min $count (get $scale (printf "%s_min" $role) | default 1) }}
+{{- end }}
+{{- $scales := and $root.Values.ray.autoscaler.enabled (ne $role "experts") }}
+first: {{ $count }}
+min: {{ $scales | ternary $kept $count }}
+max: {{ $scales | ternary (max $count (default 0 $pool.maxReplicas)) $count }}
+kept: {{ $kept }}
+{{- end }}
+
+{{- /* Ray's resources that workers of each role ask for, of which each pod of the role's group has one. */ -}}
+{{- define "baton.roleResources" -}}
+{{- $asked := default (dict) (default (dict) .Values.config.cluster).node_resources }}
+{{- $resources := deepCopy $asked }}
+{{- range $role, $pool := .Values.pools }}
+{{- $_ := set $resources $role (merge (dict (printf "baton-%s" $role) 1) (default (dict) (get $asked $role))) }}
+{{- end }}
+{{- toYaml $resources }}
+{{- end }}
+
+{{- define "baton.routerScheme" -}}
+{{ empty .Values.router.tls.existingSecret | ternary "HTTP" "HTTPS" }}
 {{- end }}
