@@ -15,8 +15,10 @@ def module_name(path):
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-SOURCES = {module_name(path): path for path in PYTHON if path.relative_to(ROOT).parts[0] != "tests"}
-"""Production modules by name; what is generated is not among them."""
+SOURCES = {
+    module_name(path): path for path in PYTHON if path.relative_to(ROOT).parts[0] not in ("tests", "docs")
+}
+"""Production modules by name; what is generated is not among them, and neither are examples."""
 
 
 @cache

@@ -101,7 +101,9 @@ def test_unknown_names_would_be_noticed():
 def test_every_metric_is_on_a_dashboard():
     shown = " ".join(query.expression for dashboard in DASHBOARDS for _, query in dashboard.queries())
     names = {metric_of(name).name for name, _ in SERIES.findall(shown)}
-    assert set(METRICS) - names == set()
+    # OpenTelemetry's names repeat Baton's own, for tools that have dashboards of their own.
+    own = {name for name in METRICS if not name.startswith("gen_ai_")}
+    assert own - names == set()
 
 
 @needs_promtool
