@@ -5,8 +5,8 @@ from collections.abc import Callable
 import orjson
 from fastapi import FastAPI, Response
 
-from baton import __version__
 from baton.core.errors import ClientError
+from baton.core.version import VERSION
 from baton.telemetry.metrics import CONTENT_TYPE
 from router.http.docs_page import DOCS_PAGE
 from router.http.health import ModelHealth, RouterFacts, StatusGauges, health, is_asleep
@@ -68,7 +68,7 @@ def _add_health(app: FastAPI, models: Models, directory_state: Callable[[], str]
 def _add_about(app: FastAPI, models: Models) -> None:
     @app.api_route("/version", methods=READ)
     async def version() -> Response:
-        return json_response({"version": __version__})
+        return json_response({"version": VERSION})
 
     @app.api_route("/tokenizer_info", methods=READ)
     async def tokenizer(model: str = "") -> Response:

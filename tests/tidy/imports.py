@@ -16,9 +16,12 @@ def module_name(path):
 
 
 SOURCES = {
-    module_name(path): path for path in PYTHON if path.relative_to(ROOT).parts[0] not in ("tests", "docs")
+    module_name(path): path
+    for path in PYTHON
+    if path.relative_to(ROOT).parts[0] not in ("tests", "docs", "deploy")
 }
-"""Production modules by name; what is generated is not among them, and neither are examples."""
+"""Production modules by name; what is generated is not among them, and neither are examples and the scripts
+of images."""
 
 
 @cache

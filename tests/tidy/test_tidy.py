@@ -116,6 +116,8 @@ SLEEPERS = {
     "router/live/demand_reporter.py",  # demand is told at intervals
     "tests/integration/test_expert_dashboard.py",  # a control plane speaks at intervals
     "tests/integration/test_worker_process.py",  # asks another process until it is idle
+    "docs/examples/batches_api.py",  # a batch of the API can only be asked how far it is
+    "tests/unit/router/test_batches.py",  # the same
     "tests/unit/wire/test_core_driver.py",  # its event loop has virtual time
 }
 """Files where waiting for a while is the behaviour itself."""

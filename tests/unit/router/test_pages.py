@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from baton import __version__
+from baton.core.version import VERSION
 from router.text.tokenizer import Tokenizer
 from tests.unit.router.http_fakes import MODEL, FakeWorker, cluster, make_folder
 
@@ -50,7 +50,7 @@ async def test_a_wrong_field_is_named(folder, path, body, param):
 
 async def test_pages_about_the_router(folder):
     async with cluster(folder, FakeWorker()) as c, c.http() as http:
-        assert (await http.get("/version")).json() == {"version": __version__}
+        assert (await http.get("/version")).json() == {"version": VERSION}
         assert (await http.get("/ping")).status_code == 200
         info = (await http.get("/tokenizer_info")).json()
         page = (await http.get("/docs")).text
