@@ -153,7 +153,6 @@ BAD = [
     (chat(reasoning_effort="low"), 400, "reasoning_effort", "unsupported_parameter", "template"),
     (chat(documents=[{"text": "x"}]), 400, "documents", "unsupported_parameter", "template"),
     (chat(continue_final_message=True), 400, "continue_final_message", None, "assistant"),
-    (chat(store=True), 400, "store", "unsupported_parameter", "store"),
     (completion(best_of=2, n=3), 400, "best_of", None, "3"),
     (completion(best_of=99), 400, "best_of", None, "16"),
     (completion(suffix="x"), 400, "suffix", "unsupported_parameter", "suffix"),
