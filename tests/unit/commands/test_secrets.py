@@ -16,6 +16,7 @@ SETS = [
     f"store.directory=redis://me:{PASSWORD}@10.0.0.1:6379/0",
     f"router.keys=redis://:{PASSWORD}@10.0.0.1:6379/0",
     f"router.budgets_url=rediss://:{PASSWORD}@10.0.0.1:6379/0",
+    f"router.state_url=redis://:{PASSWORD}@10.0.0.1:6379/1",
     f"router.tenant_salt={PASSWORD}",
 ]
 

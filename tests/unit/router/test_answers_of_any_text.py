@@ -286,6 +286,7 @@ LONE_CALLS = {
         f'<tool_call>{{"name": "f", "arguments": {TWICE}}}</tool_call>',
         f'<tool_call>{{"arguments": {TWICE}, "name": "f"}}</tool_call>',
     ],
+    "generic": [f'<tool_call>{{"name": "f", "arguments": {TWICE}}}</tool_call>'],
     "llama3_json": [f'{{"name": "f", "parameters": {QUOTED}}}', f'{{"name": "f", "parameters": {TWICE}}}'],
     "pythonic": ["[f(a='\\ud800', b=['\\udc00x', '\\U0001f600'])]"],
     "mistral": [

@@ -60,7 +60,6 @@ BAD = [
         chat(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]),
         400, "messages[0].content[0]", None, "image_url",
     ),
-    (chat(messages=[{"role": "tool", "content": "x"}]), 400, "messages", None, "template"),
     (chat(max_tokens=0), 400, "max_tokens", None, "at least 1"),
     (chat(max_tokens=-5), 400, "max_tokens", None, "-5"),
     (chat(max_completion_tokens=0), 400, "max_completion_tokens", None, "at least 1"),
@@ -89,7 +88,6 @@ BAD = [
     (chat(tools=[TOOL, TOOL]), 400, "tools", None, "two"),
     (chat(tools=[{"type": "function", "function": {"name": "a b"}}]), 400,
      "tools[0].function.name", None, "128"),
-    (chat(tools=[TOOL]), 400, "tools", "unsupported_parameter", "template"),
     (chat(tool_choice="required"), 400, "tool_choice", None, "tools"),
     (chat(tools=[TOOL], tool_choice="sometimes"), 400, "tool_choice", None, "auto"),
     (
@@ -150,7 +148,6 @@ BAD = [
     (chat(length_penalty=2), 400, "length_penalty", None, "beam"),
     (chat(chat_template="{{ 1 }}"), 400, "chat_template", "unsupported_parameter", "chat_template"),
     (chat(chat_template_kwargs={"tools": []}), 400, "chat_template_kwargs", None, "tools"),
-    (chat(reasoning_effort="low"), 400, "reasoning_effort", "unsupported_parameter", "template"),
     (chat(documents=[{"text": "x"}]), 400, "documents", "unsupported_parameter", "template"),
     (chat(continue_final_message=True), 400, "continue_final_message", None, "assistant"),
     (completion(best_of=2, n=3), 400, "best_of", None, "3"),
@@ -249,7 +246,7 @@ async def test_unknown_paths_and_methods_have_the_same_shape(folder):
     async with cluster(folder) as c, c.http() as http:
         for method, path, status in (
             ("GET", "/v1/nothing", 404),
-            ("GET", "/", 404),
+            ("GET", "/nothing", 404),
             ("GET", CHAT, 405),
             ("DELETE", "/v1/models", 405),
             ("GET", "/v1/models/other", 404),
