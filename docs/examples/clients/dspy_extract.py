@@ -16,7 +16,7 @@ class PlanTrip(dspy.Signature):
 
 
 url = os.environ["BATON_URL"] + "/v1"
-# DSPy sends a schema only to models that it knows to take one. Its own list has no model of yours: say so here.
+# DSPy sends a schema only where it knows that the model takes one, and its list has no model of yours.
 register_provider(
     ProviderDefinition.chat(
         AccessPolicy(provider="baton", base_url=url),
