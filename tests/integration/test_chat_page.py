@@ -111,6 +111,7 @@ async def test_stop_ends_the_work_on_the_worker(folder, reply, by):
             await page.keyboard.press("Escape")
         await worker.until(lambda: len(worker.cancelled) == 1 and not worker.running)
         await expect_async(answer).to_contain_text("Stopped.")
+        await expect_async(page.locator("#said")).to_be_empty()
         await expect_async(page.get_by_role("button", name="Send")).to_be_visible()
 
 

@@ -4,6 +4,7 @@ import os
 from typing import Literal
 
 import dspy
+from dspy.lm15 import AccessPolicy, ModelSupport, OpenAIChatCompat, ProviderDefinition, register_provider
 
 
 class PlanTrip(dspy.Signature):
@@ -14,17 +15,18 @@ class PlanTrip(dspy.Signature):
     is_long: bool = dspy.OutputField()
 
 
-class AnyModel(dspy.LM):
-    """A model of your own: litellm's list of names, which tells DSPy what models can do, has it not."""
-
-    @property
-    def supports_response_schema(self) -> bool:
-        return True
-
-
-model = AnyModel(
-    "openai/" + os.environ["MODEL"],
-    api_base=os.environ["BATON_URL"] + "/v1",
+url = os.environ["BATON_URL"] + "/v1"
+# DSPy sends a schema only where it knows that the model takes one, and its list has no model of yours.
+register_provider(
+    ProviderDefinition.chat(
+        AccessPolicy(provider="baton", base_url=url),
+        compat=OpenAIChatCompat(max_tokens_field="max_tokens"),
+    ),
+    supports=ModelSupport(function_calling=True, response_schema=True),
+)
+model = dspy.LM(
+    "baton/" + os.environ["MODEL"],
+    api_base=url,
     api_key="none",
     temperature=0,
     max_tokens=400,

@@ -117,6 +117,7 @@ async function answer() {
   const now = { view, abort, text: "", thought: "", began: performance.now(), firstMs: null, lastMs: null, pieces: 0 };
   running = now;
   busy(true);
+  let wasCut = false;
   try {
     const body = JSON.stringify(requestBody());
     const response = await fetch("v1/chat/completions", { method: "POST", headers: headers(), body, signal: abort.signal });
@@ -124,6 +125,7 @@ async function answer() {
     await take(now, response);
     if (!now.isDone) throw new ServerError("The stream ended before the answer did.");
   } catch (error) {
+    wasCut = true;
     if (error.name === "AbortError") view.note("Stopped.");
     else view.fail(error instanceof ServerError ? error.message : `The connection was lost: ${error.message}`);
   }
@@ -132,7 +134,7 @@ async function answer() {
   busy(false);
   view.figures(now);
   running = null;
-  by("said").textContent = now.text ? "The answer is complete." : "";
+  by("said").textContent = now.text && !wasCut ? "The answer is complete." : "";
 }
 
 async function take(now, response) {
