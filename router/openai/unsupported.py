@@ -2,8 +2,8 @@
 
 A request that needs one of them is refused: an answer that silently ignores a field is worse than none.
 Values that change nothing pass, and null always does. Fields found neither here nor in the request types are
-unknown and ignored, as are those that only inform the server or ask it for a manner (`metadata`, `prompt_cache_key`, `prediction`,
-`store`, `verbosity` …).
+unknown and ignored, as are those that only inform the server or ask it for a manner (`metadata`, `store`,
+`prompt_cache_key`, `prediction`, `verbosity` …).
 """
 
 from typing import Any
