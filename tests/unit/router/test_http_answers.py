@@ -170,7 +170,8 @@ async def test_unknown_and_harmless_fields_pass(folder, ids):
     harmless = {
         "user": "u", "metadata": {"a": "b"}, "store": True, "verbosity": "low", "service_tier": "auto",
         "logprobs": False, "parallel_tool_calls": True, "presence_penalty": 0, "frequency_penalty": 0.0,
-        "logit_bias": {}, "response_format": {"type": "text"}, "tools": None, "something_new": [1], "top_logprobs": None,
+        "logit_bias": {}, "response_format": {"type": "text"}, "tools": None, "something_new": [1],
+        "top_logprobs": None,
     }  # fmt: skip
     async with cluster(folder, FakeWorker(reply=ids())) as c, c.http() as http:
         answer = await http.post("/v1/chat/completions", json=ASK | harmless)
