@@ -14,6 +14,7 @@ import msgspec
 import orjson
 
 from baton.config.router import RouterConfig
+from baton.files.cache import cache_folder
 from router.batches.folder import ObjectNotFound, StateFolder
 from router.batches.lines import BatchLine, check_lines, done_ids, read_line, result_line, unanswered_line
 from router.batches.records import BatchBounds, BatchFault, BatchRecord, FileRecord
@@ -44,9 +45,7 @@ def files_folder(config: RouterConfig) -> Path:
     """Return the folder of files and batches. Nothing is made until something is kept."""
     if config.files_dir:
         return Path(config.files_dir).expanduser()
-    root = os.environ.get("BATON_CACHE_DIR")
-    cache = Path(root) if root else Path.home() / ".cache" / "baton"
-    return cache / "files" / (str(config.port) if config.port else f"process-{os.getpid()}")
+    return cache_folder("files") / (str(config.port) if config.port else f"process-{os.getpid()}")
 
 
 def bounds_of(config: RouterConfig) -> BatchBounds:

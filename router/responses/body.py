@@ -135,12 +135,6 @@ def check_options(body: ResponsesBody) -> None:
         raise ClientError("max_tool_calls must be at least 1", param="max_tool_calls")
     if body.text is not None and body.text.verbosity not in (None, "low", "medium", "high"):
         raise ClientError("text.verbosity must be low, medium or high", param="text.verbosity")
-    if body.text is not None and body.text.verbosity not in (None, "medium"):
-        raise ClientError(
-            "text.verbosity is not supported by this server; leave it out (or 'medium')",
-            param="text.verbosity",
-            code="unsupported_parameter",
-        )
 
 
 def wants_logprobs(body: ResponsesBody) -> bool:

@@ -1,7 +1,7 @@
 // The tile instructions of AMX: the processor's (BATON_AMX=1), or their definition in C++ (BATON_AMX=2), so that
 // the very code which uses them can be tested on any processor.
 //
-// The definition follows Intel's Software Developer's Manual, volume 2 (TDPBF16PS, TDPBUSD, TILELOADD, TILESTORED,
+// The definition follows Intel's Software Developer's Manual, volume 2 (TDPBF16PS, TILELOADD, TILESTORED,
 // LDTILECFG): with bfloat16, the products of even and of odd elements are two chains of fused multiply-adds that
 // begin at zero, their sum is added to the destination; denormals count as zero, in and out.
 #pragma once
@@ -37,7 +37,6 @@ static_assert(sizeof(TileConfig) == 64, "LDTILECFG reads 64 bytes");
 #define BATON_TILE_LOAD(tile, from, stride) _tile_loadd(tile, from, stride)
 #define BATON_TILE_STORE(tile, to, stride) _tile_stored(tile, to, stride)
 #define BATON_TILE_BF16(sum, a, b) _tile_dpbf16ps(sum, a, b)
-#define BATON_TILE_INT8(sum, a, b) _tile_dpbusd(sum, a, b)
 #elif BATON_AMX == 2
 #if defined(__SSE__)
 #include <xmmintrin.h>
@@ -110,19 +109,6 @@ inline void bf16_products(int sum, int a, int b) {
     multiply_tiles(tile[sum], tile[a], tile[b], config.rows[sum], config.row_bytes[a] / 4);
 }
 
-inline void int8_products(int sum, int a, int b) {
-    const int columns = config.row_bytes[sum] / 4, steps = config.row_bytes[a] / 4;
-    for (int m = 0; m < config.rows[sum]; ++m) {
-        int32_t total[16];
-        std::memcpy(total, tile[sum].row[m], sizeof total);
-        for (int k = 0; k < steps; ++k)
-            for (int n = 0; n < columns; ++n)
-                for (int i = 0; i < 4; ++i)
-                    total[n] += tile[a].row[m][4 * k + i] * static_cast<int8_t>(tile[b].row[k][4 * n + i]);
-        std::memcpy(tile[sum].row[m], total, sizeof total);
-    }
-}
-
 }  // namespace baton::tiles
 
 #define BATON_TILE_CONFIG(config) ::baton::tiles::load_config(config)
@@ -131,5 +117,4 @@ inline void int8_products(int sum, int a, int b) {
 #define BATON_TILE_LOAD(t, from, stride) ::baton::tiles::load(t, from, stride)
 #define BATON_TILE_STORE(t, to, stride) ::baton::tiles::store(t, to, stride)
 #define BATON_TILE_BF16(sum, a, b) ::baton::tiles::bf16_products(sum, a, b)
-#define BATON_TILE_INT8(sum, a, b) ::baton::tiles::int8_products(sum, a, b)
 #endif

@@ -1,7 +1,7 @@
 // Products of up to 32 rows by tiles of AMX, for matrices (multiply.cpp) and for attention (attention_tile.h).
 //
-// Weights, keys and values lie as everywhere: step s of a panel is 64 columns of four bytes, two bfloat16 or four
-// int8 along k. Sixteen steps of sixteen columns are a tile as they stand. An element's sum is a chain over tiles
+// Weights, keys and values lie as everywhere: step s of a panel is 64 columns of four bytes, two bfloat16 along
+// k. Sixteen steps of sixteen columns are a tile as they stand. An element's sum is a chain over tiles
 // of sixteen steps that begin at multiples of sixteen, the same for every number of rows.
 #pragma once
 
@@ -53,18 +53,8 @@ inline void fetch_steps(const Fetched& fetched, int64_t step) {
     for (int i = 0; i < TILE_DEPTH * fetched.lines; ++i) __builtin_prefetch(line + i * 64, 0, 2);
 }
 
-// One sum += one tile of activations times one of weights: the kinds of numbers.
-#define BATON_TILE_DOT(sum, a, b)          \
-    do {                                   \
-        if constexpr (IS_INT8)             \
-            BATON_TILE_INT8(sum, a, b);    \
-        else                               \
-            BATON_TILE_BF16(sum, a, b);    \
-    } while (0)
-
-template <bool IS_INT8>
-void dot_few(const char* a, int64_t a_stride, int rows, const char* panel, int64_t steps, char* sums, int64_t c_stride,
-             bool accumulate, Fetched fetched) {
+inline void dot_few(const char* a, int64_t a_stride, int rows, const char* panel, int64_t steps, char* sums,
+                    int64_t c_stride, bool accumulate, Fetched fetched) {
     configure(rows, 0);
     if (accumulate) {
         BATON_TILE_LOAD(0, sums, c_stride);
@@ -81,13 +71,13 @@ void dot_few(const char* a, int64_t a_stride, int rows, const char* panel, int64
         const char* b = panel + s * STEP_BYTES;
         BATON_TILE_LOAD(4, a + 4 * s, a_stride);
         BATON_TILE_LOAD(5, b, STEP_BYTES);
-        BATON_TILE_DOT(0, 4, 5);
+        BATON_TILE_BF16(0, 4, 5);
         BATON_TILE_LOAD(6, b + 64, STEP_BYTES);
-        BATON_TILE_DOT(1, 4, 6);
+        BATON_TILE_BF16(1, 4, 6);
         BATON_TILE_LOAD(7, b + 128, STEP_BYTES);
-        BATON_TILE_DOT(2, 4, 7);
+        BATON_TILE_BF16(2, 4, 7);
         BATON_TILE_LOAD(5, b + 192, STEP_BYTES);
-        BATON_TILE_DOT(3, 4, 5);
+        BATON_TILE_BF16(3, 4, 5);
         fetch_steps(fetched, s);
     }
     BATON_TILE_STORE(0, sums, c_stride);
@@ -96,9 +86,8 @@ void dot_few(const char* a, int64_t a_stride, int rows, const char* panel, int64
     BATON_TILE_STORE(3, sums + 192, c_stride);
 }
 
-template <bool IS_INT8>
-void dot_many(const char* a, int64_t a_stride, int rows, const char* panel, int64_t steps, char* sums, int64_t c_stride,
-              bool accumulate, Fetched fetched) {
+inline void dot_many(const char* a, int64_t a_stride, int rows, const char* panel, int64_t steps, char* sums,
+                     int64_t c_stride, bool accumulate, Fetched fetched) {
     configure(TILE_HEIGHT, rows - TILE_HEIGHT);
     const char* lower_a = a + TILE_HEIGHT * a_stride;
     for (int half = 0; half < 2; ++half) {
@@ -119,12 +108,12 @@ void dot_many(const char* a, int64_t a_stride, int rows, const char* panel, int6
             const char* b = panel + s * STEP_BYTES + 128 * half;
             BATON_TILE_LOAD(4, a + 4 * s, a_stride);
             BATON_TILE_LOAD(6, b, STEP_BYTES);
-            BATON_TILE_DOT(0, 4, 6);
+            BATON_TILE_BF16(0, 4, 6);
             BATON_TILE_LOAD(7, b + 64, STEP_BYTES);
-            BATON_TILE_DOT(1, 4, 7);
+            BATON_TILE_BF16(1, 4, 7);
             BATON_TILE_LOAD(5, lower_a + 4 * s, a_stride);
-            BATON_TILE_DOT(2, 5, 6);
-            BATON_TILE_DOT(3, 5, 7);
+            BATON_TILE_BF16(2, 5, 6);
+            BATON_TILE_BF16(3, 5, 7);
             if (half == 0) fetch_steps(fetched, s);
         }
         BATON_TILE_STORE(0, upper, c_stride);
@@ -135,19 +124,16 @@ void dot_many(const char* a, int64_t a_stride, int rows, const char* panel, int6
 }
 
 // sums[r][c] (+)= sum over the steps, a multiple of 16; strides in bytes. The rows of `a` hold four bytes a step.
-template <bool IS_INT8>
-void dot(const void* a, int64_t a_stride, int rows, const char* panel, int64_t steps, void* sums, int64_t c_stride,
-         bool accumulate, Fetched fetched) {
+inline void dot(const void* a, int64_t a_stride, int rows, const char* panel, int64_t steps, void* sums,
+                int64_t c_stride, bool accumulate, Fetched fetched) {
     asm volatile("" ::: "memory");  // tiles are loaded by instructions whose reads the compiler does not see
     const char* from = static_cast<const char*>(a);
     if (rows > TILE_HEIGHT)
-        dot_many<IS_INT8>(from, a_stride, rows, panel, steps, static_cast<char*>(sums), c_stride, accumulate, fetched);
+        dot_many(from, a_stride, rows, panel, steps, static_cast<char*>(sums), c_stride, accumulate, fetched);
     else
-        dot_few<IS_INT8>(from, a_stride, rows, panel, steps, static_cast<char*>(sums), c_stride, accumulate, fetched);
+        dot_few(from, a_stride, rows, panel, steps, static_cast<char*>(sums), c_stride, accumulate, fetched);
     asm volatile("" ::: "memory");
 }
-
-#undef BATON_TILE_DOT
 
 }  // namespace baton::amx
 #endif

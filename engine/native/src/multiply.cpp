@@ -264,7 +264,7 @@ void panel_sums_by_tiles(const Job& job, int64_t tile_first, int64_t tile_end, i
                 const Prefetch prefetch =
                     prefetch_for(m, weights + offset, next_panel ? next_panel + offset : nullptr, count,
                                  tile - tile_first, tiles);
-                amx::dot<false>(row_pointer(job.rows, row) + k_first * 2, a_stride, static_cast<int>(tile_rows),
+                amx::dot(row_pointer(job.rows, row) + k_first * 2, a_stride, static_cast<int>(tile_rows),
                                 block.data, steps, acc + (row - row_first) * PANEL, PANEL * 4, first > group_first,
                                 {prefetch.from, prefetch.lines});
             }

@@ -20,6 +20,10 @@ CLASSES_MAX = 64
 CLASS_COUNT_MIN = 100
 
 
+_Block = tuple[float, float, float]
+"""Weight, mean probability that was said, and share that was seen, of adjacent bins."""
+
+
 class AttainmentRecord:
     """What was said and what was seen of the sequences of one class."""
 
@@ -48,11 +52,11 @@ class AttainmentRecord:
 
     def _isotonic(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Return the map's points: means of bins, joined where they would fall (pool adjacent violators)."""
-        blocks: list[tuple[float, float, float, int]] = []  # weight, said, seen, bins
+        blocks: list[_Block] = []
         for centre, count, said, held in zip(_CENTRES, self._counts, self._said, self._held, strict=True):
             weight = PRIOR_COUNT + count
             at = (PRIOR_COUNT * centre + said) / weight
-            block = (weight, at, (PRIOR_COUNT * centre + held) / weight, 1)
+            block = (weight, at, (PRIOR_COUNT * centre + held) / weight)
             while blocks and blocks[-1][2] > block[2]:
                 block = _joined(blocks.pop(), block)
             blocks.append(block)
@@ -68,16 +72,9 @@ class AttainmentRecord:
         return min(1.0, max(0.0, low + share * (high - low)))
 
 
-def _joined(
-    a: tuple[float, float, float, int], b: tuple[float, float, float, int]
-) -> tuple[float, float, float, int]:
+def _joined(a: _Block, b: _Block) -> _Block:
     weight = a[0] + b[0]
-    return (
-        weight,
-        (a[0] * a[1] + b[0] * b[1]) / weight,
-        (a[0] * a[2] + b[0] * b[2]) / weight,
-        a[3] + b[3],
-    )
+    return weight, (a[0] * a[1] + b[0] * b[1]) / weight, (a[0] * a[2] + b[0] * b[2]) / weight
 
 
 class AttainmentRecords:

@@ -66,29 +66,6 @@ class ErrorDistribution(NamedTuple):
         share = (level - _LEVELS[i - 1]) / (_LEVELS[i] - _LEVELS[i - 1])
         return knots[i - 1] + share * (knots[i] - knots[i - 1])
 
-    def level(self, z: float) -> float:
-        """Return the share of errors that do not exceed `z`."""
-        knots = self.knots
-        if z < knots[0]:
-            return _LEVELS[0] * exp((z - knots[0]) / self.low_scale)
-        if z >= knots[-1]:
-            return 1.0 - (1.0 - _LEVELS[-1]) * exp((knots[-1] - z) / self.high_scale)
-        i = bisect_right(knots, z)
-        width = knots[i] - knots[i - 1]
-        share = (z - knots[i - 1]) / width if width > 0.0 else 1.0
-        return _LEVELS[i - 1] + share * (_LEVELS[i] - _LEVELS[i - 1])
-
-    def within(self, limit_s: float, predicted_s: float, sigma: float) -> float:
-        """Return the probability that a time predicted to be `predicted_s` is at most `limit_s`."""
-        if limit_s <= 0.0:
-            return 0.0
-        if predicted_s <= 0.0:
-            return 1.0
-        ratio = limit_s / predicted_s
-        if ratio <= 0.0:
-            return 0.0
-        return self.level(log(ratio) / max(sigma, SIGMA_MIN))
-
     def quantile_s(self, level: float, predicted_s: float, sigma: float) -> float:
         """Return the seconds that a time predicted to be `predicted_s` does not exceed in a share `level` of
         cases."""

@@ -13,6 +13,7 @@ from router.decisions.prediction.distribution import (
     KINDS_MAX,
     NORMAL,
     WINDOW,
+    Z_MAX,
     ErrorsByKind,
     LatestErrors,
 )
@@ -53,24 +54,13 @@ def test_errors_that_drift_are_still_covered_in_the_long_run():
     assert held(LatestErrors(), draws, 0.9, settled=500) == pytest.approx(0.9, abs=0.03)
 
 
-@given(st.lists(st.floats(-30, 30), max_size=120), st.floats(0, 1), st.floats(-12, 12), st.floats(-12, 12))
-def test_levels_and_quantiles_never_fall_and_undo_each_other(draws, level, one, other):
+@given(st.lists(st.floats(-30, 30), max_size=120), st.floats(0, 1), st.floats(0, 1))
+def test_quantiles_never_fall_and_are_bounded(draws, one, other):
     errors = LatestErrors()
     for z in draws:
         errors.observe(z, errors.distribution)
-    found = errors.distribution
-    low, high = sorted((one, other))
-    assert 0.0 <= found.level(low) <= found.level(high) <= 1.0
-    assert found.quantile(min(level, 0.5)) <= found.quantile(max(level, 0.5))
-    if 0.01 <= level <= 0.99:
-        assert found.level(found.quantile(level)) >= level - 1e-9
-
-
-@given(st.floats(allow_nan=True), st.floats(allow_nan=True), st.floats(allow_nan=True))
-def test_any_times_give_a_probability(limit_s, predicted_s, sigma):
-    if any(math.isnan(value) or math.isinf(value) for value in (limit_s, predicted_s, sigma)):
-        return
-    assert 0.0 <= NORMAL.within(limit_s, predicted_s, sigma) <= 1.0
+    found, (low, high) = errors.distribution, sorted((one, other))
+    assert -Z_MAX <= found.quantile(low) <= found.quantile(high) <= Z_MAX
 
 
 def test_what_is_no_number_is_left_out_and_memory_is_bounded():
