@@ -37,6 +37,9 @@ CONNECTIONS_MAX = 256
 for longest, so that neither strangers nor readers that left keep others out."""
 LEAVING_S = 1.0
 """The longest wait for a connection that makes room to end."""
+BUSY_S = 1.0
+"""The longest wait for one connection to fall idle where all are busy. A reader that has its answer may come
+again before the thread that sent it says so."""
 HELLO_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 30.0
 """Time from a request's first byte to its answer's last; readers give up far sooner."""
@@ -48,7 +51,8 @@ log = logging.getLogger(__name__)
 class TcpServer:
     def __init__(self, memory: KVMemory, io: PoolIO, *, host: str, token: bytes) -> None:
         self._memory, self._io, self._token = memory, io, token
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
+        """Guards what follows; notified when a line falls idle or ends."""
         self._lines: dict[Line, threading.Thread] = {}
         self._ungreeted: dict[Line, None] = {}
         """Lines whose reader has not shown the token yet, oldest first."""
@@ -70,6 +74,7 @@ class TcpServer:
         """Blocks until every thread has ended. Idempotent."""
         with self._lock:
             self._is_closed = True
+            self._lock.notify_all()
             threads = [*self._lines.values(), *self._leaving]
             for line in self._lines:
                 line.abort()
@@ -118,9 +123,10 @@ class TcpServer:
             leaving[0].join(LEAVING_S)
 
     def _make_room(self) -> bool:
-        """Whether one more line may be taken up. The lock is held."""
-        if len(self._lines) < CONNECTIONS_MAX:
-            return True
+        """Whether one more line may be taken up. The lock is held, and let go while it waits."""
+        self._lock.wait_for(self._has_room, BUSY_S)
+        if self._is_closed or len(self._lines) < CONNECTIONS_MAX:
+            return not self._is_closed
         victim = next(iter(self._ungreeted), None) or next(iter(self._idle), None)
         if victim is None or len(self._leaving) >= CONNECTIONS_MAX:
             return False
@@ -130,6 +136,9 @@ class TcpServer:
         victim.abort()
         return True
 
+    def _has_room(self) -> bool:
+        return self._is_closed or len(self._lines) < CONNECTIONS_MAX or bool(self._ungreeted or self._idle)
+
     def _serve(self, line: Line) -> None:
         try:
             self._greet(line)
@@ -137,6 +146,7 @@ class TcpServer:
                 self._ungreeted.pop(line, None)
             self._io.greeted(line, is_source=True)
             while True:
+                self._fall_idle(line)
                 self._answer(line, self._next_request(line))
         except Malformed as error:
             log.warning("KV transfer connection closed: %s", error)
@@ -150,13 +160,17 @@ class TcpServer:
                 self._ungreeted.pop(line, None)
                 self._idle.pop(line, None)
                 self._leaving.discard(threading.current_thread())
+                self._lock.notify_all()
             line.close()
 
-    def _next_request(self, line: Line) -> bytes:
-        line.deadline_s = time.monotonic() + IDLE_S
+    def _fall_idle(self, line: Line) -> None:
         with self._lock:
             if line in self._lines:
                 self._idle[line] = None
+                self._lock.notify_all()
+
+    def _next_request(self, line: Line) -> bytes:
+        line.deadline_s = time.monotonic() + IDLE_S
         try:
             first = line.take(1)
         finally:

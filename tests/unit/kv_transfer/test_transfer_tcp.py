@@ -242,6 +242,37 @@ async def test_readers_that_are_idle_keep_no_other_out_and_go_on_when_they_read_
                 assert (reader.blocks[1] == 5).all()
 
 
+async def test_a_reader_that_comes_while_every_connection_is_busy_waits_for_one(monkeypatch):
+    monkeypatch.setattr(tcp_server, "CONNECTIONS_MAX", 2)
+    busy, has_come = threading.Barrier(3), threading.Event()
+    answer, make_room = tcp_server.TcpServer._answer, tcp_server.TcpServer._make_room
+
+    def answer_late(server, line, head):
+        if not has_come.is_set():
+            busy.wait(TIMEOUT_S)
+            has_come.wait(TIMEOUT_S)
+        answer(server, line, head)
+
+    def make_room_and_say_so(server):
+        if len(server._lines) == 2:
+            has_come.set()
+        return make_room(server)
+
+    async with Source() as source, Source(fill=0) as first, Source(fill=0) as second, Source(fill=0) as third:
+        monkeypatch.setattr(tcp_server.TcpServer, "_answer", answer_late)
+        for reader in (first, second):
+            await reader.backend.add_peer("source.1", source.backend.offer())
+        reads = [
+            asyncio.create_task(reader.backend.read("source.1", [1], [1], timeout_s=TIMEOUT_S))
+            for reader in (first, second)
+        ]
+        await asyncio.to_thread(busy.wait, TIMEOUT_S)
+        monkeypatch.setattr(tcp_server.TcpServer, "_make_room", make_room_and_say_so)
+        await third.backend.add_peer("source.1", source.backend.offer())
+        assert await third.backend.read("source.1", [1], [1], timeout_s=TIMEOUT_S) == [0]
+        assert await asyncio.gather(*reads) == [[0], [0]]
+
+
 @pytest.mark.parametrize("error", [OSError("it left"), RuntimeError("can't start new thread")])
 async def test_a_connection_that_cannot_be_taken_up_does_not_end_the_server(monkeypatch, error):
     async with Source() as source, Source(fill=0) as reader:
