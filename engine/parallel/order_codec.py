@@ -5,8 +5,8 @@ is the same or longer. Only what is new travels. Long block tables would otherwi
 An item that decodes on, in the same blocks and at the same place of the plan, is its token alone.
 """
 
+from collections.abc import Iterable, Sequence
 from itertools import zip_longest
-from typing import Generic, TypeVar
 
 import msgspec
 
@@ -20,8 +20,6 @@ REMEMBERED_MAX = 8192
 
 _PLAN, _OTHER = b"p", b"o"
 """The first byte of an order: a step plan, or anything else."""
-
-V = TypeVar("V")
 
 
 class _Rare(msgspec.Struct, frozen=True, array_like=True):
@@ -66,27 +64,38 @@ class _Plan(msgspec.Struct, frozen=True, array_like=True):
     ended: list[tuple[SequenceId, int]]
 
 
-class _Memory(Generic[V]):
-    """The newest value of each key, up to a number of keys."""
+class _Memory:
+    """The newest item of each sequence, up to a number of sequences."""
 
     def __init__(self, size_max: int) -> None:
         self._size_max = size_max
-        self._values: dict[tuple[SequenceId, int], V] = {}
+        self._items: dict[tuple[SequenceId, int], StepItem] = {}
 
-    def take(self, key: tuple[SequenceId, int]) -> V | None:
-        return self._values.pop(key, None)
+    def take(self, key: tuple[SequenceId, int]) -> StepItem | None:
+        return self._items.pop(key, None)
 
-    def put(self, key: tuple[SequenceId, int], value: V) -> None:
-        self._values[key] = value
-        if len(self._values) > self._size_max:
-            del self._values[next(iter(self._values))]
+    def put(self, item: StepItem) -> None:
+        self._items[item.key] = item
+        if len(self._items) > self._size_max:
+            del self._items[next(iter(self._items))]
+
+    def put_all(self, items: Iterable[StepItem]) -> None:
+        for item in items:
+            self.put(item)
+
+    def forget(self, keys: Iterable[tuple[SequenceId, int]]) -> None:
+        for key in keys:
+            self._items.pop(key, None)
 
 
 class OrderEncoder:
     def __init__(self, *, remembered_max: int = REMEMBERED_MAX) -> None:
-        self._memory: _Memory[StepItem] = _Memory(remembered_max)
+        self._memory = _Memory(remembered_max)
         self._before: tuple[StepItem, ...] = ()
         """Items of the plan before."""
+        self._is_before_noted = True
+        """Whether the memory has those items. A plan in which every item goes on leaves it as it is: most do,
+        and the next one that does not brings it up to date."""
         self._write = msgspec.msgpack.Encoder().encode
 
     def encode(self, order: RankOrder) -> bytes:
@@ -95,23 +104,33 @@ class OrderEncoder:
         return _PLAN + self._plan(order)
 
     def _plan(self, plan: StepPlan) -> bytes:
-        for key in plan.ended:
-            self._memory.take(key)
         before, self._before = self._before, plan.items
-        items = [
-            self._go_on(item) if old is not None and _goes_on(item, old) else self._shorten(item)
-            for item, old in zip_longest(plan.items, before[: len(plan.items)])
-        ]
+        if _all_go_on(plan.items, before):
+            items: list[int | _Item] = [item.tokens[0] for item in plan.items]
+            self._memory.forget(plan.ended)
+            self._is_before_noted = False
+        else:
+            items = self._changed(plan, before)
         ended = [(key.seq_id, key.epoch) for key in plan.ended]
         return self._write(_Plan(items, plan.step_number, plan.copies, plan.swap_out, plan.swap_in, ended))
 
+    def _changed(self, plan: StepPlan, before: tuple[StepItem, ...]) -> list[int | _Item]:
+        if not self._is_before_noted:
+            self._memory.put_all(before)
+            self._is_before_noted = True
+        self._memory.forget(plan.ended)
+        return [
+            self._go_on(item) if old is not None and _goes_on(item, old) else self._shorten(item)
+            for item, old in zip_longest(plan.items, before[: len(plan.items)])
+        ]
+
     def _go_on(self, item: StepItem) -> int:
-        self._memory.put(item.key, item)
+        self._memory.put(item)
         return item.tokens[0]
 
     def _shorten(self, item: StepItem) -> _Item:
         before = self._memory.take(item.key)
-        self._memory.put(item.key, item)
+        self._memory.put(item)
         blocks, sampling, kept = item.block_ids, item.sampling, 0
         if before is not None:
             old = before.block_ids
@@ -132,6 +151,11 @@ class OrderEncoder:
             None if same_sampling else sampling,
             _rare_of(item),
         )
+
+
+def _all_go_on(items: Sequence[StepItem], before: Sequence[StepItem]) -> bool:
+    """Whether no sequence came, went, changed its place or did anything but decode one token."""
+    return len(items) == len(before) and all(map(_goes_on, items, before))
 
 
 def _goes_on(item: StepItem, before: StepItem) -> bool:
@@ -184,8 +208,10 @@ def _rare_of(item: StepItem) -> _Rare | None:
 
 class OrderDecoder:
     def __init__(self, *, remembered_max: int = REMEMBERED_MAX) -> None:
-        self._memory: _Memory[StepItem] = _Memory(remembered_max)
+        self._memory = _Memory(remembered_max)
         self._before: tuple[StepItem, ...] = ()
+        self._is_before_noted = True
+        """As the encoder's."""
         self._read = msgspec.msgpack.Decoder(_Plan).decode
         self._read_other = msgspec.msgpack.Decoder(RareOrder).decode
 
@@ -199,18 +225,14 @@ class OrderDecoder:
         raise ValueError(f"an order begins with {kind!r}")
 
     def _plan(self, plan: _Plan) -> StepPlan:
-        for key in plan.ended:
-            self._memory.take(key)
-        before, place_count = self._before, len(self._before)
-        items: list[StepItem] = []
-        for place, item in enumerate(plan.items):
-            if isinstance(item, _Item):
-                items.append(self._complete(item))
-            elif place < place_count:
-                items.append(self._go_on(before[place], item))
-            else:
-                raise ValueError(f"a plan goes on from place {place} of one with {place_count} items")
-        self._before = tuple(items)
+        before = self._before
+        tokens = [item for item in plan.items if isinstance(item, int)]
+        if len(tokens) == len(plan.items) == len(before):
+            self._before = tuple(map(_next_of, before, tokens))
+            self._memory.forget(plan.ended)
+            self._is_before_noted = False
+        else:
+            self._before = self._changed(plan, before)
         return StepPlan(
             self._before,
             plan.step_number,
@@ -220,9 +242,24 @@ class OrderDecoder:
             tuple([SeqKey(seq_id, epoch) for seq_id, epoch in plan.ended]),
         )
 
+    def _changed(self, plan: _Plan, before: tuple[StepItem, ...]) -> tuple[StepItem, ...]:
+        if not self._is_before_noted:
+            self._memory.put_all(before)
+            self._is_before_noted = True
+        self._memory.forget(plan.ended)
+        items: list[StepItem] = []
+        for place, item in enumerate(plan.items):
+            if isinstance(item, _Item):
+                items.append(self._complete(item))
+            elif place < len(before):
+                items.append(self._go_on(before[place], item))
+            else:
+                raise ValueError(f"a plan goes on from place {place} of one with {len(before)} items")
+        return tuple(items)
+
     def _go_on(self, before: StepItem, token: int) -> StepItem:
         item = _next_of(before, token)
-        self._memory.put(item.key, item)
+        self._memory.put(item)
         return item
 
     def _complete(self, item: _Item) -> StepItem:
@@ -255,5 +292,5 @@ class OrderDecoder:
             rare.adapter,
             rare.wants_embedding,
         )
-        self._memory.put(key, whole)
+        self._memory.put(whole)
         return whole
