@@ -51,4 +51,5 @@ def divided_costs(rank: MeasuredRank, shape: Shape, role: Role) -> StepCosts:
         whole.context_token_s / parts,
         whole.pair_s / parts,
         stages,
+        few_decode_s=whole.few_decode_s / parts,
     )

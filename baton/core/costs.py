@@ -1,6 +1,7 @@
 """The cost model of one worker's steps, shared by worker, router and simulators.
 
-seconds of a step ≈ base + a·prompt tokens + b·decodes + c·context tokens + d·pairs; at least its floor
+seconds of a step ≈ base + a·prompt tokens + b·decodes + b'·min(decodes, 8) + c·context tokens + d·pairs;
+at least its floor
 
 The worker fits it from its own steps (`engine.scheduling.step_time`), the first of which it runs when it
 starts. The simulators take it from a device's data sheet. It is linear, so it says little about a step that
@@ -21,6 +22,9 @@ its place, or a step that took longer than planned."""
 
 STAGE_CHUNK_MIN = 64
 """Least tokens of a chunk that is made small for the sake of a pipeline. Kernels need so many rows."""
+FEW_DECODES = 8
+"""Number of sequences up to which one more costs more than beyond it: products with few rows read all weights
+for few results, and the second row is dearer than the thirtieth."""
 COST_MAX_S = 3600.0
 STAGES_MAX = 1024
 TIMING_MAX_S = 1e9
@@ -46,14 +50,17 @@ class StepCosts(msgspec.Struct, frozen=True):
     floor_s: float = 0.0
     """Least time of any step: that of reading the weights that are streamed (`model.offload`). Computing goes
     on beside it."""
+    few_decode_s: float = 0.0
+    """Cost that each of the first `FEW_DECODES` sequences that decode adds to `decode_s`."""
 
     @property
     def is_usable(self) -> bool:
         """False for what no step can cost: a NaN, an infinity, less than nothing or more than an hour. A
         worker that reports such costs must not spoil what others decide by them."""
         found = (self.base_s, self.prompt_token_s, self.decode_s, self.context_token_s, self.pair_s)
+        found = (*found, self.floor_s, self.few_decode_s)
         is_pipeline = self.stages <= STAGES_MAX
-        return is_pipeline and all(0.0 <= cost_s <= COST_MAX_S for cost_s in (*found, self.floor_s))
+        return is_pipeline and all(0.0 <= cost_s <= COST_MAX_S for cost_s in found)
 
     def step_s(
         self, *, prompt_tokens: int = 0, decodes: float = 0, context_tokens: float = 0, pairs: float = 0
@@ -70,10 +77,18 @@ class StepCosts(msgspec.Struct, frozen=True):
         return (
             self.base_s
             + self.prompt_token_s * prompt_tokens
-            + self.decode_s * decodes
+            + self.decodes_s(decodes)
             + self.context_token_s * context_tokens
             + self.pair_s * pairs
         )
+
+    def decodes_s(self, count: float) -> float:
+        """Return what `count` sequences that decode add to a step, their contexts left out."""
+        return self.decode_s * count + self.few_decode_s * min(count, FEW_DECODES)
+
+    def one_more_s(self, count: float) -> float:
+        """Return what one more sequence adds where `count` decode, its context left out."""
+        return self.decodes_s(count + 1) - self.decodes_s(count)
 
     def prompt_s(self, start: int, end: int, *, chunk_tokens: int) -> float:
         """Return the seconds to compute positions [start, end) of one prompt in steps of `chunk_tokens` at
@@ -121,6 +136,7 @@ def median_costs(all_costs: Iterable[StepCosts]) -> StepCosts | None:
         median(c.pair_s for c in listed),
         median_low(c.stages for c in listed),
         median(c.floor_s for c in listed),
+        median(c.few_decode_s for c in listed),
     )
 
 

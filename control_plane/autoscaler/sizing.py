@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import exp, inf, sqrt
 
+from baton.core.costs import FEW_DECODES, StepCosts
 from baton.core.demand import Traits
 
 UTILISATION_MAX = 0.85
@@ -95,11 +96,19 @@ class DecodeLoad:
 def batch_of(load: DecodeLoad, traits: Traits, *, replicas: float, slowed: float = 1.0) -> float:
     """Return the number of sequences in the batch of each of `replicas`; infinite when tokens are asked for
     faster than steps can produce them. `slowed` is the factor by which prompts lengthen steps."""
-    each = traits.costs.decode_s + traits.costs.context_token_s * load.context_tokens
-    rate = load.tokens_per_s / replicas * slowed
-    if rate * each >= 1:
-        return inf
-    return max(rate * traits.costs.floor_s, rate * traits.costs.base_s / (1 - rate * each))
+    rate, batch = load.tokens_per_s / replicas * slowed, inf
+    for base_s, each_s, batch_max in _lines(traits.costs, load.context_tokens):
+        batch = rate * base_s / (1 - rate * each_s) if rate * each_s < 1 else inf
+        if batch <= batch_max:
+            break
+    return max(rate * traits.costs.floor_s, batch)
+
+
+def _lines(costs: StepCosts, context_tokens: float) -> tuple[tuple[float, float, float], ...]:
+    """Return (base, cost of each sequence, largest batch) of the two lines that a step's time follows."""
+    each_s = costs.decode_s + costs.context_token_s * context_tokens
+    few_s = costs.few_decode_s
+    return (costs.base_s, each_s + few_s, FEW_DECODES), (costs.base_s + few_s * FEW_DECODES, each_s, inf)
 
 
 def holds(load: DecodeLoad, traits: Traits, *, batch: float, replicas: int, slowed: float = 1.0) -> bool:
@@ -136,9 +145,11 @@ def decode_needed(load: DecodeLoad, traits: Traits) -> int:
 def largest_batch(load: DecodeLoad, traits: Traits) -> float:
     """Return the number of sequences that one replica decodes within objective, largest batch and KV pool; at
     least 1."""
-    costs = traits.costs
-    each = costs.decode_s + costs.context_token_s * load.context_tokens
-    by_time = (load.tpot_s - costs.base_s) / each if load.tpot_s and each else inf
+    by_time = inf
+    for base_s, each_s, batch_max in _lines(traits.costs, load.context_tokens):
+        by_time = (load.tpot_s - base_s) / each_s if load.tpot_s and each_s else inf
+        if by_time <= batch_max:
+            break
     by_room = POOL_SHARE * traits.pool_tokens / max(1.0, load.context_tokens)
     return max(1.0, min(by_time, by_room, float(traits.batch_max)))
 

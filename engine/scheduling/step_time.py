@@ -1,6 +1,7 @@
 """Prediction of a step's time, learnt from the times of earlier steps.
 
-seconds ≈ base + a·prompt tokens + b·decodes + c·context tokens + d·blocks moved + e·draft tokens + f·pairs
+seconds ≈ base + a·prompt tokens + b·decodes + b'·min(decodes, 8) + c·context tokens + d·blocks moved
++ e·draft tokens + f·pairs
 
 The fit is least squares over steps, older ones forgotten, no coefficient below zero: cyclic coordinate
 descent on the weighted normal equations (Franc, Hlaváč, Navara, "Sequential coordinate-wise algorithm for the
@@ -15,7 +16,7 @@ from math import log, sqrt
 
 import msgspec
 
-from baton.core.costs import StepCosts
+from baton.core.costs import FEW_DECODES, StepCosts
 
 FORGET = 0.98
 """Weight of a step, per later step: about fifty steps are remembered, for what the next step will take."""
@@ -59,9 +60,9 @@ class StepWork:
     """Pairs of a prompt token computed and a position before it, see `baton.core.costs`."""
 
 
-SCALES = (1.0, 256.0, 16.0, 16_384.0, 16.0, 16.0, 262_144.0)
+SCALES = (1.0, 256.0, 16.0, 16_384.0, 16.0, 16.0, 262_144.0, 8.0)
 """So that all features are of the order of one."""
-COLD_S = (0.002, 2e-4, 2e-4, 1e-7, 1e-4, 2e-4, 1e-8)
+COLD_S = (0.002, 2e-4, 2e-4, 1e-7, 1e-4, 2e-4, 1e-8, 2e-4)
 """Before the first step: a small model on a few cores. Wrong by any factor, it is forgotten at once."""
 
 
@@ -94,7 +95,7 @@ class _Fit:
     @property
     def costs(self) -> StepCosts:
         each = [theta / scale for theta, scale in zip(self.theta, SCALES, strict=True)]
-        return StepCosts(each[0], each[1], each[2], each[3], each[6], self._stages)
+        return StepCosts(*each[:4], pair_s=each[6], stages=self._stages, few_decode_s=each[7])
 
 
 class StepTimeModel:
@@ -199,4 +200,5 @@ def _features(work: StepWork) -> tuple[float, ...]:
         work.moved_blocks / SCALES[4],
         work.drafts / SCALES[5],
         work.pairs / SCALES[6],
+        min(work.decodes, FEW_DECODES) / SCALES[7],
     )

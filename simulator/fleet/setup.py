@@ -10,7 +10,7 @@ import msgspec
 
 from baton.config import EngineConfig
 from baton.config.router import RouterConfig
-from baton.core.costs import StepCosts
+from baton.core.costs import FEW_DECODES, StepCosts
 from baton.core.errors import SetupError
 from baton.core.messages import Role
 from baton.core.shape import Shape
@@ -150,12 +150,16 @@ def _from_bench(bench: _EngineBench) -> StepCosts:
     if len(bench.decode_s) < 2:
         raise ValueError("decode steps of at least two batch sizes are needed")
     few, many = min(bench.decode_s), max(bench.decode_s)
-    each_s = max(0.0, (bench.decode_s[many] - bench.decode_s[few]) / (many - few))
+    knee = FEW_DECODES if FEW_DECODES in bench.decode_s and many > FEW_DECODES else few
+    each_s = max(0.0, (bench.decode_s[many] - bench.decode_s[knee]) / (many - knee))
+    early_s = (bench.decode_s[knee] - bench.decode_s[few]) / (knee - few) - each_s if knee > few else 0.0
+    few_s = max(0.0, early_s)
     kv_bytes = (bench.decode_bytes[many] - bench.decode_bytes[few]) / (many - few)
     context_s = min(each_s, kv_bytes / bench.read_bytes_per_s)
-    base_s = max(0.0, bench.decode_s[few] - few * each_s)
+    base_s = max(0.0, bench.decode_s[few] - few * (each_s + few_s))
     token_s = max(0.0, bench.prefill_s - base_s) / bench.prefill_tokens
-    return StepCosts(base_s, token_s, each_s - context_s, context_s / max(1, bench.context_tokens))
+    context_token_s = context_s / max(1, bench.context_tokens)
+    return StepCosts(base_s, token_s, each_s - context_s, context_token_s, few_decode_s=few_s)
 
 
 def fleet_spec(

@@ -83,6 +83,6 @@ def _whole_work_s(one: PhaseRequest, worker: PhaseWorker) -> float:
     """Return the time of a prompt and its answer as their part of full steps and full batches, with contexts
     as they are at the start."""
     tokens, costs = max(0, one.output_tokens - 1), worker.costs
-    each_s = costs.base_s / worker.batch_max + costs.decode_s + costs.context_token_s * one.input_tokens
-    each_s = max(costs.floor_s / worker.batch_max, each_s)
+    batch = worker.batch_max
+    each_s = costs.step_s(decodes=batch, context_tokens=batch * one.input_tokens) / batch
     return prompt_work_s(one, worker) + tokens * each_s

@@ -354,7 +354,7 @@ class WorkerHello(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., fingerprint: _Optional[str] = ..., model: _Optional[str] = ..., block_tokens: _Optional[int] = ..., block_count: _Optional[int] = ..., max_model_tokens: _Optional[int] = ..., wire_version: _Optional[int] = ..., costs: _Optional[_Union[StepCosts, _Mapping]] = ..., block_bytes: _Optional[int] = ..., step_tokens_max: _Optional[int] = ..., batch_sequences_max: _Optional[int] = ..., tpot_slo_s: _Optional[float] = ..., chunk_tokens_min: _Optional[int] = ..., host: _Optional[str] = ...) -> None: ...
 
 class StepCosts(_message.Message):
-    __slots__ = ("base_s", "prompt_token_s", "decode_s", "context_token_s", "pair_s", "stages", "floor_s")
+    __slots__ = ("base_s", "prompt_token_s", "decode_s", "context_token_s", "pair_s", "stages", "floor_s", "few_decode_s")
     BASE_S_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_S_FIELD_NUMBER: _ClassVar[int]
     DECODE_S_FIELD_NUMBER: _ClassVar[int]
@@ -362,6 +362,7 @@ class StepCosts(_message.Message):
     PAIR_S_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
     FLOOR_S_FIELD_NUMBER: _ClassVar[int]
+    FEW_DECODE_S_FIELD_NUMBER: _ClassVar[int]
     base_s: float
     prompt_token_s: float
     decode_s: float
@@ -369,7 +370,8 @@ class StepCosts(_message.Message):
     pair_s: float
     stages: int
     floor_s: float
-    def __init__(self, base_s: _Optional[float] = ..., prompt_token_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., context_token_s: _Optional[float] = ..., pair_s: _Optional[float] = ..., stages: _Optional[int] = ..., floor_s: _Optional[float] = ...) -> None: ...
+    few_decode_s: float
+    def __init__(self, base_s: _Optional[float] = ..., prompt_token_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., context_token_s: _Optional[float] = ..., pair_s: _Optional[float] = ..., stages: _Optional[int] = ..., floor_s: _Optional[float] = ..., few_decode_s: _Optional[float] = ...) -> None: ...
 
 class StepColumns(_message.Message):
     __slots__ = ("outputs", "plain")

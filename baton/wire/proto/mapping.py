@@ -453,6 +453,7 @@ def step_costs_fields(x: StepCosts) -> dict[str, Any]:
         "pair_s": x.pair_s,
         "stages": x.stages,
         "floor_s": x.floor_s,
+        "few_decode_s": x.few_decode_s,
     }
 
 
@@ -469,6 +470,7 @@ def step_costs_from_pb(x: pb.StepCosts) -> StepCosts:
         pair_s=x.pair_s,
         stages=x.stages,
         floor_s=x.floor_s,
+        few_decode_s=x.few_decode_s,
     )
 
 

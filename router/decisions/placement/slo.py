@@ -227,7 +227,7 @@ class _Decision:
         output, inputs = self._output, worker.prediction
         costs = inputs.costs
         decoding = inputs.decode_count + inputs.others_decodes
-        marginal_s = costs.decode_s + costs.context_token_s * (self._needs.tokens + output / 2)
+        marginal_s = costs.one_more_s(decoding) + costs.context_token_s * (self._needs.tokens + output / 2)
         busy = inputs.busy_share(self._now_s)
         delayed = decoding + inputs.backlog.prompts + min(QUEUE_MAX, busy / (1.0 - busy))
         others_s = marginal_s * output * delayed / inputs.tokens_per_step

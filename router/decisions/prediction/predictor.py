@@ -105,7 +105,7 @@ class Predictor:
         costs = inputs.costs
         decoding = inputs.decode_count - inputs.joining_count + inputs.others_decodes
         context = model.mean_context(inputs)
-        beside_s = (costs.decode_s + costs.context_token_s * context) * decoding
+        beside_s = costs.decodes_s(decoding) + costs.context_token_s * context * decoding
         chunk = model.chunk_tokens(facts, inputs, decoding, beside_s)
         token_s = max(costs.floor_s / chunk, costs.prompt_token_s + (costs.base_s + beside_s) / chunk)
         head = inputs.backlog.head()
@@ -180,7 +180,7 @@ class Predictor:
             count = usual + (now - usual) * left * model.mean_left(output_tokens / mean)
         count = min(count + 1.0, float(facts.batch_sequences_max))
         context = ahead.mean_context * (count - 1.0) + tokens + output_tokens / 2
-        step_s = costs.base_s + costs.decode_s * count + costs.context_token_s * context
+        step_s = costs.compute_s(decodes=count, context_tokens=context)
         behind = inputs.backlog.tokens + inputs.others_tokens
         # However many prompts come, no step has more of them beside it than a chunk, which the worker chooses
         # by the objectives of those that decode there.

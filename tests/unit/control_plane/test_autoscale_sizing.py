@@ -4,6 +4,7 @@ import math
 from itertools import pairwise
 from random import Random
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
@@ -85,6 +86,20 @@ def test_the_batch_obeys_littles_law():
     full = largest_batch(load, KIND)
     assert KIND.costs.step_s(decodes=full, context_tokens=full * 4000.0) <= 0.03 + 1e-9
     assert batch_of(DecodeLoad(1e9, 4000.0, 0.03), KIND, replicas=1) == math.inf
+
+
+@hypothesis_settings(max_examples=200, deadline=None)
+@given(st.floats(0.1, 10_000), st.floats(0, 5e-3), st.floats(0, 1e-3), st.floats(10, 5_000))
+def test_the_batch_obeys_littles_law_where_the_first_sequences_cost_more(tokens, few_s, decode_s, context):
+    costs = msgspec.structs.replace(KIND.costs, few_decode_s=few_s, decode_s=decode_s)
+    kind, load = msgspec.structs.replace(KIND, costs=costs), DecodeLoad(tokens, context, 0.05)
+    batch = batch_of(load, kind, replicas=1)
+    if batch < math.inf:
+        step_s = costs.step_s(decodes=batch, context_tokens=batch * context)
+        assert batch / step_s == pytest.approx(tokens, rel=1e-6)
+    full = largest_batch(load, kind)
+    if full > 1:
+        assert costs.step_s(decodes=full, context_tokens=full * context) <= 0.05 * (1 + 1e-9)
 
 
 def test_prompts_are_binned_by_length():

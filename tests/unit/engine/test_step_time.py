@@ -32,6 +32,24 @@ def test_it_learns_what_steps_cost(work):
     assert taught(150).predict_s(work) == pytest.approx(true_s(work), rel=0.15)
 
 
+@pytest.mark.parametrize("decodes", [1, 2, 4, 8, 16, 32])
+def test_it_learns_that_the_first_sequences_cost_more(decodes):
+    """The times are a worker's on a CPU: 5.4, 14.9 and 35.5 ms for 1, 8 and 32 sequences."""
+
+    def seconds(count):
+        return 0.00408 + 0.00086 * count + 0.0005 * min(count, 8)
+
+    rng, model = random.Random(5), StepTimeModel()
+    for _ in range(200):
+        count = rng.randrange(1, 33)
+        model.observe(StepWork(0, count, 512 * count), seconds(count) * rng.uniform(0.95, 1.05))
+    told = model.seen_costs
+    assert told is not None
+    assert told.step_s(decodes=decodes, context_tokens=512 * decodes) == pytest.approx(
+        seconds(decodes), rel=0.06
+    )
+
+
 def test_stalls_do_not_become_the_cost_of_tokens():
     assert taught(300, stalls=0.02).predict_s(StepWork(512)) < 2 * true_s(StepWork(512))
 
