@@ -31,7 +31,13 @@ def unfit(start: StartSequence, *, tokens_max: int) -> SequenceRefused | Sequenc
 
 
 def refusal_of(
-    start: StartSequence, *, is_draining: bool, waiting: int | None, waiting_max: int, tokens_max: int
+    start: StartSequence,
+    *,
+    is_draining: bool,
+    is_parked: bool,
+    waiting: int | None,
+    waiting_max: int,
+    tokens_max: int,
 ) -> SequenceRefused | SequenceFailed | None:
     """Why this worker does not run it now; None if it does. `waiting` sequences stand before it, if it has to
     wait for a seat."""
@@ -40,6 +46,8 @@ def refusal_of(
         return SequenceRefused(*key, RefusalReason.DRAINING, "the worker is leaving")
     if (never := unfit(start, tokens_max=tokens_max)) is not None:
         return never
+    if is_parked:
+        return SequenceRefused(*key, RefusalReason.BUSY, "no expert rank has the experts that it needs")
     if waiting is not None and waiting >= waiting_max:
         return SequenceRefused(*key, RefusalReason.NO_ROOM, f"{waiting_max} sequences are waiting")
     return None

@@ -31,9 +31,9 @@ class ExpertsConfig(Section):
     that waits for it. They go to other replicas in the same step, and the control plane is told."""
     compute_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 20.0
     """The same for a rank that shows signs of life, but does not answer."""
-    reload_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 50.0
-    """Longest time that a step waits for an expert that no rank holds, as when all ranks of a group are lost
-    at once. The worker ends after it, and is started anew. `engine.step_timeout_s` should be longer."""
+    park_after_s: Annotated[float, Field(gt=0, le=3600)] = 1.0
+    """A worker whose rows no rank can take for this long, as when all ranks of a group are lost at once,
+    parks: its sequences keep their KV and go on when ranks are back, and it takes no new ones until then."""
     rebalance_s: Seconds = 30.0
     """Time between two looks at whether other placements of the experts would be better."""
     gain_min: Annotated[float, Field(ge=0, le=1)] = 0.05

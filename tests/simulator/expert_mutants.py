@@ -11,7 +11,9 @@ from control_plane.experts.group_ranks import ExpertRankBook, ExpertRankEntry
 from control_plane.experts.rollout import ExpertRollout
 from control_plane.experts.rollout_values import LoadExpert, LoadId
 from control_plane.experts.values import ExpertMap
+from engine.scheduling.expert_parking import ExpertParking
 from engine.scheduling.expert_routes import ExpertRoutes, RouteAction
+from simulator.faults.experts.callers import SimExpertCaller
 from tests.simulator.mutant import Mutant, Patch
 
 
@@ -130,6 +132,35 @@ def _leaving_ranks_are_ended_at_once(patch: Patch) -> None:
     patch.setattr(ExpertRollout, "needs", lambda self, rank: False)
 
 
+def _callers_are_never_parked(patch: Patch) -> None:
+    """A caller whose rows no rank can take says nothing of it."""
+    patch.setattr(ExpertParking, "look", lambda self, **_: False)
+
+
+def _parked_callers_stay_so(patch: Patch) -> None:
+    """A caller that was parked once takes no new sequences any more."""
+    look = ExpertParking.look
+
+    def sticky(self: ExpertParking, *, has_ranks: bool, is_complete: bool, now_s: float) -> bool:
+        was_parked = self.is_parked
+        has_changed = look(self, has_ranks=has_ranks, is_complete=is_complete, now_s=now_s)
+        self.is_parked |= was_parked
+        return has_changed and not was_parked
+
+    patch.setattr(ExpertParking, "look", sticky)
+
+
+def _waiting_rows_are_forgotten(patch: Patch) -> None:
+    """Rows of a caller without any rank are not sent when ranks are back."""
+
+    def serve(self: SimExpertCaller) -> None:
+        for dispatch in list(self.dispatches.values()):
+            if dispatch.unserved and not self.parking.is_parked:
+                self._serve(dispatch)
+
+    patch.setattr(SimExpertCaller, "_serve_waiting", serve)
+
+
 MUTANTS = (
     Mutant("suspicions are ignored", _suspicions_are_ignored, {16}),
     Mutant("experts are dropped in use", _old_epochs_are_unused, {17}),
@@ -143,4 +174,7 @@ MUTANTS = (
     Mutant("failed loads are forgotten", _failed_loads_are_forgotten, {16}),
     Mutant("unconnected ranks get rows", _unconnected_ranks_get_rows, {0}),
     Mutant("leaving ranks end at once", _leaving_ranks_are_ended_at_once, {0, 16, 17}),
+    Mutant("waiting callers are not parked", _callers_are_never_parked, {16}),
+    Mutant("parked callers stay so", _parked_callers_stay_so, {16}),
+    Mutant("rows of parked callers stay", _waiting_rows_are_forgotten, {16, 17}),
 )

@@ -697,6 +697,7 @@ def load_report_fields(x: LoadReport) -> dict[str, Any]:
         "context_tokens": x.context_tokens,
         "tokens_per_step": x.tokens_per_step,
         "incoming_count": x.incoming_count,
+        "is_parked": x.is_parked,
     }
 
 
@@ -718,6 +719,7 @@ def load_report_from_pb(x: pb.LoadReport) -> LoadReport:
         context_tokens=x.context_tokens,
         tokens_per_step=x.tokens_per_step,
         incoming_count=x.incoming_count,
+        is_parked=x.is_parked,
     )
 
 

@@ -73,6 +73,7 @@ class ExpertRun:
             "nodes_left": self._leave_node,
             "scaling": lambda: world.control.order(wanted=rng.randint(1, 5)),
             "rebalances": lambda: world.control.handle(v.ExpertsRebalanced()),
+            "all_lost": self._kill_all,
         }
         for name, strike in strikes.items():
             if name not in scenario.faults:
@@ -124,6 +125,14 @@ class ExpertRun:
             self.context.counts["expert ranks lost two at once"] += 1
             for rank in well[:2]:
                 rank.die()
+
+    def _kill_all(self) -> None:
+        for rank in list(self.world.ranks.values()):
+            rank.die()
+        self.context.counts["expert groups lost at once"] += 1
+        self.context.counts["expert groups lost in mid-dispatch"] += any(
+            caller.dispatches for caller in self.world.callers.values()
+        )
 
     def _break_link(self) -> None:
         callers = list(self.world.callers.values())
