@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import httpx
 import msgspec
 
-from baton.core.experts import ExpertGroupState
+from baton.core.experts import ExpertGroupState, lone_rank_text
 from baton.core.operate import ClusterState, ReplicaState
 from baton.wire.link import LinkBroken
 from baton.wire.operate import OperateClient
@@ -166,6 +166,8 @@ def _ranks(group: ExpertGroupState) -> Iterator[Finding]:
         yield Finding("note", f"{text}: {others}")
     else:
         yield Finding("ok", text)
+    if group.wanted_ranks == 1:
+        yield Finding("note", f"experts: {lone_rank_text(group.group, '')}")
 
 
 def _callers(group: ExpertGroupState, state: ClusterState) -> Iterator[Finding]:

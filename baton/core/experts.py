@@ -22,6 +22,15 @@ def group_name(model: str, role: str) -> str:
     return f"{role} of {model}"
 
 
+def lone_rank_text(group: str, parallel: str) -> str:
+    """What a group of one rank means, and what to do. `parallel`: see `experts.parallel`; empty: unknown."""
+    more = "add workers to the pool, or " if parallel == "workers" else ""
+    return (
+        f"all experts of {group} are on one rank, and if it is lost its workers are parked until a successor "
+        f"has started: {more}use --experts 2 or more with experts.replicas=2"
+    )
+
+
 class ExpertRankRef(msgspec.Struct, frozen=True):
     """An expert rank as those must know it who connect to it."""
 

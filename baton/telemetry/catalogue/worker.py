@@ -185,7 +185,7 @@ PARKED = Metric(
     "baton_worker_parked",
     "gauge",
     "workers",
-    "1 while the worker is parked: no expert rank has the experts that its rows need, and it takes nothing new.",
+    "1 while the worker is parked: no expert rank has what its rows need, and it takes nothing new.",
     ("worker",),
 )
 
