@@ -498,7 +498,7 @@ class BlockEvents(_message.Message):
     def __init__(self, sequence_number: _Optional[int] = ..., stored: _Optional[bytes] = ..., removed: _Optional[bytes] = ..., is_snapshot: _Optional[bool] = ...) -> None: ...
 
 class LoadReport(_message.Message):
-    __slots__ = ("role", "is_draining", "free_blocks", "running_count", "waiting_count", "waiting_tokens", "step_s", "costs", "decoding_count", "context_tokens", "tokens_per_step", "incoming_count")
+    __slots__ = ("role", "is_draining", "free_blocks", "running_count", "waiting_count", "waiting_tokens", "step_s", "costs", "decoding_count", "context_tokens", "tokens_per_step", "incoming_count", "is_parked")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
     FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -511,6 +511,7 @@ class LoadReport(_message.Message):
     CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_PER_STEP_FIELD_NUMBER: _ClassVar[int]
     INCOMING_COUNT_FIELD_NUMBER: _ClassVar[int]
+    IS_PARKED_FIELD_NUMBER: _ClassVar[int]
     role: Role
     is_draining: bool
     free_blocks: int
@@ -523,7 +524,8 @@ class LoadReport(_message.Message):
     context_tokens: int
     tokens_per_step: float
     incoming_count: int
-    def __init__(self, role: _Optional[_Union[Role, str]] = ..., is_draining: _Optional[bool] = ..., free_blocks: _Optional[int] = ..., running_count: _Optional[int] = ..., waiting_count: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., step_s: _Optional[float] = ..., costs: _Optional[_Union[StepCosts, _Mapping]] = ..., decoding_count: _Optional[int] = ..., context_tokens: _Optional[int] = ..., tokens_per_step: _Optional[float] = ..., incoming_count: _Optional[int] = ...) -> None: ...
+    is_parked: bool
+    def __init__(self, role: _Optional[_Union[Role, str]] = ..., is_draining: _Optional[bool] = ..., free_blocks: _Optional[int] = ..., running_count: _Optional[int] = ..., waiting_count: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., step_s: _Optional[float] = ..., costs: _Optional[_Union[StepCosts, _Mapping]] = ..., decoding_count: _Optional[int] = ..., context_tokens: _Optional[int] = ..., tokens_per_step: _Optional[float] = ..., incoming_count: _Optional[int] = ..., is_parked: _Optional[bool] = ...) -> None: ...
 
 class SessionEnds(_message.Message):
     __slots__ = ()
