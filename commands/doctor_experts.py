@@ -146,7 +146,8 @@ def _replicas(group: ExpertGroupState) -> Iterator[Finding]:
     if not total:
         yield Finding("bad", f"{name}: no rank has said yet how many experts the model has")
     elif group.missing or not group.is_ready:
-        text = f"{group.missing:,} of {total:,} experts have no replica, and rows for them wait"
+        why = "; the ranks that are there have no memory for them" if group.lacks_memory else ""
+        text = f"{group.missing:,} of {total:,} experts have no replica, and rows for them wait{why}"
         yield Finding("bad", f"{name}: {text}")
     elif group.single and slots >= 2 * group.expert_count:
         yield Finding("note", f"{name}: {single}, though there is room for two of each")

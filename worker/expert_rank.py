@@ -29,6 +29,7 @@ from baton.wire.experts import RankStream, rank_stream
 from baton.wire.link import LinkBroken
 from baton.wire.serving import serve_until
 from control_plane.ray_experts import ExpertRankSpec
+from engine.experts.memory import RankFull
 from engine.experts.rank import ExpertRankEngine
 from engine.model_files.read_spec import load_spec
 from engine.model_files.resolve import FILES_WITHOUT_WEIGHTS, resolve_model
@@ -63,6 +64,8 @@ class RankEngine(Protocol):
     def busy_s(self) -> float: ...
     @property
     def slots(self) -> int: ...
+    @property
+    def slots_max(self) -> int: ...
     @property
     def failure(self) -> BaseException | None: ...
 
@@ -128,6 +131,9 @@ class RankOrders:
         answer: ExpertLoaded | ExpertLoadFailed = ExpertLoaded(order.load_id, order.expert)
         try:
             await self._run(self._engine.load_expert, order.expert, order.source)
+        except RankFull as error:
+            log.warning("expert %d is not loaded: %s", order.expert, error)
+            answer = ExpertLoadFailed(order.load_id, order.expert, str(error), is_full=True)
         except (SetupError, PeerFailure, MemoryError, OSError) as error:
             log.warning("expert %d cannot be loaded: %s", order.expert, error)
             reason = str(error) or type(error).__name__
@@ -182,7 +188,7 @@ class ExpertRankService:
         hello = self._hello
         return ExpertRankHello(
             *(hello.ref, hello.group, hello.node, hello.pid, hello.layer_count, hello.expert_count),
-            *(hello.expert_bytes, hello.slots, self.orders.held, hello.group_count),
+            *(hello.expert_bytes, hello.slots, self.orders.held, hello.group_count, hello.slots_max),
         )
 
     async def _follow(self, link: RankStream) -> str | None:
@@ -238,7 +244,7 @@ async def run_expert_rank(spec: ExpertRankSpec, config: Config, *, node: str) ->
         ref = await asyncio.to_thread(engine.start, host=listen, rank_id=rank_id, reached_at=reached_at)
         hello = ExpertRankHello(
             *(ref, spec.group, node, os.getpid(), engine.layer_count, engine.expert_count),
-            *(engine.expert_bytes, engine.slots, (), engine.group_count),
+            *(engine.expert_bytes, engine.slots, (), engine.group_count, engine.slots_max),
         )
         service = ExpertRankService(engine, hello, spec.control_address, threads)
         stack.push_async_callback(service.orders.close)

@@ -17,6 +17,10 @@ class ExpertsConfig(Section):
     replicas: Annotated[float, Field(ge=1, le=64)] = 1.0
     """Replicas that experts have on average, which is what ranks keep memory for. 1.25: the busiest quarter
     has a second one. 2: every expert survives the loss of a rank without being loaded again."""
+    memory_bytes: Annotated[float, Field(ge=0)] = 0.0
+    """Most memory that the experts of one rank may take, as when it takes over those of lost ranks. Experts
+    beyond it wait for another rank, and workers that need them are parked. 0: what the machine, or the
+    device, has left when the rank starts."""
     threads: Annotated[int, Field(ge=0)] = 0
     """Compute threads of one expert rank. 0: its fair share of the cores."""
     rows: Literal["exact", "model", "int8"] = "exact"

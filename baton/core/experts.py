@@ -66,6 +66,8 @@ class ExpertRankHello(msgspec.Struct, frozen=True, tag=True):
     """Experts that it holds."""
     group_count: int = 1
     """Groups of experts that the model's router is limited by; 1: it is not."""
+    slots_max: int = 0
+    """Experts of each layer that its memory holds at most, as after the loss of other ranks; 0: all."""
 
 
 class ExpertLoaded(msgspec.Struct, frozen=True, tag=True):
@@ -77,6 +79,8 @@ class ExpertLoadFailed(msgspec.Struct, frozen=True, tag=True):
     load_id: UInt64
     expert: int
     reason: str
+    is_full: bool = False
+    """The rank has no memory for it, and is well otherwise."""
 
 
 class ExpertRankBeat(msgspec.Struct, frozen=True, tag=True):
@@ -211,6 +215,8 @@ class ExpertRankStatus(msgspec.Struct, frozen=True):
     """Time spent computing since it started."""
     for_s: float
     """The time in this phase."""
+    slots_max: int = 0
+    """Experts of each layer that its memory holds at most; 0: all."""
 
 
 class ExpertGroupState(msgspec.Struct, frozen=True):
@@ -253,3 +259,5 @@ class ExpertGroupState(msgspec.Struct, frozen=True):
     """Processes of workers that use the group."""
     is_ready: bool = False
     """Every expert has a replica."""
+    lacks_memory: bool = False
+    """The ranks that are there cannot hold all experts. The rest is loaded when another one has come."""

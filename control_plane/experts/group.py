@@ -192,10 +192,11 @@ class ExpertRankGroup:
                 if self.rollout is not None and self.rollout.is_loading(LoadId(load_id)):
                     self.migrations += self.is_placed
                 yield from self._roll(ExpertAnnounced(LoadId(load_id)), now_s)
-            case ExpertLoadFailed(load_id, expert, reason):
-                if self.rollout is not None and self.rollout.is_loading(LoadId(load_id)):
+            case ExpertLoadFailed(load_id, expert, reason, is_full):
+                is_ours = self.rollout is not None and self.rollout.is_loading(LoadId(load_id))
+                if self.rollout is not None and is_ours and not is_full:
                     entry.load_failures += not self.rollout.is_held(self._keys([expert]))
-                yield from self._roll(ExpertNotLoaded(LoadId(load_id), reason), now_s)
+                yield from self._roll(ExpertNotLoaded(LoadId(load_id), reason, is_full), now_s)
                 if entry.load_failures >= self.policy.load_failures_max:
                     yield from self._lose(entry, f"it cannot load experts: {reason}", now_s)
             case ExpertRankBeat():

@@ -51,6 +51,7 @@ def group_state(group: ExpertRankGroup, *, model: str, role: str, now_s: float) 
         rebalances=group.placer.rebalances if group.placer is not None else 0,
         callers=len(group.callers),
         is_ready=bool(size) and bool((replicas > 0).all()),
+        lacks_memory=group.placer is not None and group.placer.lacks_memory(group.ranks.serving),
     )
 
 
@@ -92,4 +93,5 @@ def _status(
         rows=entry.rows,
         busy_s=entry.busy_s,
         for_s=max(0.0, now_s - entry.since_s),
+        slots_max=hello.slots_max if hello is not None else 0,
     )

@@ -42,6 +42,7 @@ class ExpertBank:
         self._moe, self.spec = divisible_experts(spec), spec
         geometry = kv_geometry(spec, model, engine)
         self.dtype = TORCH_DTYPES[geometry.dtype]
+        self.memory_bytes = experts.memory_bytes
         # Kernels belong to a KV pool. This one is never used, and has one block.
         pool = KVPool(geometry, kv_bytes=geometry.block_bytes, device=device)
         own = engine.model_copy(update={"threads": experts.threads or engine.threads})

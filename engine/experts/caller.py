@@ -134,7 +134,7 @@ class ExpertCaller:
         self._layout = slot_layout(config, hidden, dtype)
         self._bell = Bell()
         self._caller = self._native.baton_caller_new(self._bell.address)
-        self._routes = ExpertRoutes(layer_count, expert_count)
+        self._routes = ExpertRoutes(layer_count, expert_count, retry_s=config.answer_timeout_s)
         self._changed = threading.Condition(threading.RLock())
         """Guards the routes and the links; told when the table changes."""
         self._open: dict[int, _Open] = {}
@@ -330,7 +330,9 @@ class ExpertCaller:
         except PeerFailure as error:
             with self._changed:
                 now_s = time.monotonic()
-                failed = self._routes.on_failed(ref.rank_id, number, str(error), is_gone=False, now_s=now_s)
+                # Nobody listens there any more, so that the process has ended.
+                is_gone = isinstance(error.__cause__, ConnectionError)
+                failed = self._routes.on_failed(ref.rank_id, number, str(error), is_gone=is_gone, now_s=now_s)
                 self._do(failed)
                 self._changed.notify_all()
             return

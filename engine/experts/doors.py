@@ -196,6 +196,8 @@ class LocalLink:
             hello = LinkHello.of(layout, secret=ref.secret, caller=caller)
             socket.send_fds(made, [msgspec.json.encode(hello)], [memory.fd, bell.memory.fd])
             data, fds, _, _ = socket.recv_fds(made, HELLO_BYTES_MAX, 1)
+            if not data:
+                raise ConnectionResetError("it closes the connection")
             answer = msgspec.json.decode(data, type=LinkAnswer)
             if answer.refusal or not fds:
                 raise PeerFailure(f"expert rank {ref.rank_id} refuses rows: {answer.refusal}")

@@ -24,6 +24,7 @@ from engine.experts.bank import ExpertBank, HeldExpert
 from engine.experts.doors import LocalDoor
 from engine.experts.exchange import Bell, MappedMemory, SlotLayout, functions
 from engine.experts.far_door import FarDoor
+from engine.experts.memory import ExpertMemory
 from engine.kernels.native import ACTIVATIONS, NativeKernels
 from engine.native.build import NativeUnavailable
 from engine.native.library import BF16, F32
@@ -69,6 +70,7 @@ class ExpertRankEngine:
         self.failure: BaseException | None = None
         """Why the computing thread ended, if it did."""
         self._expert_bytes = bank.load(0).byte_count
+        self._memory = ExpertMemory(bank.memory_bytes, expert_bytes=self._expert_bytes, device=bank.device)
 
     @classmethod
     def load(
@@ -88,6 +90,11 @@ class ExpertRankEngine:
     @property
     def group_count(self) -> int:
         return self._bank.group_count
+
+    @property
+    def slots_max(self) -> int:
+        """Experts of each layer that the rank's memory holds at most."""
+        return self._memory.slots_max(self.layer_count, self.expert_count)
 
     @property
     def expert_bytes(self) -> int:
@@ -128,11 +135,13 @@ class ExpertRankEngine:
 
     def load_expert(self, expert: int, source: ExpertRankRef | None = None) -> None:
         """Read an expert and take rows for it from then on. It blocks: call it on a thread of its own. It is
-        read from the model's files, whatever `source` says. Raises SetupError."""
+        read from the model's files, whatever `source` says. Raises SetupError, and RankFull where there is no
+        memory for it."""
         if not 0 <= expert < self.layer_count * self.expert_count:
             raise SetupError(f"there is no expert {expert}")
         if expert in self._held:
             return
+        self._memory.check(len(self._held))
         found = self._bank.load(expert)
         with self._lock:
             self._held[expert] = found

@@ -146,6 +146,7 @@ MUST_HAPPEN = (
     "expert ranks suspected",
     "expert ranks left out for being late",
     "expert ranks lost two at once",
+    "expert connections that ended",
     "expert groups lost at once",
     "expert groups lost in mid-dispatch",
     "expert callers parked",

@@ -30,6 +30,7 @@ SETTINGS = {
     "experts__ranks": RANKS,
     "experts__replicas": 2,
     "experts__rebalance_s": 2,
+    "router__queue_wait_s": 120,
 }
 
 

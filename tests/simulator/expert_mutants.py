@@ -161,6 +161,23 @@ def _waiting_rows_are_forgotten(patch: Patch) -> None:
     patch.setattr(SimExpertCaller, "_serve_waiting", serve)
 
 
+def _connections_are_made_once(patch: Patch) -> None:
+    """A rank whose connection ends counts as gone, without an attempt to make it anew."""
+    fail, suspect = ExpertRoutes.on_failed, ExpertRoutes._suspect
+
+    def hasty(
+        self: ExpertRoutes, rank_id: ExpertRankId, link: int, reason: str, *, is_gone: bool, now_s: float
+    ) -> list[RouteAction]:
+        if (route := self._routes.get(rank_id)) is not None:
+            route.retried_s = now_s
+        actions = fail(self, rank_id, link, reason, is_gone=is_gone, now_s=now_s)
+        if actions and is_gone and route is not None:
+            actions[-1] = suspect(self, route, is_gone=True, reason=reason, now_s=now_s)
+        return actions
+
+    patch.setattr(ExpertRoutes, "on_failed", hasty)
+
+
 MUTANTS = (
     Mutant("suspicions are ignored", _suspicions_are_ignored, {16}),
     Mutant("experts are dropped in use", _old_epochs_are_unused, {17}),
@@ -174,6 +191,7 @@ MUTANTS = (
     Mutant("failed loads are forgotten", _failed_loads_are_forgotten, {16}),
     Mutant("unconnected ranks get rows", _unconnected_ranks_get_rows, {0}),
     Mutant("leaving ranks end at once", _leaving_ranks_are_ended_at_once, {0, 16, 17}),
+    Mutant("connections are made once", _connections_are_made_once, {16}),
     Mutant("waiting callers are not parked", _callers_are_never_parked, {16}),
     Mutant("parked callers stay so", _parked_callers_stay_so, {16}),
     Mutant("rows of parked callers stay", _waiting_rows_are_forgotten, {16, 17}),

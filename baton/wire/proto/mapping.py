@@ -1782,6 +1782,7 @@ def expert_rank_hello_fields(x: ExpertRankHello) -> dict[str, Any]:
         "slots": x.slots,
         "held": x.held,
         "group_count": x.group_count,
+        "slots_max": x.slots_max,
     }
 
 
@@ -1801,6 +1802,7 @@ def expert_rank_hello_from_pb(x: pb.ExpertRankHello) -> ExpertRankHello:
         slots=x.slots,
         held=tuple(x.held[:]),
         group_count=x.group_count,
+        slots_max=x.slots_max,
     )
 
 
@@ -1851,6 +1853,7 @@ def expert_load_failed_fields(x: ExpertLoadFailed) -> dict[str, Any]:
         "load_id": x.load_id,
         "expert": x.expert,
         "reason": x.reason,
+        "is_full": x.is_full,
     }
 
 
@@ -1863,6 +1866,7 @@ def expert_load_failed_from_pb(x: pb.ExpertLoadFailed) -> ExpertLoadFailed:
         load_id=x.load_id,
         expert=x.expert,
         reason=x.reason,
+        is_full=x.is_full,
     )
 
 
@@ -2630,6 +2634,7 @@ def expert_group_state_fields(x: ExpertGroupState) -> dict[str, Any]:
         "rebalances": x.rebalances,
         "callers": x.callers,
         "is_ready": x.is_ready,
+        "lacks_memory": x.lacks_memory,
     }
 
 
@@ -2663,6 +2668,7 @@ def expert_group_state_from_pb(x: pb.ExpertGroupState) -> ExpertGroupState:
         rebalances=x.rebalances,
         callers=x.callers,
         is_ready=x.is_ready,
+        lacks_memory=x.lacks_memory,
     )
 
 
@@ -2680,6 +2686,7 @@ def expert_rank_status_fields(x: ExpertRankStatus) -> dict[str, Any]:
         "rows": x.rows,
         "busy_s": x.busy_s,
         "for_s": x.for_s,
+        "slots_max": x.slots_max,
     }
 
 
@@ -2701,4 +2708,5 @@ def expert_rank_status_from_pb(x: pb.ExpertRankStatus) -> ExpertRankStatus:
         rows=x.rows,
         busy_s=x.busy_s,
         for_s=x.for_s,
+        slots_max=x.slots_max,
     )

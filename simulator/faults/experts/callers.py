@@ -73,7 +73,7 @@ class ExpertDispatch:
 class CallerChecks(Protocol):
     """The checks of what a caller does."""
 
-    def suspected(self, rank_id: ExpertRankId) -> None: ...
+    def suspected(self, rank_id: ExpertRankId, *, is_gone: bool) -> None: ...
     def posted(
         self, caller: "SimExpertCaller", rank: SimExpertRank, pairs: tuple[RowPair, ...], epoch: int
     ) -> None: ...
@@ -134,7 +134,7 @@ class SimExpertCaller:
 
     def __post_init__(self) -> None:
         scenario = self.world.scenario
-        self.routes = ExpertRoutes(scenario.layers, scenario.experts)
+        self.routes = ExpertRoutes(scenario.layers, scenario.experts, retry_s=scenario.answer_timeout_s)
         self.parking = ExpertParking(scenario.park_after_s)
         self._counts = [0] * scenario.expert_total
 
@@ -206,7 +206,7 @@ class SimExpertCaller:
                     self._close(link)
                 case ExpertRankSuspected(rank_id):
                     self.world.counts["expert ranks suspected"] += 1
-                    self.world.checker.suspected(rank_id)
+                    self.world.checker.suspected(rank_id, is_gone=action.is_gone)
                     self._say(action)
                 case ExpertEpochUsed():
                     self._say(action)
@@ -217,10 +217,10 @@ class SimExpertCaller:
             self.routes.on_connected(rank.rank_id, link)
             self._serve_waiting()
 
-    def not_connected(self, link: int, rank_id: ExpertRankId, reason: str) -> None:
+    def not_connected(self, link: int, rank_id: ExpertRankId, reason: str, *, is_gone: bool) -> None:
         if self.is_alive:
             now_s = self.world.now_s
-            self._do(self.routes.on_failed(rank_id, link, reason, is_gone=False, now_s=now_s))
+            self._do(self.routes.on_failed(rank_id, link, reason, is_gone=is_gone, now_s=now_s))
 
     def fail(self, link: int, reason: str, *, is_gone: bool) -> None:
         """Leave a rank out that does not answer."""

@@ -134,7 +134,10 @@ class ExpertChecker:
             what = "waits for ranks" if needs else "has ranks for all its rows"
             raise Violation(16, f"{caller.name} is {state} and {what} for {world.now_s - since_s[1]:.2f} s")
 
-    def suspected(self, rank_id: ExpertRankId) -> None:
+    def suspected(self, rank_id: ExpertRankId, *, is_gone: bool) -> None:
+        rank = self._world.ranks.get(rank_id)
+        if is_gone and rank is not None and rank.is_alive:
+            raise Violation(16, f"{rank_id} lives, and is said to be gone")
         self._suspected_s.setdefault(rank_id, self._world.now_s)
 
     # --- maps -----------------------------------------------------------------------------------------

@@ -146,7 +146,8 @@ class ExpertRun:
             self.world.control.stall(2.5)
             self.world.after(0.1, lambda: caller.fail(link, "the connection broke", is_gone=False))
         else:
-            caller.fail(link, "the connection broke", is_gone=False)
+            self.context.counts["expert connections that ended"] += 1
+            caller.fail(link, "the connection ended", is_gone=True)
 
     def _stall_link(self) -> None:
         callers, well = list(self.world.callers.values()), self._well()

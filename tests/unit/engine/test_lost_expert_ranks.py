@@ -4,6 +4,7 @@ import contextlib
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ from baton.config.experts import ExpertsConfig
 from baton.core.experts import ExpertMapRank, ExpertMapUpdate, ExpertRankRef, ExpertRankSuspected
 from baton.core.ids import ExpertRankId
 from engine.experts.caller import ExpertCaller, ExpertReport, ExpertsUnavailable
+from engine.experts.doors import LocalLink
 from engine.experts.exchange import FINISHED, TAKEN, SlotView
 from tests.models import make_model
 
@@ -309,6 +311,23 @@ def test_a_stopped_rank_that_goes_on_is_used_again(cluster: Cluster) -> None:
     before = cluster.caller.stats().rerouted
     assert torch.equal(cluster.dispatch(5), expected)
     assert cluster.caller.stats().rerouted == before
+
+
+@pytest.mark.parametrize("far", [(), (0, 1, 2)])
+def test_a_connection_to_a_live_rank_that_breaks_is_made_anew(pool: RankPool, far: Sequence[int]) -> None:
+    with contextlib.closing(Cluster(pool, far=far)) as cluster:
+        expected = cluster.dispatch(5)
+        with cluster.caller._changed:
+            number, opened = next(iter(cluster.caller._open.items()))
+            made = opened.link._made if isinstance(opened.link, LocalLink) else opened.link._requests
+            made.shutdown(socket.SHUT_RDWR)
+        assert torch.equal(cluster.dispatch(5), expected)
+        with cluster.caller._changed:
+            assert cluster.caller._changed.wait_for(
+                lambda: number not in cluster.caller._open and len(cluster.caller._open) == len(HELD), 30.0
+            )
+        assert torch.equal(cluster.dispatch(5), expected)
+        assert not [one for one in cluster.reports if isinstance(one, ExpertRankSuspected)]
 
 
 LARGE = 1500
