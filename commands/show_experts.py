@@ -66,6 +66,7 @@ def _lines(group: ExpertGroupState) -> list[str]:
         f"{_plural(group.callers, 'caller')}; {_plural(group.loads_running, 'expert')} loading",
         f"since the control plane started: {_plural(group.rebalances, 'placement')}, "
         f"{_plural(group.migrations, 'expert')} migrated ({size(group.migrated_bytes)}), "
+        f"{group.copied:,} copied from other ranks, "
         f"{_plural(group.losses, 'rank')} lost",
     ]
     lines.append(memory_text(group))

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from baton.config import Config
 from baton.core.errors import PeerFailure, SetupError
@@ -45,6 +45,9 @@ AWAY_S = 60.0
 """The rank ends when the control plane was away, and no rows came, for so long."""
 
 
+_T = TypeVar("_T")
+
+
 class RankEngine(Protocol):
     """See `engine.experts.rank.ExpertRankEngine`."""
 
@@ -69,7 +72,7 @@ class RankEngine(Protocol):
     @property
     def failure(self) -> BaseException | None: ...
 
-    def load_expert(self, expert: int, source: ExpertRankRef | None = None) -> None: ...
+    def load_expert(self, expert: int, source: ExpertRankRef | None = None) -> bool: ...
 
     def drop_expert(self, expert: int) -> None: ...
 
@@ -128,9 +131,10 @@ class RankOrders:
         self._last[expert] = asyncio.create_task(run(), name=f"expert {expert}")
 
     async def _load(self, order: ExpertLoadOrder, link: RankStream) -> None:
-        answer: ExpertLoaded | ExpertLoadFailed = ExpertLoaded(order.load_id, order.expert)
+        answer: ExpertLoaded | ExpertLoadFailed
         try:
-            await self._run(self._engine.load_expert, order.expert, order.source)
+            is_copied = await self._run(self._engine.load_expert, order.expert, order.source)
+            answer = ExpertLoaded(order.load_id, order.expert, is_copied=is_copied)
         except RankFull as error:
             log.warning("expert %d is not loaded: %s", order.expert, error)
             answer = ExpertLoadFailed(order.load_id, order.expert, str(error), is_full=True)
@@ -143,8 +147,8 @@ class RankOrders:
         except LinkBroken:
             return  # the next control plane asks anew
 
-    async def _run(self, call: Callable[..., None], *arguments: Any) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
+    async def _run(self, call: Callable[..., _T], *arguments: Any) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
 
     async def close(self) -> None:
         tasks = list(self._last.values())

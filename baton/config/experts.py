@@ -21,6 +21,9 @@ class ExpertsConfig(Section):
     """Most memory that the experts of one rank may take, as when it takes over those of lost ranks. Experts
     beyond it wait for another rank, and workers that need them are parked. 0: what the machine, or the
     device, has left when the rank starts."""
+    copies: Literal["peers", "files"] = "peers"
+    """Where a rank takes an expert from that another one has. peers: from the other's memory, within
+    `migration_bytes_per_s`, and from the model's files if that fails. files: always from the files."""
     threads: Annotated[int, Field(ge=0)] = 0
     """Compute threads of one expert rank. 0: its fair share of the cores."""
     rows: Literal["exact", "model", "int8"] = "exact"

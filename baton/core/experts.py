@@ -73,6 +73,8 @@ class ExpertRankHello(msgspec.Struct, frozen=True, tag=True):
 class ExpertLoaded(msgspec.Struct, frozen=True, tag=True):
     load_id: UInt64
     expert: int
+    is_copied: bool = False
+    """It came from another rank's memory, and not from the model's files."""
 
 
 class ExpertLoadFailed(msgspec.Struct, frozen=True, tag=True):
@@ -251,6 +253,8 @@ class ExpertGroupState(msgspec.Struct, frozen=True):
     migrations: UInt64 = 0
     """Experts loaded since the control plane started, beyond each group's first placement."""
     migrated_bytes: UInt64 = 0
+    copied: UInt64 = 0
+    """Experts that ranks copied from other ranks' memory since the control plane started."""
     losses: UInt64 = 0
     """Ranks lost since the control plane started."""
     rebalances: UInt64 = 0

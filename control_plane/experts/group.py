@@ -78,7 +78,7 @@ class ExpertRankGroup:
         self.rollout: ExpertRollout | None = None
         """None until the first placement can be made."""
         self.counts: DecayedCounts | None = None
-        self.losses = self.migrations = 0
+        self.losses = self.migrations = self.copied = 0
         self.is_placed = False
         """Every expert had a replica once. What is loaded from then on counts as a migration."""
         self._adopted: set[str] = set()
@@ -187,8 +187,9 @@ class ExpertRankGroup:
             return
         entry.beat_s = now_s
         match event.report:
-            case ExpertLoaded(load_id):
+            case ExpertLoaded(load_id, _, is_copied):
                 entry.load_failures = 0
+                self.copied += is_copied
                 if self.rollout is not None and self.rollout.is_loading(LoadId(load_id)):
                     self.migrations += self.is_placed
                 yield from self._roll(ExpertAnnounced(LoadId(load_id)), now_s)

@@ -47,6 +47,7 @@ def group_state(group: ExpertRankGroup, *, model: str, role: str, now_s: float) 
         loads_running=sum(group.rollout.loading.values()) if group.rollout is not None else 0,
         migrations=group.migrations,
         migrated_bytes=group.migrations * group.expert_bytes,
+        copied=group.copied,
         losses=group.losses,
         rebalances=group.placer.rebalances if group.placer is not None else 0,
         callers=len(group.callers),

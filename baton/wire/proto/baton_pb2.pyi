@@ -1181,12 +1181,14 @@ class ExpertRankRef(_message.Message):
     def __init__(self, rank_id: _Optional[str] = ..., host: _Optional[str] = ..., socket: _Optional[str] = ..., address: _Optional[str] = ..., secret: _Optional[str] = ...) -> None: ...
 
 class ExpertLoaded(_message.Message):
-    __slots__ = ("load_id", "expert")
+    __slots__ = ("load_id", "expert", "is_copied")
     LOAD_ID_FIELD_NUMBER: _ClassVar[int]
     EXPERT_FIELD_NUMBER: _ClassVar[int]
+    IS_COPIED_FIELD_NUMBER: _ClassVar[int]
     load_id: int
     expert: int
-    def __init__(self, load_id: _Optional[int] = ..., expert: _Optional[int] = ...) -> None: ...
+    is_copied: bool
+    def __init__(self, load_id: _Optional[int] = ..., expert: _Optional[int] = ..., is_copied: _Optional[bool] = ...) -> None: ...
 
 class ExpertLoadFailed(_message.Message):
     __slots__ = ("load_id", "expert", "reason", "is_full")
@@ -1595,7 +1597,7 @@ class RouterState(_message.Message):
     def __init__(self, router_id: _Optional[str] = ..., address: _Optional[str] = ..., metrics_address: _Optional[str] = ..., host: _Optional[str] = ...) -> None: ...
 
 class ExpertGroupState(_message.Message):
-    __slots__ = ("group", "model", "role", "epoch", "layer_count", "expert_count", "ranks", "wanted_ranks", "replicas_min", "replicas_mean", "missing", "single", "balance", "balance_worst", "balance_worst_layer", "expert_replicas", "expert_loads", "loads_running", "migrations", "migrated_bytes", "losses", "rebalances", "callers", "is_ready", "lacks_memory")
+    __slots__ = ("group", "model", "role", "epoch", "layer_count", "expert_count", "ranks", "wanted_ranks", "replicas_min", "replicas_mean", "missing", "single", "balance", "balance_worst", "balance_worst_layer", "expert_replicas", "expert_loads", "loads_running", "migrations", "migrated_bytes", "copied", "losses", "rebalances", "callers", "is_ready", "lacks_memory")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -1616,6 +1618,7 @@ class ExpertGroupState(_message.Message):
     LOADS_RUNNING_FIELD_NUMBER: _ClassVar[int]
     MIGRATIONS_FIELD_NUMBER: _ClassVar[int]
     MIGRATED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    COPIED_FIELD_NUMBER: _ClassVar[int]
     LOSSES_FIELD_NUMBER: _ClassVar[int]
     REBALANCES_FIELD_NUMBER: _ClassVar[int]
     CALLERS_FIELD_NUMBER: _ClassVar[int]
@@ -1641,12 +1644,13 @@ class ExpertGroupState(_message.Message):
     loads_running: int
     migrations: int
     migrated_bytes: int
+    copied: int
     losses: int
     rebalances: int
     callers: int
     is_ready: bool
     lacks_memory: bool
-    def __init__(self, group: _Optional[str] = ..., model: _Optional[str] = ..., role: _Optional[str] = ..., epoch: _Optional[int] = ..., layer_count: _Optional[int] = ..., expert_count: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[ExpertRankStatus, _Mapping]]] = ..., wanted_ranks: _Optional[int] = ..., replicas_min: _Optional[int] = ..., replicas_mean: _Optional[float] = ..., missing: _Optional[int] = ..., single: _Optional[int] = ..., balance: _Optional[float] = ..., balance_worst: _Optional[float] = ..., balance_worst_layer: _Optional[int] = ..., expert_replicas: _Optional[_Iterable[int]] = ..., expert_loads: _Optional[_Iterable[float]] = ..., loads_running: _Optional[int] = ..., migrations: _Optional[int] = ..., migrated_bytes: _Optional[int] = ..., losses: _Optional[int] = ..., rebalances: _Optional[int] = ..., callers: _Optional[int] = ..., is_ready: _Optional[bool] = ..., lacks_memory: _Optional[bool] = ...) -> None: ...
+    def __init__(self, group: _Optional[str] = ..., model: _Optional[str] = ..., role: _Optional[str] = ..., epoch: _Optional[int] = ..., layer_count: _Optional[int] = ..., expert_count: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[ExpertRankStatus, _Mapping]]] = ..., wanted_ranks: _Optional[int] = ..., replicas_min: _Optional[int] = ..., replicas_mean: _Optional[float] = ..., missing: _Optional[int] = ..., single: _Optional[int] = ..., balance: _Optional[float] = ..., balance_worst: _Optional[float] = ..., balance_worst_layer: _Optional[int] = ..., expert_replicas: _Optional[_Iterable[int]] = ..., expert_loads: _Optional[_Iterable[float]] = ..., loads_running: _Optional[int] = ..., migrations: _Optional[int] = ..., migrated_bytes: _Optional[int] = ..., copied: _Optional[int] = ..., losses: _Optional[int] = ..., rebalances: _Optional[int] = ..., callers: _Optional[int] = ..., is_ready: _Optional[bool] = ..., lacks_memory: _Optional[bool] = ...) -> None: ...
 
 class ExpertRankStatus(_message.Message):
     __slots__ = ("name", "rank_id", "phase", "node", "host", "slots", "held", "loading", "load", "rows", "busy_s", "for_s", "slots_max")

@@ -1834,6 +1834,7 @@ def expert_loaded_fields(x: ExpertLoaded) -> dict[str, Any]:
     return {
         "load_id": x.load_id,
         "expert": x.expert,
+        "is_copied": x.is_copied,
     }
 
 
@@ -1845,6 +1846,7 @@ def expert_loaded_from_pb(x: pb.ExpertLoaded) -> ExpertLoaded:
     return ExpertLoaded(
         load_id=x.load_id,
         expert=x.expert,
+        is_copied=x.is_copied,
     )
 
 
@@ -2630,6 +2632,7 @@ def expert_group_state_fields(x: ExpertGroupState) -> dict[str, Any]:
         "loads_running": x.loads_running,
         "migrations": x.migrations,
         "migrated_bytes": x.migrated_bytes,
+        "copied": x.copied,
         "losses": x.losses,
         "rebalances": x.rebalances,
         "callers": x.callers,
@@ -2664,6 +2667,7 @@ def expert_group_state_from_pb(x: pb.ExpertGroupState) -> ExpertGroupState:
         loads_running=x.loads_running,
         migrations=x.migrations,
         migrated_bytes=x.migrated_bytes,
+        copied=x.copied,
         losses=x.losses,
         rebalances=x.rebalances,
         callers=x.callers,
