@@ -264,22 +264,28 @@ class ExpertRollout:
             return
         wanted = load.wanted
         self._free[wanted.rank] += 1
-        if self._is_missing(wanted.key) and (other := self._another(wanted.rank)) is not None:
-            self._wanted.insert(0, _Wanted(wanted.key, other, is_spare=True))
+        if not wanted.is_spare and self._is_missing(wanted.key):
+            self._ask_another(wanted)
         if wanted.is_spare or wanted.rank not in self._target.get(wanted.key, ()):
             return
         wanted.failures, wanted.least_s = min(wanted.failures + 1, FAILURES_COUNTED), least_s
         wanted.failed_s = now_s
         self._wanted.append(wanted)
 
-    def _another(self, rank: RankId) -> RankId | None:
-        """The rank with most memory that may load an expert in place of this one."""
+    def _ask_another(self, wanted: _Wanted) -> None:
+        """Have the rank with most memory load an expert in place of the one that could not."""
+        if any(one.is_spare and one.key == wanted.key for one in self._wanted):
+            return
         able = [
             one.rank_id
             for one in self._ranks.values()
-            if one.rank_id != rank and one.state is ExpertRankState.READY and self._free[one.rank_id] > 0
+            if one.rank_id != wanted.rank
+            and one.state is ExpertRankState.READY
+            and self._free[one.rank_id] > 0
         ]
-        return max(able, key=lambda one: (self._free[one] - self._loading[one], one), default=None)
+        if able:
+            other = max(able, key=lambda one: (self._free[one] - self._loading[one], one))
+            self._wanted.insert(0, _Wanted(wanted.key, other, is_spare=True))
 
     def _give_up_late_loads(self, now_s: float) -> Iterator[RolloutAction]:
         for load_id, load in list(self._loads.items()):
