@@ -54,14 +54,25 @@ class StepRunner:
 
     async def _within(self, step: Coroutine[Any, Any, StepResult], limit_s: float) -> StepResult:
         """Raises StepOverdue, and what the step raises."""
-        task = asyncio.ensure_future(step)
+        loop = asyncio.get_running_loop()
         try:
-            while not task.done() and limit_s > 0:
-                before_s = self._stalled_s()
-                await asyncio.wait({task}, timeout=limit_s)
-                limit_s = self._stalled_s() - before_s  # this much of the wait did not count
-            if task.done():
-                return task.result()
-        finally:
-            task.cancel()
-        raise StepOverdue(f"the device hangs: a step takes longer than {self._timeout_s:g} s")
+            async with asyncio.timeout(None) as limit:
+
+                def look(before_s: float) -> None:
+                    """End the step, or look again when the time is over that did not count until now."""
+                    nonlocal timer
+                    stalled_s = self._stalled_s()
+                    if stalled_s > before_s:
+                        timer = loop.call_later(stalled_s - before_s, look, stalled_s)
+                    else:
+                        limit.reschedule(loop.time())
+
+                timer = loop.call_later(limit_s, look, self._stalled_s())
+                try:
+                    return await step
+                finally:
+                    timer.cancel()
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise StepOverdue(f"the device hangs: a step takes longer than {self._timeout_s:g} s") from None

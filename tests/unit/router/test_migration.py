@@ -410,13 +410,13 @@ def test_a_parked_worker_gets_nothing_new_until_it_goes_on():
     park(script, "b")
     assert not script.core.status().is_ready
     script.submit("late")
-    assert script.started() == []
+    assert not script.started()
     park(script, "a", is_parked=False)
-    assert script.started() == ["a"]
+    assert set(script.started()) == {"a"}
 
 
 def test_streams_of_a_pool_that_is_parked_whole_stay():
-    script = script_with("a", "b")
+    script = script_with("a", "b", migrate_after_s=20.0)
     at = stream(script)
     for worker in ("a", "b"):
         park(script, worker)
