@@ -66,8 +66,7 @@ def _lines(group: ExpertGroupState) -> list[str]:
         f"{_plural(group.callers, 'caller')}; {_plural(group.loads_running, 'expert')} loading",
         f"since the control plane started: {_plural(group.rebalances, 'placement')}, "
         f"{_plural(group.migrations, 'expert')} migrated ({size(group.migrated_bytes)}), "
-        f"{group.copied:,} copied from other ranks, "
-        f"{_plural(group.losses, 'rank')} lost",
+        f"{_plural(group.losses, 'rank')} lost, {_plural(group.copied, 'expert')} copied from other ranks",
     ]
     lines.append(memory_text(group))
     if found := busiest(group):

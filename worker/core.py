@@ -38,7 +38,7 @@ from kv_transfer.read import BlockRead, ReadDone, ReadSettled
 from prefill_worker.handovers import Handovers
 from worker.core_attempts import Attempt, Attempts, Epochs
 from worker.core_progress import Phases
-from worker.core_starts import needs_preparation, refusal_of, sequence_of
+from worker.core_starts import closed_by, needs_preparation, refusal_of, sequence_of
 from worker.core_status import WorkerCounts, load_report
 from worker.core_store import StoreClient
 from worker.events import (
@@ -361,9 +361,9 @@ class WorkerCore:
         self._see(key, is_start=True, now_s=now_s)
         waiting = None if start.phase is Phase.DECODE else self._scheduler.waiting_count
         limits = {"waiting_max": self._waiting_max, "tokens_max": self._max_tokens}
-        is_new = key not in self._attempts.preparing
-        closed = {"is_draining": self._is_draining and is_new, "is_parked": self._is_parked and is_new}
-        refusal = refusal_of(start, **closed, waiting=waiting, **limits)
+        closed = closed_by(is_draining=self._is_draining, is_parked=self._is_parked)
+        closed = None if key in self._attempts.preparing else closed
+        refusal = refusal_of(start, closed=closed, waiting=waiting, **limits)
         if refusal is not None:
             self._out.tell(router_id, refusal)
             self._phases.tell_readers(self._handovers.close(key, refusal.message, now_s=now_s))

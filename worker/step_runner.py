@@ -54,9 +54,9 @@ class StepRunner:
 
     async def _within(self, step: Coroutine[Any, Any, StepResult], limit_s: float) -> StepResult:
         """Raises StepOverdue, and what the step raises."""
-        loop = asyncio.get_running_loop()
+        loop, limit = asyncio.get_running_loop(), asyncio.timeout(None)
         try:
-            async with asyncio.timeout(None) as limit:
+            async with limit:
 
                 def look(before_s: float) -> None:
                     """End the step, or look again when the time is over that did not count until now."""

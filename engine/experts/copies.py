@@ -37,7 +37,7 @@ def new_image(byte_count: int) -> Tensor:
 
 def send_image(made: socket.socket, image: Tensor) -> None:
     """Send the image that was asked for, and its checksum. Raises OSError."""
-    view = memoryview(image.numpy())
+    view = image.numpy().data
     answer = LinkAnswer(byte_count=len(view), checksum=zlib.crc32(view))
     send_message(made, msgspec.json.encode(answer))
     made.settimeout(SEND_S)
@@ -63,24 +63,28 @@ def fetch_image(
         if answer.refusal or answer.byte_count != byte_count:
             raise PeerFailure(f"{what} is not copied: {answer.refusal or f'{answer.byte_count} bytes'}")
         image = new_image(byte_count)
-        _receive(made, memoryview(image.numpy()), bytes_per_s=bytes_per_s, ends_s=ends_s)
+        _receive(made, image.numpy().data, bytes_per_s=bytes_per_s, ends_s=ends_s)
     except (OSError, ValueError, msgspec.MsgspecError) as error:
         raise PeerFailure(f"{what} is not copied: {error}") from error
     finally:
         if made is not None:
             made.close()
-    if zlib.crc32(memoryview(image.numpy())) != answer.checksum:
+    if zlib.crc32(image.numpy().data) != answer.checksum:
         raise PeerFailure(f"{what} is not copied: its checksum differs")
     return image
 
 
 def _receive(made: socket.socket, into: memoryview, *, bytes_per_s: float, ends_s: float) -> None:
     """Fill `into` no faster than `bytes_per_s`: what is not read yet holds the sender up. Raises OSError."""
-    begun_s, pause = time.monotonic(), threading.Event()
+    begun_s = time.monotonic()
     for start in range(0, len(into), CHUNK_BYTES):
         now_s = time.monotonic()
         if now_s >= ends_s:
             raise TimeoutError("it takes too long")
-        pause.wait(max(0.0, begun_s + start / bytes_per_s - now_s))
+        _pause(max(0.0, begun_s + start / bytes_per_s - now_s))
         made.settimeout(max(0.01, ends_s - time.monotonic()))
         receive_into(made, into[start : start + CHUNK_BYTES])
+
+
+def _pause(seconds: float) -> None:
+    threading.Event().wait(seconds)

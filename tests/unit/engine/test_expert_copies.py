@@ -15,6 +15,7 @@ from engine.experts.copies import fetch_image
 from engine.experts.memory import ExpertMemory, RankFull
 from tests.expert_ranks import LocalExperts
 from tests.models import Kind, make_model
+from tests.unit.engine.test_divided_models import GENERATED
 from tests.unit.engine.test_families import prompt
 from tests.unit.engine.test_remote_experts import connected
 
@@ -54,7 +55,7 @@ def test_a_copy_has_the_bits_of_the_original_and_needs_no_files(
     experts = LocalExperts(folder, model=ModelConfig(path=str(folder), **model))
     try:
         experts.announce({"a": experts.everything()})
-        first = [connected(experts, folder, **model).generate(tokens, 8) for tokens in PROMPTS]
+        first = [connected(experts, folder, **model).generate(tokens, GENERATED) for tokens in PROMPTS]
         hidden = tmp_path / "elsewhere"
         shutil.copytree(folder, hidden)
         for file in folder.glob("*.safetensors"):
@@ -66,7 +67,7 @@ def test_a_copy_has_the_bits_of_the_original_and_needs_no_files(
         experts.ranks["a"].close()
         experts.tell()
         folder.joinpath("model.safetensors").symlink_to(hidden / "model.safetensors")
-        second = [connected(experts, folder, **model).generate(tokens, 8) for tokens in PROMPTS]
+        second = [connected(experts, folder, **model).generate(tokens, GENERATED) for tokens in PROMPTS]
         assert second == first
     finally:
         experts.close()
@@ -123,7 +124,7 @@ def test_a_copy_keeps_to_its_bytes_per_second(tmp_path: Path, monkeypatch: pytes
         experts.ranks["a"].load_expert(1)
         bank = experts.ranks["a"]._bank
         monkeypatch.setattr("engine.experts.copies.CHUNK_BYTES", max(1, bank.image_bytes // 8))
-        monkeypatch.setattr("engine.experts.copies.threading.Event.wait", lambda self, s: waits.append(s))
+        monkeypatch.setattr("engine.experts.copies._pause", waits.append)
         fetch_image(experts.refs["a"], 1, bank.image_kind, bank.image_bytes, bytes_per_s=1.0, caller="b")
     finally:
         monkeypatch.undo()
