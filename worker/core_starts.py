@@ -47,8 +47,8 @@ def refusal_of(
     waiting_max: int,
     tokens_max: int,
 ) -> SequenceRefused | SequenceFailed | None:
-    """Why this worker does not run it now; None if it does. closed: see `closed_by`. `waiting` sequences stand
-    before it, if it has to wait for a seat."""
+    """Why this worker does not run it now; None if it does. closed: see `closed_by`. `waiting` sequences
+    stand before it, if it has to wait for a seat."""
     key = (start.seq_id, start.epoch)
     if closed is not None:
         return SequenceRefused(*key, *closed)

@@ -18,6 +18,7 @@ from engine.kernels.choose import make_kernels
 from engine.kernels.interface import Kernels
 from engine.kernels.movable import MovableWeights
 from engine.kernels.native import NativeKernels
+from engine.kernels.native_matrices import MovableMatrices
 from engine.kernels.weights import IntMatrix, Matrix
 from engine.kv.pool import KVPool
 from engine.loading.load import checked_spec
@@ -64,16 +65,9 @@ class ExpertBank:
         self._blank: tuple[Matrix, ...] = ()
         """What an expert looks like before it is packed, without its numbers; empty until one was loaded, and
         where an image would not say all, or its layout depends on the process, as on GPUs."""
-        self._image_bytes = 0
-
-    @property
-    def image_kind(self) -> str:
-        """What images of this rank's experts are like; empty: they cannot be copied. Ranks of one group have
-        the same model and settings, and may have other processors and versions."""
-        if not self._blank:
-            return ""
-        # The library's file is named after its sources, compiler and processor.
-        return f"{features()} {Path(library()._name).stem} {self.dtype} {self._image_bytes}"
+        self.image_kind, self.image_bytes = "", 0
+        """What images are like that this process can use, and their size; empty: there are none. Ranks of one
+        group have the same model and settings, and may have other processors and versions."""
 
     @property
     def layer_count(self) -> int:
@@ -99,7 +93,8 @@ class ExpertBank:
             found = self._packed(matrices)
             is_native = isinstance(self.kernels, NativeKernels)
             if is_native and not self._blank and all(map(_is_all_in_image, matrices)):
-                self._blank, self._image_bytes = tuple(map(_without_numbers, matrices)), found.byte_count
+                self._blank = tuple(map(_without_numbers, matrices))
+                self.image_kind, self.image_bytes = self.kind_of(found), found.byte_count
             self._checkpoint.release()
         return found
 
@@ -109,6 +104,15 @@ class ExpertBank:
         weights = self.kernels.movable([gate_up, down])
         return HeldExpert(gate_up, down, weights.byte_count, weights, image)
 
+    def kind_of(self, held: HeldExpert) -> str:
+        """Return what the image of an expert is like; empty: it has none. Experts of one model may differ, as
+        where some are rounded around a zero of their own."""
+        if not isinstance(held.weights, MovableMatrices):
+            return ""
+        sizes = "/".join(map(str, held.weights.sizes))
+        # The library's file is named after its sources, compiler and processor.
+        return f"{features()} {Path(library()._name).stem} {self.dtype} {sizes}"
+
     def image_of(self, held: HeldExpert) -> Tensor:
         """Return the image of an expert, uint8. It is not to be written to."""
         if held.image is not None:
@@ -117,16 +121,12 @@ class ExpertBank:
         held.weights.copy_to(image)
         return image
 
-    @property
-    def image_bytes(self) -> int:
-        return self._image_bytes
-
     def from_image(self, image: Tensor) -> HeldExpert:
         """Return the expert of an image of `image_kind`, which is its memory from now on. Raises SetupError:
         there is too little memory."""
         with self._lock, torch.inference_mode():
             held = self._packed(tuple(map(_without_numbers, self._blank)), image)
-            if held.byte_count != image.numel():
+            if held.byte_count != image.numel() or self.kind_of(held) != self.image_kind:
                 raise SetupError("the image is not that of an expert of this model")
             held.weights.place(image)
         return held

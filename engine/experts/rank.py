@@ -204,8 +204,9 @@ class ExpertRankEngine:
             held = self._held.get(expert)
         if held is None:
             raise PeerFailure(f"expert {expert} is not here")
-        if kind != self._bank.image_kind:
-            raise PeerFailure(f"experts are {self._bank.image_kind or 'not to be copied'} here, not {kind}")
+        own_kind = self._bank.kind_of(held)
+        if kind != own_kind:
+            raise PeerFailure(f"expert {expert} is {own_kind or 'not to be copied'} here, not {kind}")
         return self._bank.image_of(held)
 
     def close_link(self, number: int) -> None:

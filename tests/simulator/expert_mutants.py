@@ -1,6 +1,7 @@
 """What expert groups and their callers decide, broken on purpose."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from baton.core.experts import ExpertMapUpdate
 from baton.core.ids import ExpertRankId
@@ -12,7 +13,7 @@ from control_plane.experts.rollout import ExpertRollout
 from control_plane.experts.rollout_values import LoadExpert, LoadId
 from control_plane.experts.values import ExpertMap
 from engine.scheduling.expert_parking import ExpertParking
-from engine.scheduling.expert_routes import ExpertRoutes, RouteAction
+from engine.scheduling.expert_routes import ConnectExpertRank, ExpertRoutes, RouteAction
 from simulator.faults.experts.callers import SimExpertCaller
 from tests.simulator.mutant import Mutant, Patch
 
@@ -49,9 +50,10 @@ def _links_keep_their_numbers(patch: Patch) -> None:
     ) -> list[RouteAction]:
         actions = fail(self, rank_id, link, reason, is_gone=is_gone, now_s=now_s)
         route = self._routes.get(rank_id)
-        if actions and route is not None:
-            route.link = link
-        return actions
+        if not actions or route is None:
+            return actions
+        route.link = link
+        return [replace(one, link=link) if isinstance(one, ConnectExpertRank) else one for one in actions]
 
     patch.setattr(ExpertRoutes, "on_failed", lenient)
 
@@ -103,7 +105,7 @@ def _epochs_begin_anew(patch: Patch) -> None:
 def _failed_loads_are_forgotten(patch: Patch) -> None:
     """A load that failed is not tried again."""
 
-    def fail(self: ExpertRollout, load_id: LoadId, now_s: float) -> None:
+    def fail(self: ExpertRollout, load_id: LoadId, now_s: float, *, least_s: float = 0.0) -> None:
         if (load := self._ended(load_id)) is not None:
             self._free[load.wanted.rank] += 1
 
