@@ -77,7 +77,7 @@ def test_a_copy_has_the_bits_of_the_original_and_needs_no_files(
 
 
 def test_experts_of_another_form_than_the_first_are_read_from_the_files(tmp_path: Path) -> None:
-    """Of four bits, some matrices have zeros of their own, for which an image of the others has no place."""
+    """Some matrices of four bits have zeros of their own, for which an image of the others has no place."""
     folder, rounded = made(tmp_path, dtype="bfloat16"), {"quantization": "int4"}
     experts = LocalExperts(folder, model=ModelConfig(path=str(folder), **rounded))
     try:

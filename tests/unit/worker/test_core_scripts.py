@@ -45,7 +45,6 @@ from worker.events import (
     RouterJoined,
     RouterLost,
     RunStep,
-    SetParked,
     SetRole,
     ToOwner,
     ToReader,
@@ -240,31 +239,6 @@ def test_a_draining_worker_refuses_and_says_so_and_finishes_what_it_has(worker):
     assert refused.reason is RefusalReason.DRAINING
     run(worker)
     assert worker.outputs("old")[-1].finish is not None
-
-
-def test_a_parked_worker_refuses_and_says_so_and_goes_on_with_what_it_has(worker):
-    tell(worker, start("old", PROMPT, phase=Phase.AGGREGATED))
-    [report] = of(worker.handle(SetParked(True), 0.0), LoadReport)
-    assert (report.is_parked, report.is_draining) == (True, False)
-    assert worker.core.status().state == "parked"
-    [refused] = of(tell(worker, start("new", PROMPT, phase=Phase.AGGREGATED)), SequenceRefused)
-    assert refused.reason is RefusalReason.BUSY
-    [report] = of(worker.handle(SetParked(False), 0.0), LoadReport)
-    assert not report.is_parked
-    assert not of(tell(worker, start("newer", PROMPT, phase=Phase.AGGREGATED)), SequenceRefused)
-    run(worker)
-    assert worker.outputs("old")[-1].finish is not None
-
-
-def test_the_deadline_of_a_sequence_in_a_step_that_waits_for_experts_holds(worker):
-    tell(worker, start("s", PROMPT, phase=Phase.AGGREGATED, time_left_s=5.0))
-    worker.handle(SetParked(True), 1.0)
-    assert worker.core.next_tick_s <= 5.0
-    [failed] = of(worker.handle(WorkerTick(), 5.0), SequenceFailed)
-    assert failed.reason is FailureReason.DEADLINE
-    assert not worker.core.is_idle, "the step still writes to its blocks"
-    run(worker)
-    assert worker.core.is_idle
 
 
 def test_a_change_of_role_is_reported(worker):
