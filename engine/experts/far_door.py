@@ -159,20 +159,21 @@ class FarDoor:
             self._open(hello.layout, first.made, made)
 
     def _send_expert(self, hello: LinkHello, made: socket.socket) -> None:
-        """Send an image to another rank. Raises OSError and PeerFailure."""
+        """Send an image to another rank, or why it gets none, and close the connection. Raises OSError."""
         made.settimeout(CONNECT_S)
-        if not self._copies.acquire(blocking=False):
-            reason = f"{COPIES_MAX} experts are being copied already"
+        reason = f"{COPIES_MAX} experts are being copied already"
+        if self._copies.acquire(blocking=False):
+            try:
+                send_image(made, self._host.expert_image(hello.expert, hello.image_kind))
+                reason = ""
+            except PeerFailure as error:
+                reason = str(error)
+            finally:
+                self._copies.release()
+        if reason:
+            log.info("%s gets no copy: %s", hello.caller, reason)
             send_message(made, msgspec.json.encode(LinkAnswer(reason)))
-            raise PeerFailure(reason)
-        try:
-            send_image(made, self._host.expert_image(hello.expert, hello.image_kind))
-            made.close()
-        except PeerFailure as error:
-            send_message(made, msgspec.json.encode(LinkAnswer(str(error))))
-            raise
-        finally:
-            self._copies.release()
+        made.close()
 
     def _keep_half(self, hello: LinkHello, made: socket.socket) -> str:
         """Keep the first connection of a link, before the caller may make the other one. Returns why it is

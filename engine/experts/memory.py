@@ -22,7 +22,7 @@ class ExpertMemory:
         """memory_bytes: `experts.memory_bytes`; 0: what the process may still take when it starts."""
         self._device, self._expert_bytes = device, expert_bytes
         self._bytes = int(memory_bytes) or max(0, self._left())
-        self._is_configured = memory_bytes > 0
+        self.is_configured = memory_bytes > 0
 
     def slots_max(self, layer_count: int, expert_count: int) -> int:
         """Return the experts of each layer that fit, at least 1."""
@@ -31,7 +31,7 @@ class ExpertMemory:
 
     def check(self, held_count: int) -> None:
         """Raises RankFull if another expert than the `held_count` that are there would not fit."""
-        if self._is_configured and (held_count + 1) * self._expert_bytes > self._bytes:
+        if self.is_configured and (held_count + 1) * self._expert_bytes > self._bytes:
             raise RankFull(
                 f"{held_count} experts fill experts.memory_bytes ({self._bytes / 2**30:.2f} GiB): raise it, "
                 "or start more expert ranks"

@@ -97,8 +97,10 @@ class ExpertRankEngine:
 
     @property
     def slots_max(self) -> int:
-        """Experts of each layer that the rank's memory holds at most."""
-        return self._memory.slots_max(self.layer_count, self.expert_count)
+        """Experts of each layer that the rank's memory holds at most. It tries its own share in any case,
+        unless `experts.memory_bytes` is less."""
+        most = self._memory.slots_max(self.layer_count, self.expert_count)
+        return most if self._memory.is_configured else max(most, self.slots)
 
     @property
     def expert_bytes(self) -> int:
@@ -164,7 +166,7 @@ class ExpertRankEngine:
                 *(source, expert, bank.image_kind, bank.image_bytes), bytes_per_s=limit, caller=self._name
             )
         except PeerFailure as error:
-            log.warning("an expert is read from the files: %s", error)
+            log.info("an expert is read from the files: %s", error)
             return None
         return bank.from_image(image)
 

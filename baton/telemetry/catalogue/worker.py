@@ -182,7 +182,7 @@ EXPERT_SUSPECTED_RANKS = Metric(
 )
 
 PARKED = Metric(
-    "baton_worker_parked",
+    "baton_parked_workers",
     "gauge",
     "workers",
     "1 while the worker is parked: no expert rank has what its rows need, and it takes nothing new.",
