@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import httpx
 import msgspec
 
-from baton.core.experts import ExpertGroupState
+from baton.core.experts import ExpertGroupState, lone_rank_text
 from baton.core.operate import ClusterState, ReplicaState
 from baton.wire.link import LinkBroken
 from baton.wire.operate import OperateClient
@@ -146,7 +146,8 @@ def _replicas(group: ExpertGroupState) -> Iterator[Finding]:
     if not total:
         yield Finding("bad", f"{name}: no rank has said yet how many experts the model has")
     elif group.missing or not group.is_ready:
-        text = f"{group.missing:,} of {total:,} experts have no replica, and rows for them wait"
+        why = "; the ranks that are there have no memory for them" if group.lacks_memory else ""
+        text = f"{group.missing:,} of {total:,} experts have no replica, and rows for them wait{why}"
         yield Finding("bad", f"{name}: {text}")
     elif group.single and slots >= 2 * group.expert_count:
         yield Finding("note", f"{name}: {single}, though there is room for two of each")
@@ -166,6 +167,8 @@ def _ranks(group: ExpertGroupState) -> Iterator[Finding]:
         yield Finding("note", f"{text}: {others}")
     else:
         yield Finding("ok", text)
+    if group.wanted_ranks == 1:
+        yield Finding("note", f"experts: {lone_rank_text(group.group, '')}")
 
 
 def _callers(group: ExpertGroupState, state: ClusterState) -> Iterator[Finding]:

@@ -66,8 +66,9 @@ def _lines(group: ExpertGroupState) -> list[str]:
         f"{_plural(group.callers, 'caller')}; {_plural(group.loads_running, 'expert')} loading",
         f"since the control plane started: {_plural(group.rebalances, 'placement')}, "
         f"{_plural(group.migrations, 'expert')} migrated ({size(group.migrated_bytes)}), "
-        f"{_plural(group.losses, 'rank')} lost",
+        f"{_plural(group.losses, 'rank')} lost, {_plural(group.copied, 'expert')} copied from other ranks",
     ]
+    lines.append(memory_text(group))
     if found := busiest(group):
         named = ", ".join(
             f"layer {one.layer} expert {one.expert} {one.times:.2g}× an even share "
@@ -76,6 +77,20 @@ def _lines(group: ExpertGroupState) -> list[str]:
         )
         lines.append(f"busiest: {named}")
     return lines
+
+
+def memory_text(group: ExpertGroupState) -> str:
+    """What the ranks' memory allows if others are lost."""
+    most = [rank.slots_max for rank in group.ranks if rank.slots_max]
+    if group.lacks_memory:
+        return (
+            f"the ranks that are there have memory for {sum(most)} of {group.expert_count} experts of each "
+            "layer: what is missing is loaded when another rank has come, and workers that need it are parked"
+        )
+    if not most:
+        return "memory: no rank has said yet for how many experts"
+    span = f"{min(most)}" if min(most) == max(most) else f"{min(most)} to {max(most)}"
+    return f"memory of each rank: {span} experts of each layer at most"
 
 
 def _plural(count: int, word: str) -> str:

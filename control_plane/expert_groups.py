@@ -38,6 +38,19 @@ BEGIN_S = 30.0
 """The time that ranks and callers wait until the ranks of an earlier control plane are known."""
 
 
+def ranks_beside(
+    wanted: Mapping[Role, int], started: Mapping[Role, int], role: Role, *, calling: int, there: int
+) -> int:
+    """Return the number of ranks of a group where one stands beside every worker. `wanted` are the workers
+    that each role shall have, and `started` those that live, by the role that they were started in, whose
+    group they use. `calling` workers use the group, and it has `there` ranks that stay. While workers come
+    and go, no rank leaves that a live worker was given, and none is started for a worker that is there for
+    the time of an exchange only."""
+    is_settled = sum(started.values()) == sum(wanted.values())
+    least = started.get(role, 0) if is_settled else wanted.get(role, 0)
+    return max(least, min(max(started.get(role, 0), calling), there))
+
+
 class ExpertRankProcesses(Protocol):
     """The processes of expert ranks, see `expert_ranks.StartedExpertRanks`."""
 
@@ -101,6 +114,11 @@ class _DrivenGroup:
             on_handled=self._handled,
             paused=v.ExpertGroupPaused,
         )
+
+    @property
+    def calling_workers(self) -> int:
+        """Workers of which a process follows the map."""
+        return len({caller.rpartition("/")[0] for caller in self.callers})
 
     def state(self) -> ExpertGroupState:
         now_s = time.monotonic()
@@ -233,11 +251,16 @@ class ExpertGroups:
             group.driver.post(v.ExpertRanksWanted(count))
 
     def _wanted(self, pool: Pool, role: Role) -> int:
-        """Workers go on using the ranks of the role that they were started in."""
-        workers = pool.count(role) or self._processes.worker_count(pool.model, role)
+        """Workers go on using the ranks of the role that they were started in, whatever their role is now."""
+        started = {one: self._processes.worker_count(pool.model, one) for one in Role}
         experts = self._configs[pool.model].experts
-        if experts.parallel == "workers" or not workers:
-            return workers
+        group = self._groups.get(group_name(pool.model, role))
+        calling = group.calling_workers if group is not None else 0
+        if experts.parallel == "workers":
+            there = group.core.ranks.staying if group is not None else 0
+            return ranks_beside(pool.counts, started, role, calling=calling, there=there)
+        if not (pool.count(role) or started[role] or calling):
+            return 0
         return self._scaled.get(group_name(pool.model, role), experts.ranks)
 
     # --- operators -----------------------------------------------------------------------------------

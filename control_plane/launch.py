@@ -14,8 +14,9 @@ import psutil
 
 from baton.config import Config
 from baton.config.operators import DashboardConfig
-from baton.config.served_models import about, each_model, expert_ranks, worker_count
+from baton.config.served_models import about, each_model, expert_ranks, lone_expert_ranks, worker_count
 from baton.core.errors import PlatformLost, SetupError
+from baton.core.experts import group_name, lone_rank_text
 from baton.core.messages import Role
 from baton.wire.address import host_port, reachable_host
 from baton.wire.background import Background
@@ -79,6 +80,8 @@ def check_setup(config: Config, *, with_router: bool) -> None:
     for name, one in models.items():
         with about(config, name):
             _check_model(one, with_router=with_router)
+        for role in lone_expert_ranks(one):
+            log.warning("%s", lone_rank_text(group_name(name, role), one.experts.parallel))
     if not cluster.ray_address:
         check_memory(models.values())
         check_gpus(models.values())

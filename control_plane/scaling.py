@@ -11,7 +11,7 @@ from typing import Protocol
 import msgspec
 
 from baton.config import Config
-from baton.config.served_models import each_model
+from baton.config.served_models import device_ranks, each_model
 from baton.core.demand import DemandReply, DemandReport
 from baton.core.errors import SetupError
 from baton.core.messages import Role
@@ -75,7 +75,8 @@ def live_settings(config: Config) -> dict[str, AutoscalerSettings]:
             objectives=objectives_of(one.slo),
             hold_s=one.router.queue_wait_s,
             is_advice=one.autoscale.mode == "advise",
-            ranks={role: one.shape_of(role).rank_count for role in Role},
+            ranks={role: device_ranks(one, role) for role in Role},
+            expert_ranks=dict.fromkeys(Role, one.experts.ranks) if one.experts.parallel == "ranks" else {},
         )
         for name, one in each_model(config).items()
     }
@@ -191,7 +192,7 @@ class AutoscalerRunner:
         state = plane.state()
         live.on_state(state, now_s=now_s)
         if (pool := state.pool(live.model)) is not None:
-            live.cost_ranks(self._ranks_of(pool))
+            live.cost_ranks(self._ranks_of(pool), state.experts)
         if self._ranks_max:
             live.limit(room_for(live.model, state, self._ranks_max, own_max=one.ranks_max, cost=self._cost))
         order = live.decide(state, now_s=now_s)
@@ -202,9 +203,10 @@ class AutoscalerRunner:
         return decision
 
     def _cost(self, pool: Pool) -> int:
-        """Return the ranks of a pool's workers."""
-        ranks = self._ranks_of(pool)
-        return sum(count * ranks.get(role, 1) for role, count in pool.counts.items())
+        """Return the ranks of a pool's workers, and those that hold their experts apart from them."""
+        live, ranks = self._of(pool.model), self._ranks_of(pool)
+        settings = live.scaler.settings if live is not None else AutoscalerSettings({}, {})
+        return msgspec.structs.replace(settings, ranks=ranks).cost(pool.counts)
 
     def _count(self, state: AutoscaleState, order: Order | None, decision: Decision | None) -> None:
         meter, model = self._plane.meter, state.model

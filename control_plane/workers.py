@@ -8,7 +8,13 @@ from typing import NamedTuple
 import psutil
 
 from baton.config import ClusterConfig, Config
-from baton.config.served_models import apart_expert_ranks, each_model, rank_count, served_name
+from baton.config.served_models import (
+    apart_expert_ranks,
+    device_ranks,
+    each_model,
+    rank_count,
+    served_name,
+)
 from baton.core.errors import SetupError
 from baton.core.ids import ExpertRankId, WorkerId, replica_name
 from baton.core.messages import Role
@@ -173,7 +179,7 @@ class RayWorkers:
         """Return the ranks of one worker of each role, in the version that the pool wants now. Raises
         SetupError."""
         config = self._config_of(pool.model, pool.version)
-        return {role: config.shape_of(role).rank_count for role in Role}
+        return {role: device_ranks(config, role) for role in Role}
 
     async def switch_role(self, worker_id: WorkerId, role: Role, address: str) -> None:
         """Tell a worker its new role. If it cannot be reached, the reconciler's timeout ends it."""

@@ -38,8 +38,8 @@ from kv_transfer.read import BlockRead, ReadDone, ReadSettled
 from prefill_worker.handovers import Handovers
 from worker.core_attempts import Attempt, Attempts, Epochs
 from worker.core_progress import Phases
-from worker.core_starts import needs_preparation, refusal_of, sequence_of
-from worker.core_status import WorkerCounts
+from worker.core_starts import closed_by, needs_preparation, refusal_of, sequence_of
+from worker.core_status import WorkerCounts, load_report
 from worker.core_store import StoreClient
 from worker.events import (
     CopyDone,
@@ -55,6 +55,7 @@ from worker.events import (
     RouterJoined,
     RouterLost,
     RunStep,
+    SetParked,
     SetRole,
     StepDone,
     StoreJoined,
@@ -101,7 +102,7 @@ class WorkerCore:
         """`measured` is what steps cost when the worker timed itself. floor_s: see `StepCosts`."""
         self._worker_id, self._model, self._fingerprint = worker_id, model, fingerprint
         self._role = role
-        self._is_draining = False
+        self._is_draining = self._is_parked = False
         self._block_tokens, self._block_bytes, self._host = block_tokens, block_bytes, host
         self._engine = engine
         # A sequence that fills the pool ends there as it would at the end of the context.
@@ -183,6 +184,7 @@ class WorkerCore:
             accepted_count=self._scheduler.accepted_count,
             expired_lease_count=self._handovers.expired_count,
             store=self._store.status(),
+            is_parked=self._is_parked,
         )
 
     def check(self) -> None:
@@ -246,6 +248,9 @@ class WorkerCore:
                 self._out.tell_all(self._report())
             case Drain():
                 self._is_draining = True
+                self._out.tell_all(self._report())
+            case SetParked(is_parked):
+                self._is_parked = is_parked
                 self._out.tell_all(self._report())
             case StoreJoined(welcome):
                 self._store.joined(welcome)
@@ -356,8 +361,9 @@ class WorkerCore:
         self._see(key, is_start=True, now_s=now_s)
         waiting = None if start.phase is Phase.DECODE else self._scheduler.waiting_count
         limits = {"waiting_max": self._waiting_max, "tokens_max": self._max_tokens}
-        is_late = self._is_draining and key not in self._attempts.preparing
-        refusal = refusal_of(start, is_draining=is_late, waiting=waiting, **limits)
+        closed = closed_by(is_draining=self._is_draining, is_parked=self._is_parked)
+        closed = None if key in self._attempts.preparing else closed
+        refusal = refusal_of(start, closed=closed, waiting=waiting, **limits)
         if refusal is not None:
             self._out.tell(router_id, refusal)
             self._phases.tell_readers(self._handovers.close(key, refusal.message, now_s=now_s))
@@ -483,18 +489,12 @@ class WorkerCore:
         return sequence_of(start, tokens, block_tokens=self._block_tokens, tokens_max=self._max_tokens)
 
     def _report(self) -> LoadReport:
-        decoding = self._scheduler.decoding()
-        return LoadReport(
+        return load_report(
+            self._scheduler,
             role=self._role,
             is_draining=self._is_draining,
+            is_parked=self._is_parked,
             free_blocks=self._pool.free_count,
-            running_count=self._scheduler.running_count,
-            waiting_count=self._scheduler.waiting_count + self._receiver.count,
-            waiting_tokens=self._scheduler.waiting_token_count(),
-            step_s=self._step_s,
-            costs=self._scheduler.times.seen_costs,
-            decoding_count=len(decoding),
-            context_tokens=sum(seq.computed_count for seq in decoding),
-            tokens_per_step=self._scheduler.tokens_per_step,
             incoming_count=self._receiver.count,
+            step_s=self._step_s,
         )

@@ -30,14 +30,28 @@ def unfit(start: StartSequence, *, tokens_max: int) -> SequenceRefused | Sequenc
     return None
 
 
-def refusal_of(
-    start: StartSequence, *, is_draining: bool, waiting: int | None, waiting_max: int, tokens_max: int
-) -> SequenceRefused | SequenceFailed | None:
-    """Why this worker does not run it now; None if it does. `waiting` sequences stand before it, if it has to
-    wait for a seat."""
-    key = (start.seq_id, start.epoch)
+def closed_by(*, is_draining: bool, is_parked: bool) -> tuple[RefusalReason, str] | None:
+    """Why a worker takes no new sequences at all, for routers and for people; None if it does."""
     if is_draining:
-        return SequenceRefused(*key, RefusalReason.DRAINING, "the worker is leaving")
+        return RefusalReason.DRAINING, "the worker is leaving"
+    if is_parked:
+        return RefusalReason.BUSY, "no expert rank has the experts that it needs"
+    return None
+
+
+def refusal_of(
+    start: StartSequence,
+    *,
+    closed: tuple[RefusalReason, str] | None,
+    waiting: int | None,
+    waiting_max: int,
+    tokens_max: int,
+) -> SequenceRefused | SequenceFailed | None:
+    """Why this worker does not run it now; None if it does. closed: see `closed_by`. `waiting` sequences
+    stand before it, if it has to wait for a seat."""
+    key = (start.seq_id, start.epoch)
+    if closed is not None:
+        return SequenceRefused(*key, *closed)
     if (never := unfit(start, tokens_max=tokens_max)) is not None:
         return never
     if waiting is not None and waiting >= waiting_max:

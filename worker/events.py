@@ -123,6 +123,13 @@ class Drain(msgspec.Struct, frozen=True):
     """Refuse new sequences; those that are held run on."""
 
 
+class SetParked(msgspec.Struct, frozen=True):
+    """Rows of steps wait for experts that no rank holds, or do not any more. A parked worker refuses new
+    sequences; those that it has wait with it, and their deadlines hold."""
+
+    is_parked: bool
+
+
 class WorkerTick(msgspec.Struct, frozen=True):
     """The time named by `next_tick_s` has come. An earlier tick is harmless."""
 
@@ -146,6 +153,7 @@ WorkerEvent = (
     | CopyDone
     | SetRole
     | Drain
+    | SetParked
     | WorkerTick
 )
 

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from baton.config import Config
 from baton.core.errors import PeerFailure, SetupError
@@ -29,6 +29,7 @@ from baton.wire.experts import RankStream, rank_stream
 from baton.wire.link import LinkBroken
 from baton.wire.serving import serve_until
 from control_plane.ray_experts import ExpertRankSpec
+from engine.experts.memory import RankFull
 from engine.experts.rank import ExpertRankEngine
 from engine.model_files.read_spec import load_spec
 from engine.model_files.resolve import FILES_WITHOUT_WEIGHTS, resolve_model
@@ -42,6 +43,9 @@ RETRY_S = 0.2
 """Time between two attempts to reach the control plane."""
 AWAY_S = 60.0
 """The rank ends when the control plane was away, and no rows came, for so long."""
+
+
+_T = TypeVar("_T")
 
 
 class RankEngine(Protocol):
@@ -64,9 +68,11 @@ class RankEngine(Protocol):
     @property
     def slots(self) -> int: ...
     @property
+    def slots_max(self) -> int: ...
+    @property
     def failure(self) -> BaseException | None: ...
 
-    def load_expert(self, expert: int, source: ExpertRankRef | None = None) -> None: ...
+    def load_expert(self, expert: int, source: ExpertRankRef | None = None) -> bool: ...
 
     def drop_expert(self, expert: int) -> None: ...
 
@@ -125,9 +131,13 @@ class RankOrders:
         self._last[expert] = asyncio.create_task(run(), name=f"expert {expert}")
 
     async def _load(self, order: ExpertLoadOrder, link: RankStream) -> None:
-        answer: ExpertLoaded | ExpertLoadFailed = ExpertLoaded(order.load_id, order.expert)
+        answer: ExpertLoaded | ExpertLoadFailed
         try:
-            await self._run(self._engine.load_expert, order.expert, order.source)
+            is_copied = await self._run(self._engine.load_expert, order.expert, order.source)
+            answer = ExpertLoaded(order.load_id, order.expert, is_copied=is_copied)
+        except RankFull as error:
+            log.warning("expert %d is not loaded: %s", order.expert, error)
+            answer = ExpertLoadFailed(order.load_id, order.expert, str(error), is_full=True)
         except (SetupError, PeerFailure, MemoryError, OSError) as error:
             log.warning("expert %d cannot be loaded: %s", order.expert, error)
             reason = str(error) or type(error).__name__
@@ -137,8 +147,8 @@ class RankOrders:
         except LinkBroken:
             return  # the next control plane asks anew
 
-    async def _run(self, call: Callable[..., None], *arguments: Any) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
+    async def _run(self, call: Callable[..., _T], *arguments: Any) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
 
     async def close(self) -> None:
         tasks = list(self._last.values())
@@ -182,7 +192,7 @@ class ExpertRankService:
         hello = self._hello
         return ExpertRankHello(
             *(hello.ref, hello.group, hello.node, hello.pid, hello.layer_count, hello.expert_count),
-            *(hello.expert_bytes, hello.slots, self.orders.held, hello.group_count),
+            *(hello.expert_bytes, hello.slots, self.orders.held, hello.group_count, hello.slots_max),
         )
 
     async def _follow(self, link: RankStream) -> str | None:
@@ -238,7 +248,7 @@ async def run_expert_rank(spec: ExpertRankSpec, config: Config, *, node: str) ->
         ref = await asyncio.to_thread(engine.start, host=listen, rank_id=rank_id, reached_at=reached_at)
         hello = ExpertRankHello(
             *(ref, spec.group, node, os.getpid(), engine.layer_count, engine.expert_count),
-            *(engine.expert_bytes, engine.slots, (), engine.group_count),
+            *(engine.expert_bytes, engine.slots, (), engine.group_count, engine.slots_max),
         )
         service = ExpertRankService(engine, hello, spec.control_address, threads)
         stack.push_async_callback(service.orders.close)

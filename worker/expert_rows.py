@@ -1,7 +1,10 @@
-"""Rows that a worker's leading rank sends to expert ranks, as accounts."""
+"""Rows that a worker's leading rank sends to expert ranks: as accounts, and what waiting for them means."""
 
 from typing import Protocol
 
+import msgspec
+
+from baton.core.steps import StepResult
 from engine.experts.caller import CallerStats
 
 
@@ -9,6 +12,13 @@ class RowSender(Protocol):
     """A connection to expert ranks, see `engine.experts.following.ExpertConnection`."""
 
     suspected_count: int
+
+    @property
+    def is_parked(self) -> bool: ...
+
+    def missing_s(self) -> float:
+        """Return the time since the start for which rows waited for experts that no rank held."""
+        ...
 
     @property
     def epoch(self) -> int: ...
@@ -21,6 +31,28 @@ class RowSender(Protocol):
 class ExpertRows:
     def __init__(self, sender: RowSender) -> None:
         self._sender, self._waited_s = sender, 0.0
+        self._missing_s = sender.missing_s()
+
+    def timed(self, result: StepResult) -> StepResult:
+        """Take the time since the last call for which rows waited for experts that no rank held off a step's
+        time: it says nothing of what steps cost."""
+        before_s, self._missing_s = self._missing_s, self._sender.missing_s()
+        missing_s = self._missing_s - before_s
+        if missing_s <= 0:
+            return result
+        return msgspec.structs.replace(result, elapsed_s=max(0.0, result.elapsed_s - missing_s))
+
+    def missing_s(self) -> float:
+        return self._sender.missing_s()
+
+    def notes(self) -> tuple[str, ...]:
+        """Return what operators should know now, as notes of the worker."""
+        if not self._sender.is_parked:
+            return ()
+        return (
+            "parked: no expert rank has the experts that its rows need; its sequences go on when ranks are "
+            "back (see `baton experts show`)",
+        )
 
     def waited_s(self) -> float:
         """Return the time that the computing thread waited since the last call."""
@@ -42,5 +74,6 @@ class ExpertRows:
             "experts.rerouted_pairs": float(stats.rerouted),
             "experts.suspected_ranks": float(self._sender.suspected_count),
             "experts.waited_s": stats.waited_s,
+            "experts.missing_s": self._sender.missing_s(),
             "experts.map_epoch": float(self._sender.epoch),
         }

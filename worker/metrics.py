@@ -22,6 +22,7 @@ GAUGES: dict[str, Metric] = {
     "lease_count": catalogue.LEASED,
     "running_count": catalogue.RUNNING,
     "waiting_count": catalogue.WAITING,
+    "is_parked": catalogue.PARKED,
 }
 """Gauges by the account of the core's status that they show."""
 

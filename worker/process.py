@@ -5,9 +5,8 @@ import contextlib
 import logging
 import os
 import socket
-import textwrap
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from typing import Any
@@ -58,6 +57,7 @@ from worker.expert_rows import ExpertRows
 from worker.expert_watch import ExpertWatch
 from worker.memory_note import memory_note, with_pool_size
 from worker.metrics import WorkerMetrics
+from worker.notes import member_notes
 from worker.preparation import StartPreparation
 from worker.preparers import (
     THREADS,
@@ -84,18 +84,6 @@ LAST_READ_S = 3.0
 """The longest time that the end of a worker waits for routers to read what was said last."""
 LAST_STEP_S = 10.0
 """The time at the end for the step under way."""
-
-
-NOTE_CHARS_MAX = 400
-"""The length of one note. A compiler or a library may fill a page, and the whole of it is in the worker's
-log."""
-
-
-def member_notes(engine: Sequence[str], left_out: Mapping[str, str]) -> tuple[str, ...]:
-    """Notes for `Member.notes`: the engine's, and the transfer backends (name -> reason) that do not work
-    here."""
-    lines = [*engine, *(f"KV transfer without {name}: {reason}" for name, reason in left_out.items())]
-    return tuple(textwrap.shorten(line, NOTE_CHARS_MAX, placeholder=" …") for line in lines)
 
 
 def expert_access(
@@ -241,6 +229,8 @@ class WorkerProcess:
         report = executor.experts.report_counts if executor.experts is not None else None
         self._experts = ExpertWatch(counts, self._engine, report) if counts is not None else None
         self._rows = ExpertRows(executor.experts) if executor.experts is not None else None
+        if executor.experts is not None:
+            executor.experts.watch_parking(self._on_parked)
         core = self._core = self._make_core(executor)
         self._role_now = lambda: core.status().role
         self._driver: CoreDriver[e.WorkerEvent, e.WorkerAction] = CoreDriver(
@@ -260,6 +250,7 @@ class WorkerProcess:
             spawn=self._background.spawn,
             crash=self._crash,
             timeout_s=self._config.engine.step_timeout_s,
+            stalled_s=self._rows.missing_s if self._rows is not None else lambda: 0.0,
         )
         self._routers = RouterSessions(
             sink=preparation, status=self._status, set_role=self._role_switcher.ask
@@ -353,7 +344,7 @@ class WorkerProcess:
         metrics = MetricsServer(
             render=self._render_metrics,
             health=self._health,
-            is_ready=lambda: not self._core.status().is_draining,
+            is_ready=lambda: self._core.status().state == "ok",
         )
         await metrics.start(host, self._config.cluster.worker_metrics_port)
         stack.push_async_callback(metrics.close)
@@ -405,9 +396,10 @@ class WorkerProcess:
         result = await self._engine.run(self._executor.begin, plan)
         if not isinstance(result, StepResult):  # other stages go on with it while this one begins the next
             result = await self._finishing.run(self._executor.finish, result)
-        self._metrics.step(plan, result)
         if self._rows is not None:
+            result = self._rows.timed(result)
             self._metrics.expert_wait(self._rows.waited_s())
+        self._metrics.step(plan, result)
         return result
 
     # --- what others ask --------------------------------------------------------------------------
@@ -433,7 +425,8 @@ class WorkerProcess:
         )
 
     def _notes(self) -> tuple[str, ...]:
-        engine = (*self._executor.notes, *self._store.notes(), self._memory_note)
+        parked = self._rows.notes() if self._rows is not None else ()
+        engine = (*parked, *self._executor.notes, *self._store.notes(), self._memory_note)
         if self._executor.has_remote_parts:
             engine += (f"{INFO_NOTE}KV is on several hosts or devices: none is stored",)
         return member_notes(engine, self._transfer.left_out)
@@ -473,8 +466,7 @@ class WorkerProcess:
         return self._metrics.meter.render()
 
     def _health(self) -> dict[str, object]:
-        status = self._core.status()
-        return {"status": "draining" if status.is_draining else "ok", "worker_id": self._worker_id}
+        return {"status": self._core.status().state, "worker_id": self._worker_id}
 
     # --- tasks ------------------------------------------------------------------------------------
 
@@ -483,6 +475,11 @@ class WorkerProcess:
         await self._routers.end(LAST_READ_S)
         self._readers.hang_up()
         await server.stop(FLUSH_S)
+
+    def _on_parked(self, is_parked: bool) -> None:
+        """Another thread calls it."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the worker ends anyway
+            self._loop.call_soon_threadsafe(lambda: self._driver.post(e.SetParked(is_parked)))
 
     def _on_ranks_lost(self, reason: str) -> None:
         """Ranks die together, and the control plane starts them anew as one worker. Any thread may call."""

@@ -24,9 +24,12 @@ class StepRunner:
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         crash: Crash,
         timeout_s: float,
+        stalled_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
+        """`stalled_s` returns the time since the start for which steps could do nothing, through no fault of
+        this worker. It does not count."""
         self._step, self._post, self._spawn = step, post, spawn
-        self._crash, self._timeout_s = crash, timeout_s
+        self._crash, self._timeout_s, self._stalled_s = crash, timeout_s, stalled_s
         self._running_count = 0
 
     def start(self, action: e.RunStep) -> None:
@@ -36,14 +39,11 @@ class StepRunner:
     async def _run(self, plan: StepPlan) -> None:
         # Heartbeats go on while the device hangs, and so would everybody's trust in this worker. A step that
         # was planned ahead waits for those before it.
-        limit = asyncio.timeout((1 + self._running_count) * self._timeout_s)
+        limit_s = (1 + self._running_count) * self._timeout_s
         self._running_count += 1
         try:
-            async with limit:
-                result = await self._step(plan)
-        except Exception as raised:
-            overdue = StepOverdue(f"the device hangs: a step takes longer than {self._timeout_s:g} s")
-            error = overdue if limit.expired() else raised
+            result = await self._within(self._step(plan), limit_s)
+        except Exception as error:
             keys = ", ".join(str(item.key) for item in plan.items)
             error.add_note(f"in step {plan.step_number}, {plan.token_count} tokens of {keys}")
             self._crash.report(error)
@@ -51,3 +51,28 @@ class StepRunner:
         finally:
             self._running_count -= 1
         self._post(e.StepDone(result))
+
+    async def _within(self, step: Coroutine[Any, Any, StepResult], limit_s: float) -> StepResult:
+        """Raises StepOverdue, and what the step raises."""
+        loop, limit = asyncio.get_running_loop(), asyncio.timeout(None)
+        try:
+            async with limit:
+
+                def look(before_s: float) -> None:
+                    """End the step, or look again when the time is over that did not count until now."""
+                    nonlocal timer
+                    stalled_s = self._stalled_s()
+                    if stalled_s > before_s:
+                        timer = loop.call_later(stalled_s - before_s, look, stalled_s)
+                    else:
+                        limit.reschedule(loop.time())
+
+                timer = loop.call_later(limit_s, look, self._stalled_s())
+                try:
+                    return await step
+                finally:
+                    timer.cancel()
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise StepOverdue(f"the device hangs: a step takes longer than {self._timeout_s:g} s") from None

@@ -25,8 +25,9 @@ class AutoscaleConfig(Section):
     """Largest number of aggregated workers, where there are any."""
     ranks_max: Annotated[int, Field(ge=0, le=196_608)] = 0
     """Largest number of ranks (on GPUs: of devices) of the workers of all roles and all `models` together. A
-    worker of shape tp4 counts four. 0: only the bounds of roles, which count workers. When it binds, all
-    roles of a model are short alike, and a model gets what the others leave."""
+    worker of shape tp4 counts four. Expert ranks count as well, unless they share the cores of workers. 0:
+    only the bounds of roles, which count workers. When it binds, all roles of a model are short alike, and a
+    model gets what the others leave."""
     rank_hours_per_day: Annotated[float, Field(ge=0)] = 0.0
     """Budget of hours of ranks over any 24 hours. A worker of shape tp4 spends four an hour. 0: no budget. It
     does not bind while more than half of it is left; then the rest is spread over the time until the hours

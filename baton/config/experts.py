@@ -17,6 +17,13 @@ class ExpertsConfig(Section):
     replicas: Annotated[float, Field(ge=1, le=64)] = 1.0
     """Replicas that experts have on average, which is what ranks keep memory for. 1.25: the busiest quarter
     has a second one. 2: every expert survives the loss of a rank without being loaded again."""
+    memory_bytes: Annotated[float, Field(ge=0)] = 0.0
+    """Most memory that the experts of one rank may take, as when it takes over those of lost ranks. Experts
+    beyond it wait for another rank, and workers that need them are parked. 0: what the machine, or the
+    device, has left when the rank starts."""
+    copies: Literal["peers", "files"] = "peers"
+    """Where a rank takes an expert from that another one has. peers: from the other's memory, within
+    `migration_bytes_per_s`, and from the model's files if that fails. files: always from the files."""
     threads: Annotated[int, Field(ge=0)] = 0
     """Compute threads of one expert rank. 0: its fair share of the cores."""
     rows: Literal["exact", "model", "int8"] = "exact"
@@ -31,9 +38,9 @@ class ExpertsConfig(Section):
     that waits for it. They go to other replicas in the same step, and the control plane is told."""
     compute_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 20.0
     """The same for a rank that shows signs of life, but does not answer."""
-    reload_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 50.0
-    """Longest time that a step waits for an expert that no rank holds, as when all ranks of a group are lost
-    at once. The worker ends after it, and is started anew. `engine.step_timeout_s` should be longer."""
+    park_after_s: Annotated[float, Field(gt=0, le=3600)] = 1.0
+    """A worker whose rows no rank can take for this long, as when all ranks of a group are lost at once,
+    parks: its sequences keep their KV and go on when ranks are back, and it takes no new ones until then."""
     rebalance_s: Seconds = 30.0
     """Time between two looks at whether other placements of the experts would be better."""
     gain_min: Annotated[float, Field(ge=0, le=1)] = 0.05

@@ -6,6 +6,7 @@ from pathlib import PurePath
 
 from baton.config import ROLES, Config
 from baton.core.errors import SetupError
+from baton.core.messages import Role
 from baton.core.shape import Shape
 
 
@@ -84,6 +85,18 @@ def expert_ranks(config: Config) -> dict[str, int]:
             return {role: count for role, count in workers.items() if count}
         case "ranks":
             return {role: config.experts.ranks for role, count in workers.items() if count}
+
+
+def lone_expert_ranks(config: Config) -> list[str]:
+    """Roles of one model's configuration whose experts are all on one rank."""
+    return [role for role, count in expert_ranks(config).items() if count == 1]
+
+
+def device_ranks(config: Config, role: Role) -> int:
+    """Ranks of one worker of a role, with the expert rank beside it where that has a device of its own. On
+    cores both share those of the worker."""
+    is_beside = config.experts.parallel == "workers" and config.model.device.startswith("cuda")
+    return config.shape_of(role).rank_count + is_beside
 
 
 def apart_expert_ranks(config: Config) -> int:

@@ -22,6 +22,15 @@ def group_name(model: str, role: str) -> str:
     return f"{role} of {model}"
 
 
+def lone_rank_text(group: str, parallel: str) -> str:
+    """What a group of one rank means, and what to do. `parallel`: see `experts.parallel`; empty: unknown."""
+    more = "add workers to the pool, or " if parallel == "workers" else ""
+    return (
+        f"all experts of {group} are on one rank, and if it is lost its workers are parked until a successor "
+        f"has started: {more}use --experts 2 or more with experts.replicas=2"
+    )
+
+
 class ExpertRankRef(msgspec.Struct, frozen=True):
     """An expert rank as those must know it who connect to it."""
 
@@ -57,17 +66,23 @@ class ExpertRankHello(msgspec.Struct, frozen=True, tag=True):
     """Experts that it holds."""
     group_count: int = 1
     """Groups of experts that the model's router is limited by; 1: it is not."""
+    slots_max: int = 0
+    """Experts of each layer that its memory holds at most, as after the loss of other ranks; 0: all."""
 
 
 class ExpertLoaded(msgspec.Struct, frozen=True, tag=True):
     load_id: UInt64
     expert: int
+    is_copied: bool = False
+    """It came from another rank's memory, and not from the model's files."""
 
 
 class ExpertLoadFailed(msgspec.Struct, frozen=True, tag=True):
     load_id: UInt64
     expert: int
     reason: str
+    is_full: bool = False
+    """The rank has no memory for it, and is well otherwise."""
 
 
 class ExpertRankBeat(msgspec.Struct, frozen=True, tag=True):
@@ -202,6 +217,8 @@ class ExpertRankStatus(msgspec.Struct, frozen=True):
     """Time spent computing since it started."""
     for_s: float
     """The time in this phase."""
+    slots_max: int = 0
+    """Experts of each layer that its memory holds at most; 0: all."""
 
 
 class ExpertGroupState(msgspec.Struct, frozen=True):
@@ -236,6 +253,8 @@ class ExpertGroupState(msgspec.Struct, frozen=True):
     migrations: UInt64 = 0
     """Experts loaded since the control plane started, beyond each group's first placement."""
     migrated_bytes: UInt64 = 0
+    copied: UInt64 = 0
+    """Experts that ranks copied from other ranks' memory since the control plane started."""
     losses: UInt64 = 0
     """Ranks lost since the control plane started."""
     rebalances: UInt64 = 0
@@ -244,3 +263,5 @@ class ExpertGroupState(msgspec.Struct, frozen=True):
     """Processes of workers that use the group."""
     is_ready: bool = False
     """Every expert has a replica."""
+    lacks_memory: bool = False
+    """The ranks that are there cannot hold all experts. The rest is loaded when another one has come."""

@@ -226,8 +226,8 @@ class RefusalReason(StrEnum):
     """This worker cannot do what the request asks for (a grammar that does not compile, an adapter that does
     not load). No other worker can either, so the client gets a 400 with the message."""
     BUSY = auto()
-    """The worker is busy with the grammars and adapters of others. Another worker may be free, and the worker
-    is not at fault: it has room for sequences that need neither."""
+    """The worker is busy with the grammars and adapters of others, or parked. Another worker may be free, and
+    the worker is not at fault."""
 
 
 class SequenceRefused(msgspec.Struct, frozen=True, tag=True):
@@ -299,6 +299,9 @@ class LoadReport(msgspec.Struct, frozen=True, tag=True):
     tokens are accepted."""
     incoming_count: int = 0
     """Accepted decode phases whose KV has not all arrived."""
+    is_parked: bool = False
+    """No expert rank has experts that its steps need. Sequences wait there with their KV, and none is
+    accepted."""
 
 
 WorkerMessage = (

@@ -268,6 +268,13 @@ def _expert_ranks() -> Iterator[Alert]:
         "page",
         "No rank of {{ $labels.group }} holds {{ $value }} experts: sequences that need them wait",
     )
+    yield Alert(
+        "BatonWorkersParked",
+        f"{q.gauge(cat.PARKED, 'max', 'namespace', 'worker')} > 0",
+        "1m",
+        "page",
+        "{{ $labels.worker }} has been parked for a minute: no expert rank has what its sequences need",
+    )
     ready = q.gauge(cat.EXPERT_RANKS, "sum", *group, phase="ready")
     yield Alert(
         "BatonExpertRanksMissing",

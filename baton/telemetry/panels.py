@@ -388,6 +388,7 @@ def _expert_rows() -> Row:
             percentiles(cat.EXPERT_WAIT, "Waiting for rows", "worker", quiet=quiet),
             share("Asked for again", rerouted, dispatched, "{{worker}}", description=again, quiet=quiet),
             counted(cat.EXPERT_SUSPECTED_RANKS, "Ranks suspected", "worker", quiet=quiet),
+            measured(cat.PARKED, "Parked", "max", "worker"),
         ),
     )
 

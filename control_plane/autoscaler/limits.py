@@ -75,7 +75,8 @@ def within(
     total = settings.cost(held)
     if not ranks_max or total <= ranks_max:
         return held
-    unit = "" if all(count == 1 for count in settings.ranks.values()) else " ranks"
+    is_plain = not settings.expert_ranks and all(count == 1 for count in settings.ranks.values())
+    unit = "" if is_plain else " ranks"
     reasons.append(f"all roles: limited to {ranks_max}{unit} by the budget, {total} wanted")
     return _shared(held, needed, settings, ranks_max)
 
@@ -86,7 +87,7 @@ def _shared(
     given = {role: min(held[role], max(settings.bounds[role].least, 1 if held[role] else 0)) for role in held}
     while True:
         left = ranks_max - settings.cost(given)
-        able = [role for role in held if given[role] < held[role] and settings.cost({role: 1}) <= left]
+        able = [role for role in held if given[role] < held[role] and settings.ranks.get(role, 1) <= left]
         if not able:
             return given
         # The role that has the smallest part of what it needs gets one more.

@@ -4,13 +4,14 @@
 """
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import cast
 
 import msgspec
 
 from baton.core.costs import median_costs
 from baton.core.demand import ClassLoad, DemandReport, Traits, WorkerLoad, difference, fell, total
+from baton.core.experts import ExpertGroupState
 from baton.core.ids import RouterId, WorkerId
 from baton.core.messages import Role
 from baton.core.operate import (
@@ -174,12 +175,17 @@ class LiveAutoscaler:
         if ranks_max != self.scaler.settings.ranks_max:
             self.scaler.settings = msgspec.structs.replace(self.scaler.settings, ranks_max=ranks_max)
 
-    def cost_ranks(self, ranks: Mapping[Role, int]) -> None:
-        """Count so many ranks for one worker of each role from now on. A rollout may have changed them."""
+    def cost_ranks(self, ranks: Mapping[Role, int], groups: Sequence[ExpertGroupState] = ()) -> None:
+        """Count so many ranks for one worker of each role from now on, and the expert ranks of `groups` where
+        they are apart from workers. A rollout, or an order, may have changed them."""
         settings = self.scaler.settings
         used = {role: count for role, count in ranks.items() if role in settings.bounds}
-        if used != settings.ranks:
-            self.scaler.settings = msgspec.structs.replace(settings, ranks=used)
+        experts = dict(settings.expert_ranks)
+        for group in groups:
+            if group.model == self.model and group.role in experts and group.wanted_ranks:
+                experts[Role(group.role)] = group.wanted_ranks
+        if (used, experts) != (settings.ranks, settings.expert_ranks):
+            self.scaler.settings = msgspec.structs.replace(settings, ranks=used, expert_ranks=experts)
 
     def is_at_zero(self, state: ClusterState) -> bool:
         pool = state.pool(self.model)

@@ -22,9 +22,11 @@ def settings_of(
     hold_s: float,
     is_advice: bool = False,
     ranks: Mapping[Role, int] | None = None,
+    expert_ranks: Mapping[Role, int] | None = None,
 ) -> AutoscalerSettings:
     """Return the settings for `roles` in use: prefill and decode, or aggregated. `hold_s` is
-    `router.queue_wait_s`; `ranks` are those of one worker of each role, 1 where none are given."""
+    `router.queue_wait_s`; `ranks` are those of one worker of each role, 1 where none are given;
+    `expert_ranks` those that hold a role's experts apart from its workers."""
     bounds = {
         Role.PREFILL: PoolBounds(config.prefill_min, config.prefill_max),
         Role.DECODE: PoolBounds(config.decode_min, config.decode_max),
@@ -37,6 +39,7 @@ def settings_of(
         attain=config.attain,
         interval_s=config.interval_s,
         ranks={role: count for role, count in (ranks or {}).items() if role in used},
+        expert_ranks={role: count for role, count in (expert_ranks or {}).items() if role in used},
         ranks_max=config.ranks_max,
         rank_hours_per_day=config.rank_hours_per_day,
         caution=config.caution,

@@ -91,6 +91,8 @@ class AutoscalerSettings(msgspec.Struct, frozen=True):
     interval_s: float = 15.0
     ranks: Mapping[Role, int] = {}
     """Ranks of one worker of each role, which is what it costs; 1 for roles left out."""
+    expert_ranks: Mapping[Role, int] = {}
+    """Ranks that hold the experts of each role's workers apart from them, while there is any worker."""
     ranks_max: int = 0
     rank_hours_per_day: float = 0.0
     caution: float = 0.75
@@ -108,8 +110,12 @@ class AutoscalerSettings(msgspec.Struct, frozen=True):
     is_advice: bool = False
 
     def cost(self, counts: Mapping[Role, int]) -> int:
-        """Return the ranks of so many replicas of each role."""
-        return sum(count * self.ranks.get(role, 1) for role, count in counts.items())
+        """Return the ranks of so many replicas of each role, with those that hold their experts."""
+        return sum(
+            count * self.ranks.get(role, 1) + self.expert_ranks.get(role, 0)
+            for role, count in counts.items()
+            if count
+        )
 
     @property
     def has_unlike_shapes(self) -> bool:

@@ -123,6 +123,12 @@ def _rank_bars(group: ExpertGroupState) -> str:
     return f'<div class="heat">{ends}{expert_strips.bars(even, label)}</div>'
 
 
+def _memory(group: ExpertGroupState, rank: ExpertRankStatus) -> str:
+    if not rank.slots_max:
+        return "its memory is not known"
+    return f"it has memory for {rank.slots_max * group.layer_count:,} at most"
+
+
 def _rank_row(group: ExpertGroupState, rank: ExpertRankStatus, rates: Rates, *, may_operate: bool) -> str:
     found = rates.get(rank.rank_id)
     times = rank.load * len(group.ranks)
@@ -135,7 +141,8 @@ def _rank_row(group: ExpertGroupState, rank: ExpertRankStatus, rates: Rates, *, 
         f'<td class=nowrap title="{h(rank.rank_id)}">{h(rank.name)}</td>'
         f"<td>{tag(rank.phase, PHASE_TAGS[rank.phase])}</td><td class=n>{h(span(rank.for_s))}</td>"
         f'<td style="width:14%">{meter}</td><td class=n>{h(number(times, digits=2))}×</td>'
-        f"<td class=n>{rank.held:,}{loading}</td><td class=n>{rank.slots * group.layer_count:,}</td>"
+        f"<td class=n>{rank.held:,}{loading}</td>"
+        f'<td class=n title="{h(_memory(group, rank))}">{rank.slots * group.layer_count:,}</td>'
         f"<td class=n>{h(rate(found and found.rows_per_s))}</td>"
         f"<td class=n>{h(share(found and found.busy))}</td>"
         f'<td class="mono nowrap">{h(where or NOTHING)}</td><td class="n nowrap">{link}</td>'

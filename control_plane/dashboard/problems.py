@@ -48,6 +48,9 @@ def troubles(
         found += [
             Trouble("bad", f"Node {n.host or n.node[:12]} is lost.") for n in state.nodes if not n.is_alive
         ]
+    if parked := round(level(now, c.PARKED.name) or 0.0):
+        text = f"{plural(parked, 'worker')} parked: no expert rank has what the sequences there need."
+        found.append(Trouble("bad", text))
     if level(now, c.DEGRADED.name, pool="prefill"):
         found.append(Trouble("bad", "Degraded: no worker of the prefill pool serves."))
     if level(now, c.DEGRADED.name, pool="decode"):

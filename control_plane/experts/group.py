@@ -78,7 +78,7 @@ class ExpertRankGroup:
         self.rollout: ExpertRollout | None = None
         """None until the first placement can be made."""
         self.counts: DecayedCounts | None = None
-        self.losses = self.migrations = 0
+        self.losses = self.migrations = self.copied = 0
         self.is_placed = False
         """Every expert had a replica once. What is loaded from then on counts as a migration."""
         self._adopted: set[str] = set()
@@ -187,15 +187,17 @@ class ExpertRankGroup:
             return
         entry.beat_s = now_s
         match event.report:
-            case ExpertLoaded(load_id):
+            case ExpertLoaded(load_id, _, is_copied):
                 entry.load_failures = 0
+                self.copied += is_copied
                 if self.rollout is not None and self.rollout.is_loading(LoadId(load_id)):
                     self.migrations += self.is_placed
                 yield from self._roll(ExpertAnnounced(LoadId(load_id)), now_s)
-            case ExpertLoadFailed(load_id, expert, reason):
-                if self.rollout is not None and self.rollout.is_loading(LoadId(load_id)):
+            case ExpertLoadFailed(load_id, expert, reason, is_full):
+                is_ours = self.rollout is not None and self.rollout.is_loading(LoadId(load_id))
+                if self.rollout is not None and is_ours and not is_full:
                     entry.load_failures += not self.rollout.is_held(self._keys([expert]))
-                yield from self._roll(ExpertNotLoaded(LoadId(load_id), reason), now_s)
+                yield from self._roll(ExpertNotLoaded(LoadId(load_id), reason, is_full), now_s)
                 if entry.load_failures >= self.policy.load_failures_max:
                     yield from self._lose(entry, f"it cannot load experts: {reason}", now_s)
             case ExpertRankBeat():

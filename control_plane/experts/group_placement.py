@@ -1,7 +1,8 @@
 """When the experts of one group are placed anew, and on which of its ranks. Pure.
 
 Ranks use as many slots as the number of wanted ranks asks for. Where ranks are missing, the others hold more
-than their slots for a while, so that every expert has a replica.
+than their slots for a while, so that every expert has a replica: never more than their memory holds. If all
+of it does not do, nothing is placed until another rank has come, and callers that need what is missing wait.
 """
 
 from collections.abc import Sequence
@@ -97,6 +98,9 @@ class ExpertPlacer:
         if self.fits(used):
             self._short_until_s = None
             return True
+        if self.lacks_memory(used):
+            self._short_until_s = None
+            return False
         if self._short_until_s is None:
             self._short_until_s = now_s + self._policy.first_wait_s
         if is_coming and now_s < self._short_until_s:
@@ -104,21 +108,42 @@ class ExpertPlacer:
         self._short_until_s = None
         return bool(used)
 
+    def lacks_memory(self, entries: Sequence[ExpertRankEntry]) -> bool:
+        """Whether these ranks cannot hold all experts, whatever they are asked to."""
+        return bool(entries) and sum(map(self._slots_max, entries)) < self.sizes[1]
+
+    def _slots_max(self, entry: ExpertRankEntry) -> int:
+        most = entry.hello.slots_max if entry.hello is not None else 0
+        return min(most, self.sizes[1]) if most else self.sizes[1]
+
     def _fits(self, entries: Sequence[ExpertRankEntry], factor: float) -> bool:
-        slots = sum(entry.hello.slots for entry in entries if entry.hello is not None)
-        return bool(entries) and factor * slots >= self.sizes[1]
+        slots = sum(
+            min(factor * entry.hello.slots, self._slots_max(entry))
+            for entry in entries
+            if entry.hello is not None
+        )
+        return bool(entries) and slots >= self.sizes[1]
 
     def _rank(self, entry: ExpertRankEntry, used: Sequence[ExpertRankEntry], wanted: int) -> ExpertRank:
         assert entry.hello is not None
         assert entry.rank_id is not None
-        slots = self._slots(wanted)
-        if self._nominal(used, wanted) < self.sizes[1]:
-            slots = max(slots, -(-self.sizes[1] // len(used)))
+        slots = min(self._slots_max(entry), self._level(used, wanted))
         state = ExpertRankState.READY if entry in used else ExpertRankState.DRAINING
         return ExpertRank(RankId(entry.rank_id), NodeId(entry.hello.node), slots, state)
 
+    def _level(self, used: Sequence[ExpertRankEntry], wanted: int) -> int:
+        """The slots of each rank with memory for so many. It is more than the usual number where that does
+        not do for all experts."""
+        level, most = self._slots(wanted), sorted(map(self._slots_max, used))
+        left, above = self.sizes[1], len(most)
+        for size in most:
+            if size * above >= left:
+                break
+            left, above = left - size, above - 1
+        return max(level, -(-left // above)) if above else level
+
     def _nominal(self, entries: Sequence[ExpertRankEntry], wanted: int) -> int:
-        return len(entries) * self._slots(wanted)
+        return sum(min(self._slots(wanted), self._slots_max(entry)) for entry in entries)
 
     def _slots(self, wanted: int) -> int:
         """Slots that each rank uses if no rank is missing, whatever number of ranks it was started for."""

@@ -110,6 +110,11 @@ class ExpertRankBook:
         started = (_L.WAITING, _L.STARTING, _L.KILLING)
         return sum(e.state in started and not e.is_leaving for e in self.entries.values())
 
+    @property
+    def staying(self) -> int:
+        """Ranks that are not leaving."""
+        return sum(not entry.is_leaving for entry in self.entries.values())
+
     def adopt(self, rank_id: ExpertRankId, name: str, *, now_s: float) -> Iterator[ExpertGroupAction]:
         if name in self.entries:
             yield KillExpertRank(rank_id, f"another {name} exists")

@@ -47,10 +47,12 @@ def group_state(group: ExpertRankGroup, *, model: str, role: str, now_s: float) 
         loads_running=sum(group.rollout.loading.values()) if group.rollout is not None else 0,
         migrations=group.migrations,
         migrated_bytes=group.migrations * group.expert_bytes,
+        copied=group.copied,
         losses=group.losses,
         rebalances=group.placer.rebalances if group.placer is not None else 0,
         callers=len(group.callers),
         is_ready=bool(size) and bool((replicas > 0).all()),
+        lacks_memory=group.placer is not None and group.placer.lacks_memory(group.ranks.serving),
     )
 
 
@@ -92,4 +94,5 @@ def _status(
         rows=entry.rows,
         busy_s=entry.busy_s,
         for_s=max(0.0, now_s - entry.since_s),
+        slots_max=hello.slots_max if hello is not None else 0,
     )

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import assert_never
 
+from control_plane.experts.load_times import LoadTimes
 from control_plane.experts.migrations import migrations
 from control_plane.experts.rollout_values import (
     AnnounceMap,
@@ -53,6 +54,10 @@ class _Wanted:
     rank: RankId
     failed_s: float = 0.0
     failures: int = 0
+    least_s: float = 0.0
+    """The shortest time from the last failure to the next attempt."""
+    is_spare: bool = False
+    """The rank is none of the target's: it loads what another one could not, as long as nobody has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,7 @@ class _Load:
     """A load under way."""
 
     wanted: _Wanted
+    begun_s: float
     deadline_s: float
 
 
@@ -94,6 +100,7 @@ class ExpertRollout:
         """Loads under way by rank."""
         self._loading_keys: Counter[ExpertKey] = Counter()
         self._load_count = 0
+        self._times = LoadTimes(limits)
         self._is_first = False
         """Nobody is served before the target is reached, so that nothing is limited."""
         self._is_dirty = False
@@ -160,9 +167,10 @@ class ExpertRollout:
                 self._set_target(event)
             case ExpertAnnounced(load_id):
                 if (load := self._ended(load_id)) is not None:
+                    self._times.took(now_s - load.begun_s)
                     self._hold(load.wanted.rank, load.wanted.key)
-            case ExpertNotLoaded(load_id):
-                self._fail(load_id, now_s)
+            case ExpertNotLoaded(load_id, _, is_full):
+                self._fail(load_id, now_s, least_s=self._limits.full_retry_s if is_full else 0.0)
             case ExpertRankJoined(rank, held):
                 if self._join_with(rank, held):
                     actions += self._announce(now_s)
@@ -249,17 +257,35 @@ class ExpertRollout:
                 del self._loading_keys[load.wanted.key]
         return load
 
-    def _fail(self, load_id: LoadId, now_s: float) -> None:
-        """Want it again, after a while."""
+    def _fail(self, load_id: LoadId, now_s: float, *, least_s: float = 0.0) -> None:
+        """Want it again after a while, `least_s` at least, and of another rank meanwhile if nobody has it."""
         load = self._ended(load_id)
         if load is None:
             return
-        self._free[load.wanted.rank] += 1
-        if load.wanted.rank not in self._target.get(load.wanted.key, ()):
-            return
         wanted = load.wanted
-        wanted.failed_s, wanted.failures = now_s, min(wanted.failures + 1, FAILURES_COUNTED)
+        self._free[wanted.rank] += 1
+        if not wanted.is_spare and self._is_missing(wanted.key):
+            self._ask_another(wanted)
+        if wanted.is_spare or wanted.rank not in self._target.get(wanted.key, ()):
+            return
+        wanted.failures, wanted.least_s = min(wanted.failures + 1, FAILURES_COUNTED), least_s
+        wanted.failed_s = now_s
         self._wanted.append(wanted)
+
+    def _ask_another(self, wanted: _Wanted) -> None:
+        """Have the rank with most memory load an expert in place of the one that could not."""
+        if any(one.is_spare and one.key == wanted.key for one in self._wanted):
+            return
+        able = [
+            one.rank_id
+            for one in self._ranks.values()
+            if one.rank_id != wanted.rank
+            and one.state is ExpertRankState.READY
+            and self._free[one.rank_id] > 0
+        ]
+        if able:
+            other = max(able, key=lambda one: (self._free[one] - self._loading[one], one))
+            self._wanted.insert(0, _Wanted(wanted.key, other, is_spare=True))
 
     def _give_up_late_loads(self, now_s: float) -> Iterator[RolloutAction]:
         for load_id, load in list(self._loads.items()):
@@ -366,6 +392,8 @@ class ExpertRollout:
         waiting: list[_Wanted] = []
         has_room = False
         for wanted in self._wanted:
+            if wanted.is_spare and not self._is_missing(wanted.key):
+                continue
             # The last memory of a rank is for experts that no rank holds, and for exchanges. A rank that has
             # something to load and no memory has more to give up than to load, so that not all have none.
             if self._free[wanted.rank] < (1 if self._is_missing(wanted.key) else 2):
@@ -409,8 +437,11 @@ class ExpertRollout:
         retry_s = 0.0
         if wanted.failures:
             retry_s = min(limits.retry_s * 2.0 ** (wanted.failures - 1), limits.retry_max_s)
+            if self._is_missing(wanted.key):
+                retry_s = min(retry_s, limits.missing_retry_s)
+            retry_s = max(retry_s, wanted.least_s)
         if self._is_missing(wanted.key):
-            return wanted.failed_s + min(retry_s, limits.missing_retry_s) if wanted.failures else 0.0
+            return wanted.failed_s + retry_s
         not_before_s = wanted.failed_s + retry_s
         if self._is_first:
             return not_before_s
@@ -432,7 +463,7 @@ class ExpertRollout:
         self._free[wanted.rank] -= 1
         self._load_count += 1
         load_id = LoadId(self._load_count)
-        self._loads[load_id] = _Load(wanted, now_s + self._limits.load_timeout_s)
+        self._loads[load_id] = _Load(wanted, now_s, now_s + self._times.timeout_s(wanted.failures))
         return LoadExpert(load_id, wanted.rank, wanted.key, source, self._expert_bytes)
 
     def _first_of_a_circle(self) -> _Wanted | None:

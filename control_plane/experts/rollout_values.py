@@ -18,12 +18,17 @@ class RolloutLimits:
     """Experts that a rank has memory for beside its slots of all layers. One is kept for ranks that exchange
     experts none of which has another replica."""
     load_timeout_s: float = 60.0
-    """A load that has been neither announced nor refused for so long counts as failed."""
+    """A load that has been neither announced nor refused for so long counts as failed. Once loads have ended,
+    the time that they took says how long another one may take at most."""
+    load_timeout_min_s: float = 2.0
+    """The shortest such time."""
     retry_s: float = 1.0
     """The time before a failed load is tried again. It doubles with every failure of the same load."""
     retry_max_s: float = 60.0
     missing_retry_s: float = 0.2
     """The longest time before a failed load of an expert that no rank holds is tried again."""
+    full_retry_s: float = 5.0
+    """The shortest time before a rank without memory is asked again for the same expert."""
     loads_max: int = 8
     """Loads that a rank has under way at once."""
     announce_s: float = 0.0
@@ -63,6 +68,8 @@ class ExpertNotLoaded:
 
     load_id: LoadId
     reason: str
+    is_full: bool = False
+    """The rank has no memory for it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from engine.execution.executor import Executor
 from engine.execution.load_ranks import claim_device
 from engine.execution.ranks import Ranks
 from engine.execution.spread import FollowerSetup, join_mesh
-from engine.execution.team import JOIN_S, place_of, world_timeout_s
+from engine.execution.team import JOIN_S, patient, place_of, world_timeout_s
 from engine.experts.access import ExpertAccess
 from engine.loading.adapters import AdapterWeights
 from engine.parallel.group import GroupBroken
@@ -125,11 +125,12 @@ def follow(setup: FollowerSetup, beside: Beside = contextlib.nullcontext) -> int
     model = ModelConfig.model_validate_json(setup.model)
     engine = EngineConfig.model_validate_json(setup.engine)
     shape, rank = Shape.parse(setup.shape), setup.rank
+    waiting = patient(engine, has_expert_ranks=bool(setup.experts))
     try:
-        orders, world = _joined(setup, shape, engine)
+        orders, world = _joined(setup, shape, waiting)
         world.wait_for_all(timeout_s=JOIN_S)
         orders.wait_for_all(timeout_s=JOIN_S)
-        ranks = place_of(world, shape, rank, engine, claim_device(model))
+        ranks = place_of(world, shape, rank, waiting, claim_device(model))
     except (SetupError, GroupBroken) as error:
         log.error("%s", error)
         return 1

@@ -72,9 +72,18 @@ END_S = 3.0
 """The time for followers to end by themselves."""
 CONNECT_S = 60.0
 """The longest time for torch.distributed to connect ranks that all have joined."""
+PARKED_S = 86_400.0
+"""The longest time for which ranks wait for one whose rows no expert rank can take."""
 LOOPBACK = "127.0.0.1"
 Launch = Callable[[FollowerSetup], "subprocess.Popen[bytes]"]
 """Starts the process of a follower of this host."""
+
+
+def patient(engine: EngineConfig, *, has_expert_ranks: bool) -> EngineConfig:
+    """Return the settings by which the ranks of a worker wait for one another. One that is parked computes
+    nothing, which is no fault of its: only `engine.step_timeout_s`, which does not count such a time, ends a
+    step of ranks that hang. The end of a rank's process is noticed at once, whatever the settings."""
+    return engine.model_copy(update={"rank_timeout_s": PARKED_S}) if has_expert_ranks else engine
 
 
 def launch_follower(setup: FollowerSetup) -> "subprocess.Popen[bytes]":
@@ -167,7 +176,9 @@ def _joined(world: Group, members: tuple[int, ...], rank: int, deadline_s: float
         return None
     if made is None:
         made = SharedMemoryGroup.join(address, members.index(rank), deadline_s=deadline_s)
-    made.wait_for_all(timeout_s=deadline_s)  # it counts the cores of all, and with them how long a wait spins
+    made.wait_for_all(
+        timeout_s=min(deadline_s, JOIN_S)
+    )  # it counts the cores of all, and with them how long a wait spins
     return made
 
 
@@ -236,7 +247,8 @@ class RankTeam:
         is that of the leader to expert ranks, if there are any. Raises SetupError, and GroupBroken if one of
         them does not get so far."""
         spread = spread if spread is not None and spread.has_others else None
-        world, orders = _begun(shape, engine, spread)
+        waiting = patient(engine, has_expert_ranks=access is not None)
+        world, orders = _begun(shape, waiting, spread)
         team, joined = cls(shape, world, orders, spread, launch), threading.Event()
         watcher = threading.Thread(target=team._watch_start, args=(joined,), name="ranks-start", daemon=True)
         try:
@@ -245,7 +257,7 @@ class RankTeam:
             world.wait_for_all(timeout_s=JOIN_S)
             orders.wait_for_all(timeout_s=JOIN_S)
             device, reach = claim_device(on_device(model, 0)), spread.reach if spread else None
-            team.ranks = place_of(world, shape, LEADER, engine, device, reach=reach)
+            team.ranks = place_of(world, shape, LEADER, waiting, device, reach=reach)
         except BaseException:
             joined.set()
             team.close()

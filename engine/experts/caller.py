@@ -1,8 +1,9 @@
 """The side of a worker: rows of a layer go to the ranks that hold their experts, and the results come back.
 
 The thread that computes calls `begin` and `finish`. A thread of our own connects to ranks, watches for their
-ends and their signs of life, and does what `ExpertRoutes` decides. Nobody waits without a deadline: a rank
-that is silent is left out, and rows that no rank can take wait for a new map for a bounded time.
+ends and their signs of life, and does what `ExpertRoutes` decides. Nobody waits for a rank without a
+deadline: one that is silent is left out. Rows that no rank can take wait for a map that has one, as long as
+the process lives. Their worker is parked, and requests end by their own deadlines.
 """
 
 import ctypes
@@ -33,6 +34,7 @@ from engine.experts.doors import LocalLink
 from engine.experts.exchange import ROW_BF16, ROW_F32, ROW_INT8, Bell, SlotLayout, functions
 from engine.experts.far_links import FarLink
 from engine.native.library import BF16, F32
+from engine.scheduling.expert_parking import ExpertParking
 from engine.scheduling.expert_routes import (
     CloseExpertRank,
     ConnectExpertRank,
@@ -52,12 +54,14 @@ SLICE_S = 0.2
 CONNECTS_MAX = 8
 """Connections that are made at one time."""
 LATE_MAX = 64
+CLOSE_S = 5.0
+"""The longest time that `close` waits for the computing thread to give up its rows."""
 
 ExpertReport = ExpertEpochUsed | ExpertRankSuspected
 
 
 class ExpertsUnavailable(Exception):
-    """No rank could take some rows within `experts.reload_timeout_s`."""
+    """The caller was closed while rows were away, or waited for a rank."""
 
 
 Link = LocalLink | FarLink
@@ -117,10 +121,12 @@ class ExpertCaller:
         dtype: torch.dtype,
         name: str,
         report: Callable[[ExpertReport], None],
+        on_parked: Callable[[bool], None] = lambda is_parked: None,
     ) -> None:
         """layer_count: of the model's layers that have experts. dtype: of the model. `report` is called from
-        several threads. Raises NativeUnavailable."""
+        several threads, and `on_parked` from one of the caller's own. Raises NativeUnavailable."""
         self._config, self._name, self._tell = config, name, report
+        self._parking, self._on_parked = ExpertParking(config.park_after_s), on_parked
         self.overlaps = config.overlap
         self._native = functions()
         self._experts, self._hidden = expert_count, hidden
@@ -128,7 +134,7 @@ class ExpertCaller:
         self._layout = slot_layout(config, hidden, dtype)
         self._bell = Bell()
         self._caller = self._native.baton_caller_new(self._bell.address)
-        self._routes = ExpertRoutes(layer_count, expert_count)
+        self._routes = ExpertRoutes(layer_count, expert_count, retry_s=config.answer_timeout_s)
         self._changed = threading.Condition(threading.RLock())
         """Guards the routes and the links; told when the table changes."""
         self._open: dict[int, _Open] = {}
@@ -137,6 +143,8 @@ class ExpertCaller:
         self._under_way: dict[int, Dispatch] = {}
         """Dispatches whose memory the native side writes to, even if an error keeps `finish` from coming."""
         self._waited_s = 0.0
+        self._is_used = False
+        """Whether the computing thread is in `begin` or `finish`."""
         self._is_closed = False
         self._wake, self._waker = os.pipe()
         os.set_blocking(self._wake, False)
@@ -161,17 +169,30 @@ class ExpertCaller:
         with self._changed:
             return self._changed.wait_for(lambda: self._routes.is_complete, timeout_s)
 
+    @property
+    def is_parked(self) -> bool:
+        """Whether rows have waited for `experts.park_after_s` for experts that no rank holds."""
+        return self._parking.is_parked
+
+    def missing_s(self) -> float:
+        """Return the time since the start for which rows waited for experts that no rank held."""
+        with self._changed:
+            return self._parking.waited_s(now_s=time.monotonic())
+
     # --- for the thread that computes ------------------------------------------------------------------
 
     def begin(self, layer: int, x: Tensor, chosen: Tensor) -> Dispatch:
         """Send rows to their experts. layer: counted among those that have experts. x [T, hidden], chosen
-        int64 [T, k]. `finish` must follow, also after an error elsewhere."""
+        int64 [T, k]. `finish` must follow, also after an error elsewhere. Raises ExpertsUnavailable."""
         rows = x.detach().to("cpu", self._wire_dtype)
         rows = rows if rows.stride(-1) == 1 else rows.contiguous()
         experts = chosen.to("cpu").contiguous()
         results = torch.empty((*experts.shape, self._hidden), dtype=torch.float32)
         with self._changed:
+            if self._is_closed:
+                raise ExpertsUnavailable("the worker ends")
             epoch, table = self._routes.on_dispatch(), self._routes.table
+            self._is_used = True
         number: int = self._native.baton_caller_begin(
             *(self._caller, rows.data_ptr(), len(rows), rows.stride(0) * rows.element_size()),
             *(BF16 if rows.dtype is torch.bfloat16 else F32, self._hidden),
@@ -180,19 +201,23 @@ class ExpertCaller:
         )
         sent = Dispatch(number, epoch, results, (rows, experts), x.device, x.dtype)
         self._under_way[number] = sent
+        self._is_used = False
         return sent
 
     def finish(self, sent: Dispatch, weights: Tensor) -> Tensor:
         """Wait for the results and mix them: sum over j of weights[t, j] * result[t, j], in the order of j,
         in float32. weights float32 [T, k] -> [T, hidden]. Raises ExpertsUnavailable."""
-        begun_s = time.monotonic()
+        begun_s, self._is_used = time.monotonic(), True
         try:
             self._collect(sent)
         finally:
             self._waited_s += time.monotonic() - begun_s
             self._native.baton_caller_end(self._caller, sent.number)
-            del self._under_way[sent.number]
             with self._changed:
+                del self._under_way[sent.number]
+                self._is_used = False
+                self._parking.rows_are_sent(now_s=time.monotonic())
+                self._changed.notify_all()
                 self._do(self._routes.on_dispatched(sent.epoch))
         return self._mix(sent, weights)
 
@@ -202,7 +227,7 @@ class ExpertCaller:
         return CallerStats(*numbers, waited_s=self._waited_s)
 
     def close(self) -> None:
-        """Close all connections. Nobody may be in `begin` or `finish`."""
+        """Close all connections. Whoever computes gets ExpertsUnavailable."""
         with self._changed:
             if self._is_closed:
                 return
@@ -212,8 +237,12 @@ class ExpertCaller:
         self._watcher.join()
         self._connector.shutdown(wait=True, cancel_futures=True)
         with self._changed:
+            is_unused = self._changed.wait_for(lambda: not self._is_used, CLOSE_S)
             for number in list(self._open):
                 self._close_link(number)
+        if not is_unused:
+            log.error("a step does not give up its rows: the memory of its links is left as it is")
+            return
         self._native.baton_caller_free(self._caller)
         self._bell.close()
         os.close(self._wake)
@@ -223,23 +252,20 @@ class ExpertCaller:
 
     def _collect(self, sent: Dispatch) -> None:
         refused = np.zeros(2, dtype=np.int32)
-        missing_since_s: float | None = None
-        while True:
+        while not self._is_closed:
             outcome: int = self._native.baton_caller_finish(
                 *(self._caller, sent.number, int(SLICE_S * 1e9), refused.ctypes.data)
             )
             if outcome == 0:
                 return
             if outcome == 1:
-                missing_since_s = self._send_again(sent, refused, missing_since_s)
+                self._send_again(sent, refused)
             else:
                 self._leave_out_late(sent)
+        raise ExpertsUnavailable("the worker ends while rows are with expert ranks, or wait for one")
 
-    def _send_again(
-        self, sent: Dispatch, refused: "np.ndarray[tuple[int], np.dtype[np.int32]]", since_s: float | None
-    ) -> float | None:
-        """Send what came back unserved by the present table; wait for another one where it does not do.
-        since_s: when rows began to wait for a rank; None: none do."""
+    def _send_again(self, sent: Dispatch, refused: "np.ndarray[tuple[int], np.dtype[np.int32]]") -> None:
+        """Send what came back unserved by the present table; wait for another one where it does not do."""
         with self._changed:
             number, expert = refused.tolist()
             link = self._open.get(number)
@@ -248,21 +274,15 @@ class ExpertCaller:
             elif link is not None:
                 self._fail(number, "it makes no sense of rows", is_gone=False)
             table = self._routes.table
-            left = self._reroute(sent, table)
-            if not left:
-                return None
             now_s = time.monotonic()
-            since_s = since_s or now_s
-            timeout_s = self._config.reload_timeout_s
-            if self._is_closed or now_s - since_s > timeout_s:
-                raise ExpertsUnavailable(
-                    f"no expert rank took {left} rows within {timeout_s:g} s (map of epoch {table.epoch})"
-                )
+            if not self._reroute(sent, table):
+                self._parking.rows_are_sent(now_s=now_s)
+                return
+            self._parking.rows_wait(now_s=now_s)
             sent.epoch, actions = self._routes.on_waiting(sent.epoch)
             self._do(actions)
             # Results of the others go on arriving meanwhile: their slots wait.
-            self._changed.wait_for(lambda: self._routes.table is not table, SLICE_S)
-            return since_s
+            self._changed.wait_for(lambda: self._routes.table is not table or self._is_closed, SLICE_S)
 
     def _reroute(self, sent: Dispatch, table: RouteTable) -> int:
         left: int = self._native.baton_caller_reroute(
@@ -310,7 +330,9 @@ class ExpertCaller:
         except PeerFailure as error:
             with self._changed:
                 now_s = time.monotonic()
-                failed = self._routes.on_failed(ref.rank_id, number, str(error), is_gone=False, now_s=now_s)
+                # Nobody listens there any more, so that the process has ended.
+                is_gone = isinstance(error.__cause__, ConnectionError)
+                failed = self._routes.on_failed(ref.rank_id, number, str(error), is_gone=is_gone, now_s=now_s)
                 self._do(failed)
                 self._changed.notify_all()
             return
@@ -374,6 +396,17 @@ class ExpertCaller:
                 due_s = self._routes.next_tick_s
                 if due_s is not None and due_s <= now_s:
                     self._do(self._routes.tick(now_s=now_s))
+            self._look_at_parking(now_s)
+
+    def _look_at_parking(self, now_s: float) -> None:
+        with self._changed:
+            has_ranks, is_complete = bool(len(self._routes.table.links)), self._routes.is_complete
+            has_changed = self._parking.look(has_ranks=has_ranks, is_complete=is_complete, now_s=now_s)
+            is_parked = self._parking.is_parked
+        if has_changed:
+            what = "no rank has what its rows need" if is_parked else "its rows have ranks again"
+            log.warning("%s is %s: %s", self._name, "parked" if is_parked else "parked no more", what)
+            self._on_parked(is_parked)
 
     def _wait_for_ends(self) -> list[int]:
         """Wait for `WATCH_S`, or until links end. Returns their numbers."""

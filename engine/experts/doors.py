@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
+from torch import Tensor
 
 from baton.core.errors import PeerFailure
 from baton.core.experts import ExpertRankRef
@@ -41,6 +42,10 @@ class LinkHost(Protocol):
 
     def open_link(self, layout: SlotLayout, memory: MappedMemory, bell: Bell) -> int:
         """Serve the slots of a caller whose bell this is. Returns the link's number."""
+        ...
+
+    def expert_image(self, expert: int, kind: str) -> Tensor:
+        """Return the image of an expert. Raises PeerFailure: it is not held, or is of another kind."""
         ...
 
     def close_link(self, number: int) -> None:
@@ -145,6 +150,8 @@ class LocalDoor:
                 undo.callback(os.close, fd)
             hello = msgspec.json.decode(data, type=LinkHello)
             reason = refusal(hello, secret=self._host.secret, hidden=self._host.hidden)
+            if not reason and hello.expert >= 0:
+                reason = "experts are copied over TCP"
             if not reason and len(fds) != 2:
                 reason = "no memory came with the greeting"
             if not reason and len(self._open) >= CONNECTIONS_MAX:
@@ -196,6 +203,8 @@ class LocalLink:
             hello = LinkHello.of(layout, secret=ref.secret, caller=caller)
             socket.send_fds(made, [msgspec.json.encode(hello)], [memory.fd, bell.memory.fd])
             data, fds, _, _ = socket.recv_fds(made, HELLO_BYTES_MAX, 1)
+            if not data:
+                raise ConnectionResetError("it closes the connection")
             answer = msgspec.json.decode(data, type=LinkAnswer)
             if answer.refusal or not fds:
                 raise PeerFailure(f"expert rank {ref.rank_id} refuses rows: {answer.refusal}")

@@ -11,6 +11,7 @@ import msgspec
 
 from baton.core.errors import PeerFailure
 from baton.wire import peer_sockets
+from engine.experts.copies import COPIES_MAX, send_image
 from engine.experts.doors import ACCEPT_AGAIN_S, CONNECTIONS_MAX, LinkHost
 from engine.experts.exchange import SlotLayout
 from engine.experts.far_links import (
@@ -28,8 +29,8 @@ log = logging.getLogger(__name__)
 
 HALF_OPEN_S = 5.0
 """The longest time between the two connections of a link."""
-GREETERS = 8
-"""Connections that are greeted at one time."""
+GREETERS = 8 + COPIES_MAX
+"""Connections that are greeted at one time, or send experts to other ranks."""
 GREETINGS_MAX = 128
 """Connections that are greeted, or wait for it; more are closed at once."""
 
@@ -61,6 +62,7 @@ class FarDoor:
         self._halves: dict[str, _Half] = {}
         self._ends: list[FarCaller] = []
         self._is_closed = threading.Event()
+        self._copies = threading.BoundedSemaphore(COPIES_MAX)
         self._greeters = ThreadPoolExecutor(GREETERS, thread_name_prefix="experts-greet")
         self._thread = threading.Thread(target=self._run, name="experts-far-door", daemon=True)
         self._thread.start()
@@ -139,6 +141,9 @@ class FarDoor:
         watch_for_loss(made)
         hello = msgspec.json.decode(receive_message(made, timeout_s=CONNECT_S), type=LinkHello)
         reason = refusal(hello, secret=self._host.secret, hidden=self._host.hidden)
+        if not reason and hello.expert >= 0:
+            self._send_expert(hello, made)
+            return
         first: _Half | None = None
         if not reason and hello.carries_results:
             first, reason = self._first_half(hello)
@@ -152,6 +157,23 @@ class FarDoor:
             self._answer_first(hello, made)
         else:
             self._open(hello.layout, first.made, made)
+
+    def _send_expert(self, hello: LinkHello, made: socket.socket) -> None:
+        """Send an image to another rank, or why it gets none, and close the connection. Raises OSError."""
+        made.settimeout(CONNECT_S)
+        reason = f"{COPIES_MAX} experts are being copied already"
+        if self._copies.acquire(blocking=False):
+            try:
+                send_image(made, self._host.expert_image(hello.expert, hello.image_kind))
+                reason = ""
+            except PeerFailure as error:
+                reason = str(error)
+            finally:
+                self._copies.release()
+        if reason:
+            log.info("%s gets no copy: %s", hello.caller, reason)
+            send_message(made, msgspec.json.encode(LinkAnswer(reason)))
+        made.close()
 
     def _keep_half(self, hello: LinkHello, made: socket.socket) -> str:
         """Keep the first connection of a link, before the caller may make the other one. Returns why it is

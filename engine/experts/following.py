@@ -68,6 +68,7 @@ class ExpertConnection:
         self._changed = threading.Condition()
         self._is_closed = False
         self._counted: Counts | None = None
+        self._on_parked: Callable[[bool], None] | None = None
         self.suspected_count = 0
         """Ranks that were left out since they did not answer."""
 
@@ -83,6 +84,7 @@ class ExpertConnection:
                 dtype=dtype,
                 name=self.access.caller,
                 report=self._report,
+                on_parked=self._parked,
             )
         except NativeUnavailable as error:
             raise SetupError(
@@ -118,6 +120,22 @@ class ExpertConnection:
     def stats(self) -> CallerStats | None:
         return self._caller.stats() if self._caller is not None else None
 
+    def watch_parking(self, on_parked: Callable[[bool], None]) -> None:
+        """Call `on_parked` when the process's rows wait for experts that no rank holds, and when they do not
+        any more; at once if they wait now. Another thread calls it."""
+        with self._changed:
+            self._on_parked = on_parked
+            if self.is_parked:
+                on_parked(True)
+
+    @property
+    def is_parked(self) -> bool:
+        return self._caller is not None and self._caller.is_parked
+
+    def missing_s(self) -> float:
+        """Return the time since the start for which rows waited for experts that no rank held."""
+        return self._caller.missing_s() if self._caller is not None else 0.0
+
     @property
     def epoch(self) -> int:
         return self._caller.epoch if self._caller is not None else 0
@@ -139,6 +157,11 @@ class ExpertConnection:
             self.suspected_count += isinstance(report, ExpertRankSuspected)
             self._reports.append(report)
             self._changed.notify_all()
+
+    def _parked(self, is_parked: bool) -> None:
+        with self._changed:
+            if self._on_parked is not None:
+                self._on_parked(is_parked)
 
     # --- the thread ------------------------------------------------------------------------------------
 

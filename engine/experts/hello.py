@@ -25,6 +25,10 @@ class LinkHello(msgspec.Struct, frozen=True):
     """Name of the link, where two connections make one."""
     carries_results: bool = False
     """Whether this is the connection on which results come back."""
+    expert: int = -1
+    """An expert whose image is asked for, on a connection for nothing else; -1: rows are to be sent."""
+    image_kind: str = ""
+    """The kind of image that the caller can use."""
 
     @property
     def layout(self) -> SlotLayout:
@@ -39,11 +43,14 @@ class LinkAnswer(msgspec.Struct, frozen=True):
     """The rank's answer."""
 
     refusal: str = ""
-    """Why the caller may not send rows; empty: it may."""
+    """Why the caller may not send rows, or gets no image; empty: it may."""
+    byte_count: int = 0
+    """Size of the image that follows."""
+    checksum: int = 0
 
 
 def refusal(hello: LinkHello, *, secret: str, hidden: int) -> str:
     """Why a rank refuses a caller; empty: it does not."""
     if not hmac.compare_digest(hello.secret.encode(), secret.encode()):
         return "the secret is not this rank's"
-    return hello.layout.check(hidden)
+    return "" if hello.expert >= 0 else hello.layout.check(hidden)

@@ -13,17 +13,20 @@ import time
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from baton.config import EngineConfig, ModelConfig
 from baton.config.experts import ExpertsConfig
-from baton.core.errors import SetupError
+from baton.core.errors import PeerFailure, SetupError
 from baton.core.experts import ExpertRankRef
 from baton.core.ids import ExpertRankId
 from baton.wire.address import host_port
 from engine.experts.bank import ExpertBank, HeldExpert
+from engine.experts.copies import fetch_image
 from engine.experts.doors import LocalDoor
 from engine.experts.exchange import Bell, MappedMemory, SlotLayout, functions
 from engine.experts.far_door import FarDoor
+from engine.experts.memory import ExpertMemory
 from engine.kernels.native import ACTIVATIONS, NativeKernels
 from engine.native.build import NativeUnavailable
 from engine.native.library import BF16, F32
@@ -58,6 +61,7 @@ class ExpertRankEngine:
             *(self.bell.address, bank.layer_count, bank.expert_count, BF16 if is_narrow else F32),
             *(ACTIVATIONS[bank.spec.activation], BATCH_PAIRS_MAX),
         )
+        self._name = ""
         self._held: dict[int, HeldExpert] = {}
         self._leaving: dict[int, HeldExpert] = {}
         """Experts that were dropped, and that a batch which was taken before may still need."""
@@ -69,6 +73,8 @@ class ExpertRankEngine:
         self.failure: BaseException | None = None
         """Why the computing thread ended, if it did."""
         self._expert_bytes = bank.load(0).byte_count
+        most = bank.experts.memory_bytes
+        self._memory = ExpertMemory(most, expert_bytes=self._expert_bytes, device=bank.device)
 
     @classmethod
     def load(
@@ -88,6 +94,13 @@ class ExpertRankEngine:
     @property
     def group_count(self) -> int:
         return self._bank.group_count
+
+    @property
+    def slots_max(self) -> int:
+        """Experts of each layer that the rank's memory holds at most. It tries its own share in any case,
+        unless `experts.memory_bytes` is less."""
+        most = self._memory.slots_max(self.layer_count, self.expert_count)
+        return most if self._memory.is_configured else max(most, self.slots)
 
     @property
     def expert_bytes(self) -> int:
@@ -112,6 +125,7 @@ class ExpertRankEngine:
     def start(self, *, host: str, rank_id: ExpertRankId, reached_at: str = "") -> ExpertRankRef:
         """Accept callers. host: the interface to listen on. reached_at: the host that callers of other hosts
         dial; empty: `host`. Raises SetupError."""
+        self._name = rank_id
         name = f"baton-experts-{rank_id}-{secrets.token_hex(8)}"
         try:
             self._doors.append(LocalDoor(name, self))
@@ -126,18 +140,35 @@ class ExpertRankEngine:
         address = host_port(reached_at or host, far.port)
         return ExpertRankRef(rank_id, socket.gethostname(), name, address, self.secret)
 
-    def load_expert(self, expert: int, source: ExpertRankRef | None = None) -> None:
-        """Read an expert and take rows for it from then on. It blocks: call it on a thread of its own. It is
-        read from the model's files, whatever `source` says. Raises SetupError."""
+    def load_expert(self, expert: int, source: ExpertRankRef | None = None) -> bool:
+        """Take rows for an expert from now on. It blocks: call it on a thread of its own. The expert is
+        copied from the memory of `source`, and read from the model's files if that fails or there is none.
+        Return whether it was copied. Raises SetupError, and RankFull where there is no memory for it."""
         if not 0 <= expert < self.layer_count * self.expert_count:
             raise SetupError(f"there is no expert {expert}")
         if expert in self._held:
-            return
-        found = self._bank.load(expert)
+            return False
+        self._memory.check(len(self._held))
+        copied = self._copied(expert, source) if source is not None else None
+        found = copied or self._bank.load(expert)
         with self._lock:
             self._held[expert] = found
             pointers = (found.gate_up.pointer, found.down.pointer) if self._is_native else (None, None)
             self._native.baton_rank_set(self._rank, expert, 1, *pointers)
+        return copied is not None
+
+    def _copied(self, expert: int, source: ExpertRankRef) -> HeldExpert | None:
+        bank, limit = self._bank, self._bank.experts.migration_bytes_per_s
+        if bank.experts.copies != "peers" or not bank.image_kind:
+            return None
+        try:
+            image = fetch_image(
+                *(source, expert, bank.image_kind, bank.image_bytes), bytes_per_s=limit, caller=self._name
+            )
+        except PeerFailure as error:
+            log.info("an expert is read from the files: %s", error)
+            return None
+        return bank.from_image(image)
 
     def drop_expert(self, expert: int) -> None:
         """Take no more rows for an expert, and give its memory up."""
@@ -169,6 +200,16 @@ class ExpertRankEngine:
             number = self._link_count
         self._native.baton_rank_link(self._rank, number, memory.address, *layout.numbers, bell.address)
         return number
+
+    def expert_image(self, expert: int, kind: str) -> Tensor:
+        with self._lock:
+            held = self._held.get(expert)
+        if held is None:
+            raise PeerFailure(f"expert {expert} is not here")
+        own_kind = self._bank.kind_of(held)
+        if kind != own_kind:
+            raise PeerFailure(f"expert {expert} is {own_kind or 'not to be copied'} here, not {kind}")
+        return self._bank.image_of(held)
 
     def close_link(self, number: int) -> None:
         self._native.baton_rank_unlink(self._rank, number)

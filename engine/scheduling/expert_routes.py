@@ -4,7 +4,8 @@ and reports come out.
 A caller is a process of a worker. It takes a map when the control plane announces one, connects to the ranks
 that the map names, and takes a rank out for itself when the rank does not answer. A rank that was taken out
 gets rows again when it is connected anew, which is tried after a while: if it is lost, the next map does not
-name it.
+name it. A connection that ends is made anew at once, and only if that fails is the rank suspected: its
+process may well be alive.
 
 What always holds: a table names only ranks that the map of its epoch names, that are connected, and that have
 not refused the expert in this epoch.
@@ -12,6 +13,7 @@ not refused the expert in this epoch.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +30,8 @@ REPEAT_S = 0.5
 """A suspicion is repeated this often while the map goes on to name the rank."""
 RECONNECT_S = 1.0
 """A rank that was taken out is connected anew after this time."""
+STEADY_S = 5.0
+"""A connection that ends so soon after the one before ended is not made anew before the rank is suspected."""
 
 Links = npt.NDArray[np.int32]
 
@@ -77,12 +81,18 @@ class _Route:
     suspected: ExpertRankSuspected | None = None
     """What the control plane was told, since the rank failed last."""
     repeat_from_s: float = 0.0
+    retry_until_s: float | None = None
+    """A connection that ended is being made anew, until then. The rank is not suspected meanwhile."""
+    retried_s: float = -inf
+    """When that was tried last."""
 
 
 class ExpertRoutes:
     """The routes of one caller. The one who calls it has the clock and does the actions."""
 
-    def __init__(self, layer_count: int, expert_count: int) -> None:
+    def __init__(self, layer_count: int, expert_count: int, *, retry_s: float = 0.4) -> None:
+        """A connection that ended may take `retry_s` to be made anew."""
+        self._retry_s = retry_s
         self._size = layer_count * expert_count
         self._routes: dict[ExpertRankId, _Route] = {}
         self._held: dict[ExpertRankId, npt.NDArray[np.int64]] = {}
@@ -109,6 +119,7 @@ class ExpertRoutes:
     def next_tick_s(self) -> float | None:
         """When to call `tick` at the latest."""
         due = [route.repeat_from_s for route in self._routes.values() if route.suspected is not None]
+        due += [route.retry_until_s for route in self._routes.values() if route.retry_until_s is not None]
         due += [
             route.connect_from_s
             for route in self._routes.values()
@@ -138,25 +149,36 @@ class ExpertRoutes:
         route = self._route(rank_id, link)
         if route is not None:
             route.is_connected, route.is_connecting, route.suspected = True, False, None
+            route.retry_until_s = None
             self._make_table()
 
     def on_failed(
         self, rank_id: ExpertRankId, link: int, reason: str, *, is_gone: bool, now_s: float
     ) -> list[RouteAction]:
-        """The rank did not answer, closed the connection, or cannot be reached. It is out at once."""
+        """The rank did not answer, or cannot be reached: it gets no rows from now on. is_gone: it closed the
+        connection, or nobody listens there."""
         route = self._route(rank_id, link)
         if route is None:
             return []
         actions: list[RouteAction] = []
+        may_retry = is_gone and route.is_connected and now_s >= route.retried_s + STEADY_S
+        is_gone = is_gone and route.retry_until_s is not None
         if route.is_connected or route.is_connecting:
             actions.append(CloseExpertRank(route.link, rank_id))
         # What the rank still writes, it writes to the old link's memory, which nobody reads any more.
         route.link = self._new_link()
         route.is_connected = route.is_connecting = False
-        route.connect_from_s, route.repeat_from_s = now_s + RECONNECT_S, now_s + REPEAT_S
-        route.suspected = ExpertRankSuspected(rank_id, is_gone, reason)
         self._make_table()
-        return [*actions, route.suspected]
+        if may_retry:
+            route.retried_s, route.retry_until_s, route.connect_from_s = now_s, now_s + self._retry_s, now_s
+            return [*actions, *self._connect(now_s)]
+        return [*actions, self._suspect(route, is_gone=is_gone, reason=reason, now_s=now_s)]
+
+    def _suspect(self, route: _Route, *, is_gone: bool, reason: str, now_s: float) -> ExpertRankSuspected:
+        route.retry_until_s = None
+        route.connect_from_s, route.repeat_from_s = now_s + RECONNECT_S, now_s + REPEAT_S
+        route.suspected = ExpertRankSuspected(route.ref.rank_id, is_gone, reason)
+        return route.suspected
 
     def on_refused(self, rank_id: ExpertRankId, expert: int) -> None:
         """The rank does not hold an expert that the map says it holds."""
@@ -189,8 +211,14 @@ class ExpertRoutes:
 
     def tick(self, *, now_s: float) -> list[RouteAction]:
         actions = self._connect(now_s)
-        for route in self._routes.values():
-            if route.suspected is not None and route.repeat_from_s <= now_s:
+        for rank_id, route in self._routes.items():
+            if route.retry_until_s is not None and route.retry_until_s <= now_s:
+                reason = "its connection ended, and cannot be made anew"
+                if route.is_connecting:
+                    actions.append(CloseExpertRank(route.link, rank_id))
+                route.link, route.is_connecting = self._new_link(), False
+                actions.append(self._suspect(route, is_gone=False, reason=reason, now_s=now_s))
+            elif route.suspected is not None and route.repeat_from_s <= now_s:
                 route.repeat_from_s = now_s + REPEAT_S
                 actions.append(route.suspected)
         return actions

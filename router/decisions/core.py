@@ -479,7 +479,7 @@ class RouterCore:
         return kept
 
     def _migrate_from(self, worker: WorkerView) -> list[RouterAction]:
-        """Move streams of a draining worker to other workers, a few per load report."""
+        """Move streams of a draining or parked worker to other workers, a few per load report."""
         if not self._failures.departures.is_time_to_migrate(worker, self._now_s):
             return []
         actions: list[RouterAction] = []
@@ -490,7 +490,8 @@ class RouterCore:
                 break
             if ends_sooner_here(flow, worker, found):
                 continue
-            actions += flow.migrate(worker.worker_id, now_s=self._now_s)
+            why = "parked" if worker.is_parked else "draining"
+            actions += flow.migrate(worker.worker_id, why, now_s=self._now_s)
             actions += self._start(flow, found)
             self._settle(flow)
             moved += 1

@@ -139,7 +139,7 @@ class FailureHandling:
 
     def reported(self, worker: WorkerView, report: LoadReport, now_s: float) -> None:
         slow = slowness(report.costs, worker.hello.costs)
-        if slow is not None and not worker.is_leaving:
+        if slow is not None and not worker.is_blameless:
             role = worker.facts.role
             peers = (w.worker_id for w in self._cluster if w.facts.role is role)  # hardly ever looked at
             self.breakers.reported(worker.worker_id, slow, peers, now_s=now_s)
@@ -147,10 +147,14 @@ class FailureHandling:
     def overdue(self, flow: Flow, now_s: float) -> None:
         """Note that the first token is overdue and a backup attempt began."""
         for worker_id, phase in flow.phases.items():
-            if phase is not Phase.DECODE and not self._is_leaving(worker_id):
+            if phase is not Phase.DECODE and not self._is_blameless(worker_id):
                 reason = f"no first token within {now_s - flow.placed_s:.2f} s"
                 self.breakers.failed(worker_id, reason, now_s=now_s, seq_id=flow.name)
 
     def _is_leaving(self, worker_id: WorkerId) -> bool:
         worker = self._cluster.get(worker_id)
         return worker is not None and worker.is_leaving
+
+    def _is_blameless(self, worker_id: WorkerId) -> bool:
+        worker = self._cluster.get(worker_id)
+        return worker is not None and worker.is_blameless

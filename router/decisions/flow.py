@@ -359,10 +359,10 @@ class Flow:
         """Let this attempt serve the client from now on."""
         self.is_backup = False
 
-    def migrate(self, worker_id: WorkerId, *, now_s: float) -> list[RouterAction]:
-        """Leave a draining worker. Nothing is counted or charged, since the cluster chose it. The caller
-        begins the next attempt in the same event."""
-        reason = f"{worker_id} is draining"
+    def migrate(self, worker_id: WorkerId, why: str, *, now_s: float) -> list[RouterAction]:
+        """Leave a worker that is draining or parked. Nothing is counted or charged, since the cluster chose
+        it. The caller begins the next attempt in the same event."""
+        reason = f"{worker_id} is {why}"
         note = self._note("migrated", reason, tuple(self._participants))
         return [note, *self._displace(None, {worker_id}, reason, now_s=now_s)]
 

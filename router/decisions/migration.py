@@ -1,4 +1,4 @@
-"""The choice of the streams that leave a draining worker before it ends. Pure.
+"""The choice of the streams that leave a draining worker before it ends, or a parked one. Pure.
 
 A migration is the cluster's own choice, so it may never harm the stream: it is not counted as an attempt, it
 is charged to no budget, and it is made only where the stream goes on at once with the same weights. A
@@ -22,20 +22,27 @@ LOOKED_AT_ONCE = 32
 """Largest number of streams for which a place is looked for per load report."""
 
 
+PARKED_S = 5.0
+"""The streams of a parked worker get no tokens, so they move after this time at the latest. Ranks that were
+lost are mostly back sooner."""
+
+
 class Departures:
-    """Since when workers drain."""
+    """Since when workers drain or are parked."""
 
     def __init__(self, *, migrate_after_s: float) -> None:
         self._migrate_after_s = migrate_after_s
         self._since_s: dict[WorkerId, float] = {}
 
     def is_time_to_migrate(self, worker: WorkerView, now_s: float) -> bool:
-        """Whether the worker has drained for so long that its streams should move to other workers."""
-        if not worker.is_leaving:
+        """Whether the worker has drained, or been parked, for so long that its streams should move to other
+        workers."""
+        if not (worker.is_leaving or worker.is_parked):
             self._since_s.pop(worker.worker_id, None)
             return False
         since_s = self._since_s.setdefault(worker.worker_id, now_s)
-        return now_s - since_s >= self._migrate_after_s
+        limit_s = min(self._migrate_after_s, PARKED_S) if worker.is_parked else self._migrate_after_s
+        return now_s - since_s >= limit_s
 
     def lost(self, worker_id: WorkerId) -> None:
         self._since_s.pop(worker_id, None)
@@ -59,7 +66,7 @@ def keeps_weights(flow: Flow, found: Placement) -> bool:
 def ends_sooner_here(flow: Flow, worker: WorkerView, found: Placement) -> bool:
     """Whether the worker would generate the rest before the first token came from elsewhere."""
     report, forecast = worker.load.report, found.forecast
-    if report is None or forecast is None or report.step_s <= 0:
+    if worker.is_parked or report is None or forecast is None or report.step_s <= 0:
         return False
     left = flow.submit.sampling.max_tokens - len(flow.generated)
     left = min(left, worker.hello.max_model_tokens - flow.token_count)

@@ -47,6 +47,8 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     breaker_reason: str = ""
     is_suspended: bool = False
     """True if the worker gets no new sequence now, because its breaker is open and its pool has others."""
+    is_parked: bool = False
+    """True if the worker waits for expert ranks, and gets no new sequence until they are back."""
 
 
 class RouterStatus(msgspec.Struct, frozen=True):
@@ -132,4 +134,5 @@ def _worker(
         breaker=str(breaker.state),
         breaker_reason=breaker.reason,
         is_suspended=worker_id in suspended,
+        is_parked=worker.is_parked,
     )

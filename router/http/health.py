@@ -156,6 +156,7 @@ def _worker(worker: WorkerStatus) -> dict[str, Any]:
         "breaker": worker.breaker,
         "breaker_reason": worker.breaker_reason,
         "suspended": worker.is_suspended,
+        "parked": worker.is_parked,
         "in_flight": worker.in_flight_count,
         "in_flight_elsewhere": worker.elsewhere_count,
         "free_blocks": worker.free_blocks,

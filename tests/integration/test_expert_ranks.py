@@ -30,6 +30,7 @@ SETTINGS = {
     "experts__ranks": RANKS,
     "experts__replicas": 2,
     "experts__rebalance_s": 2,
+    "router__queue_wait_s": 120,
 }
 
 
@@ -136,6 +137,31 @@ def test_streams_do_not_notice_lost_ranks(cluster, operator, reference, fault, c
     eventually("all are lost", lambda: group_of(operator).losses == before + count, timeout_s=20)
     until_strong(operator)
     check([Stream(cluster, prompt) for prompt in prompts(f"after {fault} {count}", 2)], reference)
+    cluster.assert_idle()
+
+
+def parked(cluster):
+    """Ids of the workers that the router knows to be parked."""
+    found = [one for workers in cluster.health()["workers"].values() for one in workers]
+    return {one["id"] for one in found if one["parked"]}
+
+
+def test_streams_wait_for_a_group_that_is_lost_whole(cluster, operator, reference):
+    """No rank is left. Its workers keep what they have, take nothing new, and go on when successors came."""
+    before = {worker.worker_id: cluster.accounts(worker)["pid"] for worker in cluster.workers()}
+    streams = [Stream(cluster, prompt) for prompt in prompts("whole group")]
+    for stream in streams:
+        assert stream.first_token.wait(30)
+    for pid in rank_pids(cluster):
+        os.kill(pid, signal.SIGKILL)
+    eventually("all are parked", lambda: parked(cluster) == set(before), timeout_s=30, every_s=0.02)
+    late = Stream(cluster, prompts("late")[0])
+    check([*streams, late], reference)
+    until_strong(operator)
+    eventually("nobody is parked", lambda: not parked(cluster), timeout_s=30)
+    after = {worker.worker_id: cluster.accounts(worker)["pid"] for worker in cluster.workers()}
+    assert after == before
+    assert sum(cluster.accounts(worker)["experts.missing_s"] for worker in cluster.workers()) > 0
     cluster.assert_idle()
 
 

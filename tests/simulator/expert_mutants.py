@@ -1,6 +1,7 @@
 """What expert groups and their callers decide, broken on purpose."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from baton.core.experts import ExpertMapUpdate
 from baton.core.ids import ExpertRankId
@@ -11,7 +12,9 @@ from control_plane.experts.group_ranks import ExpertRankBook, ExpertRankEntry
 from control_plane.experts.rollout import ExpertRollout
 from control_plane.experts.rollout_values import LoadExpert, LoadId
 from control_plane.experts.values import ExpertMap
-from engine.scheduling.expert_routes import ExpertRoutes, RouteAction
+from engine.scheduling.expert_parking import ExpertParking
+from engine.scheduling.expert_routes import ConnectExpertRank, ExpertRoutes, RouteAction
+from simulator.faults.experts.callers import SimExpertCaller
 from tests.simulator.mutant import Mutant, Patch
 
 
@@ -47,9 +50,10 @@ def _links_keep_their_numbers(patch: Patch) -> None:
     ) -> list[RouteAction]:
         actions = fail(self, rank_id, link, reason, is_gone=is_gone, now_s=now_s)
         route = self._routes.get(rank_id)
-        if actions and route is not None:
-            route.link = link
-        return actions
+        if not actions or route is None:
+            return actions
+        route.link = link
+        return [replace(one, link=link) if isinstance(one, ConnectExpertRank) else one for one in actions]
 
     patch.setattr(ExpertRoutes, "on_failed", lenient)
 
@@ -101,7 +105,7 @@ def _epochs_begin_anew(patch: Patch) -> None:
 def _failed_loads_are_forgotten(patch: Patch) -> None:
     """A load that failed is not tried again."""
 
-    def fail(self: ExpertRollout, load_id: LoadId, now_s: float) -> None:
+    def fail(self: ExpertRollout, load_id: LoadId, now_s: float, *, least_s: float = 0.0) -> None:
         if (load := self._ended(load_id)) is not None:
             self._free[load.wanted.rank] += 1
 
@@ -130,6 +134,52 @@ def _leaving_ranks_are_ended_at_once(patch: Patch) -> None:
     patch.setattr(ExpertRollout, "needs", lambda self, rank: False)
 
 
+def _callers_are_never_parked(patch: Patch) -> None:
+    """A caller whose rows no rank can take says nothing of it."""
+    patch.setattr(ExpertParking, "look", lambda self, **_: False)
+
+
+def _parked_callers_stay_so(patch: Patch) -> None:
+    """A caller that was parked once takes no new sequences any more."""
+    look = ExpertParking.look
+
+    def sticky(self: ExpertParking, *, has_ranks: bool, is_complete: bool, now_s: float) -> bool:
+        was_parked = self.is_parked
+        has_changed = look(self, has_ranks=has_ranks, is_complete=is_complete, now_s=now_s)
+        self.is_parked |= was_parked
+        return has_changed and not was_parked
+
+    patch.setattr(ExpertParking, "look", sticky)
+
+
+def _waiting_rows_are_forgotten(patch: Patch) -> None:
+    """Rows of a caller without any rank are not sent when ranks are back."""
+
+    def serve(self: SimExpertCaller) -> None:
+        for dispatch in list(self.dispatches.values()):
+            if dispatch.unserved and not self.parking.is_parked:
+                self._serve(dispatch)
+
+    patch.setattr(SimExpertCaller, "_serve_waiting", serve)
+
+
+def _connections_are_made_once(patch: Patch) -> None:
+    """A rank whose connection ends counts as gone, without an attempt to make it anew."""
+    fail, suspect = ExpertRoutes.on_failed, ExpertRoutes._suspect
+
+    def hasty(
+        self: ExpertRoutes, rank_id: ExpertRankId, link: int, reason: str, *, is_gone: bool, now_s: float
+    ) -> list[RouteAction]:
+        if (route := self._routes.get(rank_id)) is not None:
+            route.retried_s = now_s
+        actions = fail(self, rank_id, link, reason, is_gone=is_gone, now_s=now_s)
+        if actions and is_gone and route is not None:
+            actions[-1] = suspect(self, route, is_gone=True, reason=reason, now_s=now_s)
+        return actions
+
+    patch.setattr(ExpertRoutes, "on_failed", hasty)
+
+
 MUTANTS = (
     Mutant("suspicions are ignored", _suspicions_are_ignored, {16}),
     Mutant("experts are dropped in use", _old_epochs_are_unused, {17}),
@@ -143,4 +193,8 @@ MUTANTS = (
     Mutant("failed loads are forgotten", _failed_loads_are_forgotten, {16}),
     Mutant("unconnected ranks get rows", _unconnected_ranks_get_rows, {0}),
     Mutant("leaving ranks end at once", _leaving_ranks_are_ended_at_once, {0, 16, 17}),
+    Mutant("connections are made once", _connections_are_made_once, {16}),
+    Mutant("waiting callers are not parked", _callers_are_never_parked, {16}),
+    Mutant("parked callers stay so", _parked_callers_stay_so, {16}),
+    Mutant("rows of parked callers stay", _waiting_rows_are_forgotten, {16, 17}),
 )

@@ -181,6 +181,14 @@ EXPERT_SUSPECTED_RANKS = Metric(
     ("worker",),
 )
 
+PARKED = Metric(
+    "baton_parked_workers",
+    "gauge",
+    "workers",
+    "1 while the worker is parked: no expert rank has what its rows need, and it takes nothing new.",
+    ("worker",),
+)
+
 # --- worker: the store ------------------------------------------------------------------------------
 
 STORE_JOINED = Metric(

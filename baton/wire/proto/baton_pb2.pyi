@@ -500,7 +500,7 @@ class BlockEvents(_message.Message):
     def __init__(self, sequence_number: _Optional[int] = ..., stored: _Optional[bytes] = ..., removed: _Optional[bytes] = ..., is_snapshot: _Optional[bool] = ...) -> None: ...
 
 class LoadReport(_message.Message):
-    __slots__ = ("role", "is_draining", "free_blocks", "running_count", "waiting_count", "waiting_tokens", "step_s", "costs", "decoding_count", "context_tokens", "tokens_per_step", "incoming_count")
+    __slots__ = ("role", "is_draining", "free_blocks", "running_count", "waiting_count", "waiting_tokens", "step_s", "costs", "decoding_count", "context_tokens", "tokens_per_step", "incoming_count", "is_parked")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
     FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -513,6 +513,7 @@ class LoadReport(_message.Message):
     CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_PER_STEP_FIELD_NUMBER: _ClassVar[int]
     INCOMING_COUNT_FIELD_NUMBER: _ClassVar[int]
+    IS_PARKED_FIELD_NUMBER: _ClassVar[int]
     role: Role
     is_draining: bool
     free_blocks: int
@@ -525,7 +526,8 @@ class LoadReport(_message.Message):
     context_tokens: int
     tokens_per_step: float
     incoming_count: int
-    def __init__(self, role: _Optional[_Union[Role, str]] = ..., is_draining: _Optional[bool] = ..., free_blocks: _Optional[int] = ..., running_count: _Optional[int] = ..., waiting_count: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., step_s: _Optional[float] = ..., costs: _Optional[_Union[StepCosts, _Mapping]] = ..., decoding_count: _Optional[int] = ..., context_tokens: _Optional[int] = ..., tokens_per_step: _Optional[float] = ..., incoming_count: _Optional[int] = ...) -> None: ...
+    is_parked: bool
+    def __init__(self, role: _Optional[_Union[Role, str]] = ..., is_draining: _Optional[bool] = ..., free_blocks: _Optional[int] = ..., running_count: _Optional[int] = ..., waiting_count: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., step_s: _Optional[float] = ..., costs: _Optional[_Union[StepCosts, _Mapping]] = ..., decoding_count: _Optional[int] = ..., context_tokens: _Optional[int] = ..., tokens_per_step: _Optional[float] = ..., incoming_count: _Optional[int] = ..., is_parked: _Optional[bool] = ...) -> None: ...
 
 class SessionEnds(_message.Message):
     __slots__ = ()
@@ -1141,7 +1143,7 @@ class ExpertRankEnvelope(_message.Message):
     def __init__(self, expert_rank_hello: _Optional[_Union[ExpertRankHello, _Mapping]] = ..., expert_loaded: _Optional[_Union[ExpertLoaded, _Mapping]] = ..., expert_load_failed: _Optional[_Union[ExpertLoadFailed, _Mapping]] = ..., expert_rank_beat: _Optional[_Union[ExpertRankBeat, _Mapping]] = ...) -> None: ...
 
 class ExpertRankHello(_message.Message):
-    __slots__ = ("ref", "group", "node", "pid", "layer_count", "expert_count", "expert_bytes", "slots", "held", "group_count")
+    __slots__ = ("ref", "group", "node", "pid", "layer_count", "expert_count", "expert_bytes", "slots", "held", "group_count", "slots_max")
     REF_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
@@ -1152,6 +1154,7 @@ class ExpertRankHello(_message.Message):
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     GROUP_COUNT_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_MAX_FIELD_NUMBER: _ClassVar[int]
     ref: ExpertRankRef
     group: str
     node: str
@@ -1162,7 +1165,8 @@ class ExpertRankHello(_message.Message):
     slots: int
     held: _containers.RepeatedScalarFieldContainer[int]
     group_count: int
-    def __init__(self, ref: _Optional[_Union[ExpertRankRef, _Mapping]] = ..., group: _Optional[str] = ..., node: _Optional[str] = ..., pid: _Optional[int] = ..., layer_count: _Optional[int] = ..., expert_count: _Optional[int] = ..., expert_bytes: _Optional[int] = ..., slots: _Optional[int] = ..., held: _Optional[_Iterable[int]] = ..., group_count: _Optional[int] = ...) -> None: ...
+    slots_max: int
+    def __init__(self, ref: _Optional[_Union[ExpertRankRef, _Mapping]] = ..., group: _Optional[str] = ..., node: _Optional[str] = ..., pid: _Optional[int] = ..., layer_count: _Optional[int] = ..., expert_count: _Optional[int] = ..., expert_bytes: _Optional[int] = ..., slots: _Optional[int] = ..., held: _Optional[_Iterable[int]] = ..., group_count: _Optional[int] = ..., slots_max: _Optional[int] = ...) -> None: ...
 
 class ExpertRankRef(_message.Message):
     __slots__ = ("rank_id", "host", "socket", "address", "secret")
@@ -1179,22 +1183,26 @@ class ExpertRankRef(_message.Message):
     def __init__(self, rank_id: _Optional[str] = ..., host: _Optional[str] = ..., socket: _Optional[str] = ..., address: _Optional[str] = ..., secret: _Optional[str] = ...) -> None: ...
 
 class ExpertLoaded(_message.Message):
-    __slots__ = ("load_id", "expert")
+    __slots__ = ("load_id", "expert", "is_copied")
     LOAD_ID_FIELD_NUMBER: _ClassVar[int]
     EXPERT_FIELD_NUMBER: _ClassVar[int]
+    IS_COPIED_FIELD_NUMBER: _ClassVar[int]
     load_id: int
     expert: int
-    def __init__(self, load_id: _Optional[int] = ..., expert: _Optional[int] = ...) -> None: ...
+    is_copied: bool
+    def __init__(self, load_id: _Optional[int] = ..., expert: _Optional[int] = ..., is_copied: _Optional[bool] = ...) -> None: ...
 
 class ExpertLoadFailed(_message.Message):
-    __slots__ = ("load_id", "expert", "reason")
+    __slots__ = ("load_id", "expert", "reason", "is_full")
     LOAD_ID_FIELD_NUMBER: _ClassVar[int]
     EXPERT_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    IS_FULL_FIELD_NUMBER: _ClassVar[int]
     load_id: int
     expert: int
     reason: str
-    def __init__(self, load_id: _Optional[int] = ..., expert: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    is_full: bool
+    def __init__(self, load_id: _Optional[int] = ..., expert: _Optional[int] = ..., reason: _Optional[str] = ..., is_full: _Optional[bool] = ...) -> None: ...
 
 class ExpertRankBeat(_message.Message):
     __slots__ = ("rows", "busy_s")
@@ -1591,7 +1599,7 @@ class RouterState(_message.Message):
     def __init__(self, router_id: _Optional[str] = ..., address: _Optional[str] = ..., metrics_address: _Optional[str] = ..., host: _Optional[str] = ...) -> None: ...
 
 class ExpertGroupState(_message.Message):
-    __slots__ = ("group", "model", "role", "epoch", "layer_count", "expert_count", "ranks", "wanted_ranks", "replicas_min", "replicas_mean", "missing", "single", "balance", "balance_worst", "balance_worst_layer", "expert_replicas", "expert_loads", "loads_running", "migrations", "migrated_bytes", "losses", "rebalances", "callers", "is_ready")
+    __slots__ = ("group", "model", "role", "epoch", "layer_count", "expert_count", "ranks", "wanted_ranks", "replicas_min", "replicas_mean", "missing", "single", "balance", "balance_worst", "balance_worst_layer", "expert_replicas", "expert_loads", "loads_running", "migrations", "migrated_bytes", "copied", "losses", "rebalances", "callers", "is_ready", "lacks_memory")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -1612,10 +1620,12 @@ class ExpertGroupState(_message.Message):
     LOADS_RUNNING_FIELD_NUMBER: _ClassVar[int]
     MIGRATIONS_FIELD_NUMBER: _ClassVar[int]
     MIGRATED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    COPIED_FIELD_NUMBER: _ClassVar[int]
     LOSSES_FIELD_NUMBER: _ClassVar[int]
     REBALANCES_FIELD_NUMBER: _ClassVar[int]
     CALLERS_FIELD_NUMBER: _ClassVar[int]
     IS_READY_FIELD_NUMBER: _ClassVar[int]
+    LACKS_MEMORY_FIELD_NUMBER: _ClassVar[int]
     group: str
     model: str
     role: str
@@ -1636,14 +1646,16 @@ class ExpertGroupState(_message.Message):
     loads_running: int
     migrations: int
     migrated_bytes: int
+    copied: int
     losses: int
     rebalances: int
     callers: int
     is_ready: bool
-    def __init__(self, group: _Optional[str] = ..., model: _Optional[str] = ..., role: _Optional[str] = ..., epoch: _Optional[int] = ..., layer_count: _Optional[int] = ..., expert_count: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[ExpertRankStatus, _Mapping]]] = ..., wanted_ranks: _Optional[int] = ..., replicas_min: _Optional[int] = ..., replicas_mean: _Optional[float] = ..., missing: _Optional[int] = ..., single: _Optional[int] = ..., balance: _Optional[float] = ..., balance_worst: _Optional[float] = ..., balance_worst_layer: _Optional[int] = ..., expert_replicas: _Optional[_Iterable[int]] = ..., expert_loads: _Optional[_Iterable[float]] = ..., loads_running: _Optional[int] = ..., migrations: _Optional[int] = ..., migrated_bytes: _Optional[int] = ..., losses: _Optional[int] = ..., rebalances: _Optional[int] = ..., callers: _Optional[int] = ..., is_ready: _Optional[bool] = ...) -> None: ...
+    lacks_memory: bool
+    def __init__(self, group: _Optional[str] = ..., model: _Optional[str] = ..., role: _Optional[str] = ..., epoch: _Optional[int] = ..., layer_count: _Optional[int] = ..., expert_count: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[ExpertRankStatus, _Mapping]]] = ..., wanted_ranks: _Optional[int] = ..., replicas_min: _Optional[int] = ..., replicas_mean: _Optional[float] = ..., missing: _Optional[int] = ..., single: _Optional[int] = ..., balance: _Optional[float] = ..., balance_worst: _Optional[float] = ..., balance_worst_layer: _Optional[int] = ..., expert_replicas: _Optional[_Iterable[int]] = ..., expert_loads: _Optional[_Iterable[float]] = ..., loads_running: _Optional[int] = ..., migrations: _Optional[int] = ..., migrated_bytes: _Optional[int] = ..., copied: _Optional[int] = ..., losses: _Optional[int] = ..., rebalances: _Optional[int] = ..., callers: _Optional[int] = ..., is_ready: _Optional[bool] = ..., lacks_memory: _Optional[bool] = ...) -> None: ...
 
 class ExpertRankStatus(_message.Message):
-    __slots__ = ("name", "rank_id", "phase", "node", "host", "slots", "held", "loading", "load", "rows", "busy_s", "for_s")
+    __slots__ = ("name", "rank_id", "phase", "node", "host", "slots", "held", "loading", "load", "rows", "busy_s", "for_s", "slots_max")
     NAME_FIELD_NUMBER: _ClassVar[int]
     RANK_ID_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -1656,6 +1668,7 @@ class ExpertRankStatus(_message.Message):
     ROWS_FIELD_NUMBER: _ClassVar[int]
     BUSY_S_FIELD_NUMBER: _ClassVar[int]
     FOR_S_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_MAX_FIELD_NUMBER: _ClassVar[int]
     name: str
     rank_id: str
     phase: ExpertRankPhase
@@ -1668,4 +1681,5 @@ class ExpertRankStatus(_message.Message):
     rows: int
     busy_s: float
     for_s: float
-    def __init__(self, name: _Optional[str] = ..., rank_id: _Optional[str] = ..., phase: _Optional[_Union[ExpertRankPhase, str]] = ..., node: _Optional[str] = ..., host: _Optional[str] = ..., slots: _Optional[int] = ..., held: _Optional[int] = ..., loading: _Optional[int] = ..., load: _Optional[float] = ..., rows: _Optional[int] = ..., busy_s: _Optional[float] = ..., for_s: _Optional[float] = ...) -> None: ...
+    slots_max: int
+    def __init__(self, name: _Optional[str] = ..., rank_id: _Optional[str] = ..., phase: _Optional[_Union[ExpertRankPhase, str]] = ..., node: _Optional[str] = ..., host: _Optional[str] = ..., slots: _Optional[int] = ..., held: _Optional[int] = ..., loading: _Optional[int] = ..., load: _Optional[float] = ..., rows: _Optional[int] = ..., busy_s: _Optional[float] = ..., for_s: _Optional[float] = ..., slots_max: _Optional[int] = ...) -> None: ...

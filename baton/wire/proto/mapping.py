@@ -699,6 +699,7 @@ def load_report_fields(x: LoadReport) -> dict[str, Any]:
         "context_tokens": x.context_tokens,
         "tokens_per_step": x.tokens_per_step,
         "incoming_count": x.incoming_count,
+        "is_parked": x.is_parked,
     }
 
 
@@ -720,6 +721,7 @@ def load_report_from_pb(x: pb.LoadReport) -> LoadReport:
         context_tokens=x.context_tokens,
         tokens_per_step=x.tokens_per_step,
         incoming_count=x.incoming_count,
+        is_parked=x.is_parked,
     )
 
 
@@ -1782,6 +1784,7 @@ def expert_rank_hello_fields(x: ExpertRankHello) -> dict[str, Any]:
         "slots": x.slots,
         "held": x.held,
         "group_count": x.group_count,
+        "slots_max": x.slots_max,
     }
 
 
@@ -1801,6 +1804,7 @@ def expert_rank_hello_from_pb(x: pb.ExpertRankHello) -> ExpertRankHello:
         slots=x.slots,
         held=tuple(x.held[:]),
         group_count=x.group_count,
+        slots_max=x.slots_max,
     )
 
 
@@ -1832,6 +1836,7 @@ def expert_loaded_fields(x: ExpertLoaded) -> dict[str, Any]:
     return {
         "load_id": x.load_id,
         "expert": x.expert,
+        "is_copied": x.is_copied,
     }
 
 
@@ -1843,6 +1848,7 @@ def expert_loaded_from_pb(x: pb.ExpertLoaded) -> ExpertLoaded:
     return ExpertLoaded(
         load_id=x.load_id,
         expert=x.expert,
+        is_copied=x.is_copied,
     )
 
 
@@ -1851,6 +1857,7 @@ def expert_load_failed_fields(x: ExpertLoadFailed) -> dict[str, Any]:
         "load_id": x.load_id,
         "expert": x.expert,
         "reason": x.reason,
+        "is_full": x.is_full,
     }
 
 
@@ -1863,6 +1870,7 @@ def expert_load_failed_from_pb(x: pb.ExpertLoadFailed) -> ExpertLoadFailed:
         load_id=x.load_id,
         expert=x.expert,
         reason=x.reason,
+        is_full=x.is_full,
     )
 
 
@@ -2626,10 +2634,12 @@ def expert_group_state_fields(x: ExpertGroupState) -> dict[str, Any]:
         "loads_running": x.loads_running,
         "migrations": x.migrations,
         "migrated_bytes": x.migrated_bytes,
+        "copied": x.copied,
         "losses": x.losses,
         "rebalances": x.rebalances,
         "callers": x.callers,
         "is_ready": x.is_ready,
+        "lacks_memory": x.lacks_memory,
     }
 
 
@@ -2659,10 +2669,12 @@ def expert_group_state_from_pb(x: pb.ExpertGroupState) -> ExpertGroupState:
         loads_running=x.loads_running,
         migrations=x.migrations,
         migrated_bytes=x.migrated_bytes,
+        copied=x.copied,
         losses=x.losses,
         rebalances=x.rebalances,
         callers=x.callers,
         is_ready=x.is_ready,
+        lacks_memory=x.lacks_memory,
     )
 
 
@@ -2680,6 +2692,7 @@ def expert_rank_status_fields(x: ExpertRankStatus) -> dict[str, Any]:
         "rows": x.rows,
         "busy_s": x.busy_s,
         "for_s": x.for_s,
+        "slots_max": x.slots_max,
     }
 
 
@@ -2701,4 +2714,5 @@ def expert_rank_status_from_pb(x: pb.ExpertRankStatus) -> ExpertRankStatus:
         rows=x.rows,
         busy_s=x.busy_s,
         for_s=x.for_s,
+        slots_max=x.slots_max,
     )

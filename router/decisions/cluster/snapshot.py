@@ -18,7 +18,7 @@ class WorkerFacts(NamedTuple):
 
     role: Role
     is_draining: bool
-    """The worker gets nothing new, because it is draining or suspected."""
+    """The worker gets nothing new, because it is draining, suspected or parked."""
     fingerprint: str
     """KV moves only between workers of one fingerprint."""
     host: str

@@ -33,6 +33,8 @@ class WorkerView:
         self.prediction = PredictionAccount(hello, fleet_costs)
         self._role = hello.role
         self._is_drained_by_directory = self._says_draining = self._is_suspect = False
+        self.is_parked = False
+        """It waits for expert ranks, and takes nothing new until they are back."""
         self.facts = WorkerFacts.of(hello, hello.role, is_draining=False)
         self._on_change = on_change
         self._snapshot: WorkerSnapshot | None = None
@@ -43,7 +45,8 @@ class WorkerView:
 
     @property
     def is_leaving(self) -> bool:
-        """Whether the cluster drains the worker. A suspect gets nothing new either, but is not leaving."""
+        """Whether the cluster drains the worker. Neither a suspect nor a parked worker gets anything new
+        either, but these are not leaving."""
         return self._is_drained_by_directory or self._says_draining
 
     @property
@@ -54,12 +57,17 @@ class WorkerView:
             self._snapshot = WorkerSnapshot(self.worker_id, self.facts, self.load.figures(), inputs)
         return self._snapshot
 
+    @property
+    def is_blameless(self) -> bool:
+        """Whether what fails there is no sign of a fault of the worker's own."""
+        return self.is_leaving or self.is_parked
+
     def _changed(self) -> None:
         self._snapshot = None
         self._on_change(self.worker_id, False)
 
     def _change_facts(self) -> None:
-        is_closed = self.is_leaving or self._is_suspect
+        is_closed = self.is_leaving or self._is_suspect or self.is_parked
         self.facts = WorkerFacts.of(self.hello, self._role, is_draining=is_closed)
         self.prediction.changed()
         self._snapshot = None
@@ -71,8 +79,9 @@ class WorkerView:
         since_s = now_s - self.load.report_at_s
         self.load.on_report(report, now_s=now_s)
         self.prediction.on_report(report, since_s=since_s)
-        if (self._role, self._says_draining) != (report.role, report.is_draining):
-            self._role, self._says_draining = report.role, report.is_draining
+        said = report.role, report.is_draining, report.is_parked
+        if (self._role, self._says_draining, self.is_parked) != said:
+            self._role, self._says_draining, self.is_parked = said
             self._change_facts()
         else:
             self._changed()

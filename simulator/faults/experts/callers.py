@@ -1,7 +1,8 @@
 """One caller: it sends rows to expert ranks as its routes say, and waits for their results.
 
 What `engine.experts.caller` does around the routes is done here: rows of a link that is closed are sent by
-another one, rows without a rank wait for the next map, ranks without a sign of life are left out.
+another one, rows without a rank wait for the next map and park the caller, ranks without a sign of life are
+left out.
 """
 
 from collections import Counter
@@ -18,6 +19,7 @@ from baton.core.experts import (
     ExpertRankSuspected,
 )
 from baton.core.ids import ExpertRankId, WorkerId
+from engine.scheduling.expert_parking import ExpertParking
 from engine.scheduling.expert_routes import (
     CloseExpertRank,
     ConnectExpertRank,
@@ -71,7 +73,7 @@ class ExpertDispatch:
 class CallerChecks(Protocol):
     """The checks of what a caller does."""
 
-    def suspected(self, rank_id: ExpertRankId) -> None: ...
+    def suspected(self, rank_id: ExpertRankId, *, is_gone: bool) -> None: ...
     def posted(
         self, caller: "SimExpertCaller", rank: SimExpertRank, pairs: tuple[RowPair, ...], epoch: int
     ) -> None: ...
@@ -80,7 +82,6 @@ class CallerChecks(Protocol):
     ) -> None: ...
     def done(self, caller: "SimExpertCaller", dispatch: ExpertDispatch) -> None: ...
     def look_at(self, caller: "SimExpertCaller") -> None: ...
-    def gave_up(self, caller: "SimExpertCaller") -> None: ...
 
 
 class CallerSurroundings(Protocol):
@@ -133,7 +134,8 @@ class SimExpertCaller:
 
     def __post_init__(self) -> None:
         scenario = self.world.scenario
-        self.routes = ExpertRoutes(scenario.layers, scenario.experts)
+        self.routes = ExpertRoutes(scenario.layers, scenario.experts, retry_s=scenario.answer_timeout_s)
+        self.parking = ExpertParking(scenario.park_after_s)
         self._counts = [0] * scenario.expert_total
 
     def begin(self) -> None:
@@ -204,7 +206,7 @@ class SimExpertCaller:
                     self._close(link)
                 case ExpertRankSuspected(rank_id):
                     self.world.counts["expert ranks suspected"] += 1
-                    self.world.checker.suspected(rank_id)
+                    self.world.checker.suspected(rank_id, is_gone=action.is_gone)
                     self._say(action)
                 case ExpertEpochUsed():
                     self._say(action)
@@ -215,10 +217,10 @@ class SimExpertCaller:
             self.routes.on_connected(rank.rank_id, link)
             self._serve_waiting()
 
-    def not_connected(self, link: int, rank_id: ExpertRankId, reason: str) -> None:
+    def not_connected(self, link: int, rank_id: ExpertRankId, reason: str, *, is_gone: bool) -> None:
         if self.is_alive:
             now_s = self.world.now_s
-            self._do(self.routes.on_failed(rank_id, link, reason, is_gone=False, now_s=now_s))
+            self._do(self.routes.on_failed(rank_id, link, reason, is_gone=is_gone, now_s=now_s))
 
     def fail(self, link: int, reason: str, *, is_gone: bool) -> None:
         """Leave a rank out that does not answer."""
@@ -255,18 +257,24 @@ class SimExpertCaller:
         due_s = self.routes.next_tick_s
         if due_s is not None and due_s <= now_s:
             self._do(self.routes.tick(now_s=now_s))
-        self._end_hopeless(now_s)
+        self._look_at_parking(now_s)
         self.world.checker.look_at(self)
         self.world.after(WATCH_S, self._watch)
 
-    def _end_hopeless(self, now_s: float) -> None:
-        """A worker ends whose rows no rank takes."""
-        limit_s = self.world.scenario.reload_timeout_s
-        since = [one.unserved_since_s for one in self.dispatches.values() if one.unserved_since_s is not None]
-        if since and now_s - min(since) > limit_s:
-            self.world.counts["expert callers that gave up"] += 1
-            self.world.checker.gave_up(self)
-            self.die()
+    def _look_at_parking(self, now_s: float) -> None:
+        if self.rows_wait:
+            self.parking.rows_wait(now_s=now_s)
+        else:
+            self.parking.rows_are_sent(now_s=now_s)
+        has_ranks, is_complete = bool(len(self.routes.table.links)), self.routes.is_complete
+        if self.parking.look(has_ranks=has_ranks, is_complete=is_complete, now_s=now_s):
+            what = "parked" if self.parking.is_parked else "parked no more"
+            self.world.counts[f"expert callers {what}"] += 1
+
+    @property
+    def rows_wait(self) -> bool:
+        """Whether rows of some dispatch wait for an expert that no rank holds."""
+        return any(one.unserved for one in self.dispatches.values())
 
     # --- steps --------------------------------------------------------------------------------------
 

@@ -17,6 +17,8 @@ from simulator.faults.run_context import Violation
 SLACK_S = 0.2
 DISPATCH_S = 0.5
 """No dispatch takes so long where nothing is wrong."""
+SERVED_S = 12.0
+"""Rows wait no longer for a rank after the last fault, computing aside."""
 OUT_FOR_ALL_S = 1.0
 """A rank that does not answer is in no map so long after somebody suspected it."""
 
@@ -59,6 +61,8 @@ class ExpertChecker:
         self._highest_epoch: dict[int, int] = {}
         """The last epoch of each life of the control plane."""
         self._suspected_s: dict[ExpertRankId, float] = {}
+        self._needs_since_s: dict[str, tuple[bool, float]] = {}
+        """Whether each caller waits for ranks, and since when that is so."""
         self._missing_since_s: float | None = None
         self._settled_from_s = 0.0
         """When something last happened that may make experts missing."""
@@ -106,23 +110,34 @@ class ExpertChecker:
                 raise Violation(
                     17, f"{caller.name} waits for {opened.rank.rank_id}, silent for {silent_s:.2f} s"
                 )
-        most_s = scenario.reload_timeout_s + 2 * scenario.compute_timeout_s
+        self._is_parked_rightly(caller)
+        most_s = SERVED_S + 2 * scenario.compute_timeout_s
         for dispatch in caller.dispatches.values():
-            age_s = world.now_s - dispatch.began_s
+            age_s = world.now_s - max(dispatch.began_s, self._settled_from_s)
             if age_s > most_s:
-                raise Violation(17, f"a dispatch of {caller.name} is {age_s:.1f} s old")
+                raise Violation(
+                    17, f"a dispatch of {caller.name} is not done {age_s:.1f} s after the last fault"
+                )
             stray = [pair for pair in dispatch.unserved if caller.routes.table.has(pair.expert)]
             if stray:
                 raise Violation(16, f"{caller.name} keeps {stray} although ranks hold these experts")
 
-    def gave_up(self, caller: SimExpertCaller) -> None:
-        """A worker may give up only while something is wrong."""
-        world = self._world
-        quiet_s = world.now_s - self._settled_from_s
-        if quiet_s > world.scenario.reload_timeout_s:
-            raise Violation(16, f"{caller.name} gave up {quiet_s:.1f} s after the last fault")
+    def _is_parked_rightly(self, caller: SimExpertCaller) -> None:
+        """A caller that waits for ranks says so, and takes new sequences again when it does not."""
+        world, limit_s = self._world, self._world.scenario.park_after_s + SLACK_S
+        needs = caller.rows_wait or not len(caller.routes.table.links)
+        since_s = self._needs_since_s.setdefault(caller.name, (needs, world.now_s))
+        if since_s[0] != needs:
+            since_s = self._needs_since_s[caller.name] = (needs, world.now_s)
+        if caller.parking.is_parked != needs and world.now_s - since_s[1] > limit_s:
+            state = "parked" if caller.parking.is_parked else "not parked"
+            what = "waits for ranks" if needs else "has ranks for all its rows"
+            raise Violation(16, f"{caller.name} is {state} and {what} for {world.now_s - since_s[1]:.2f} s")
 
-    def suspected(self, rank_id: ExpertRankId) -> None:
+    def suspected(self, rank_id: ExpertRankId, *, is_gone: bool) -> None:
+        rank = self._world.ranks.get(rank_id)
+        if is_gone and rank is not None and rank.is_alive:
+            raise Violation(16, f"{rank_id} lives, and is said to be gone")
         self._suspected_s.setdefault(rank_id, self._world.now_s)
 
     # --- maps -----------------------------------------------------------------------------------------
@@ -251,6 +266,8 @@ class ExpertChecker:
             began_s = min((one.began_s for one in caller.dispatches.values()), default=world.now_s)
             if world.now_s - began_s > DISPATCH_S:
                 raise Violation(16, f"a dispatch of {caller.name} is not done at the end")
+            if caller.parking.is_parked:
+                raise Violation(16, f"{caller.name} is parked at the end")
             if caller.routes.suspected or not caller.routes.is_complete:
                 raise Violation(16, f"{caller.name} leaves out {caller.routes.suspected} at the end")
 

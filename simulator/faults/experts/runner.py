@@ -73,6 +73,7 @@ class ExpertRun:
             "nodes_left": self._leave_node,
             "scaling": lambda: world.control.order(wanted=rng.randint(1, 5)),
             "rebalances": lambda: world.control.handle(v.ExpertsRebalanced()),
+            "all_lost": self._kill_all,
         }
         for name, strike in strikes.items():
             if name not in scenario.faults:
@@ -125,6 +126,14 @@ class ExpertRun:
             for rank in well[:2]:
                 rank.die()
 
+    def _kill_all(self) -> None:
+        for rank in list(self.world.ranks.values()):
+            rank.die()
+        self.context.counts["expert groups lost at once"] += 1
+        self.context.counts["expert groups lost in mid-dispatch"] += any(
+            caller.dispatches for caller in self.world.callers.values()
+        )
+
     def _break_link(self) -> None:
         callers = list(self.world.callers.values())
         caller = self._rng.choice(callers) if callers else None
@@ -137,7 +146,8 @@ class ExpertRun:
             self.world.control.stall(2.5)
             self.world.after(0.1, lambda: caller.fail(link, "the connection broke", is_gone=False))
         else:
-            caller.fail(link, "the connection broke", is_gone=False)
+            self.context.counts["expert connections that ended"] += 1
+            caller.fail(link, "the connection ended", is_gone=True)
 
     def _stall_link(self) -> None:
         callers, well = list(self.world.callers.values()), self._well()

@@ -26,6 +26,7 @@ EXPERT_FAULTS = (
     "nodes_left",
     "scaling",
     "rebalances",
+    "all_lost",
 )
 """Every fault class of an expert group's surroundings, and every order of an operator."""
 
@@ -60,7 +61,7 @@ class ExpertScenario:
     policy: ExpertGroupPolicy
     answer_timeout_s: float
     compute_timeout_s: float
-    reload_timeout_s: float
+    park_after_s: float
     think_s: float
     """Time between two steps of a lane."""
     latency_s: float
@@ -86,7 +87,7 @@ class ExpertScenario:
 
 def draw_experts(rng: random.Random) -> ExpertScenario:
     chance = rng.choice((0.0, 0.12, 0.12, 0.3))
-    faults = frozenset(name for name in EXPERT_FAULTS if rng.random() < chance)
+    faults = frozenset(name for name in EXPERT_FAULTS[:-1] if rng.random() < chance)
     layers, experts = rng.choice(((1, 4), (1, 8), (2, 4), (2, 6)))
     load_s = rng.choice((0.01, 0.03, 0.1))
     restart = RestartPolicy(
@@ -111,7 +112,7 @@ def draw_experts(rng: random.Random) -> ExpertScenario:
     if is_pressed:  # ranks are lost again and again, and their memory is scarce
         faults |= {"rank_kill", "two_at_once", "node_loss"}
         policy = replace(policy, replicas=rng.choice((1.0, 1.5)))
-    return ExpertScenario(
+    scenario = ExpertScenario(
         faults=faults,
         wanted=rng.choice((3, 4)) if is_pressed else rng.randint(2, 4),
         nodes=rng.choice((2, 2, 3)),
@@ -124,7 +125,7 @@ def draw_experts(rng: random.Random) -> ExpertScenario:
         policy=policy,
         answer_timeout_s=0.4,
         compute_timeout_s=2.0,
-        reload_timeout_s=12.0,
+        park_after_s=0.5,
         think_s=rng.choice((0.05, 0.12)),
         latency_s=rng.choice((0.0005, 0.002, 0.01)),
         row_s=rng.choice((0.0005, 0.004)),
@@ -132,3 +133,5 @@ def draw_experts(rng: random.Random) -> ExpertScenario:
         start_s=2.0 if is_pressed else rng.choice((0.2, 1.0)),
         strikes_max=5 if is_pressed else rng.choice((1, 3)),
     )
+    # The last draw, so that seeds from before this fault stay as they were.
+    return replace(scenario, faults=faults | {"all_lost"}) if rng.random() < chance else scenario

@@ -172,9 +172,12 @@ class ExpertWorld:
         def decide() -> None:
             rank = self.ranks.get(rank_id)
             if rank is None or not rank.is_alive:
-                caller.not_connected(link, rank_id, "connection refused")
+                caller.not_connected(link, rank_id, "connection refused", is_gone=True)
             elif rank.stopped_s is not None or self.is_stalled(caller, rank):
-                self.after(CONNECT_TIMEOUT_S, lambda: caller.not_connected(link, rank_id, "timed out"))
+                late = "timed out"
+                self.after(
+                    CONNECT_TIMEOUT_S, lambda: caller.not_connected(link, rank_id, late, is_gone=False)
+                )
             else:
                 caller.connected(link, rank)
 

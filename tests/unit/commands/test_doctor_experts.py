@@ -237,3 +237,14 @@ def test_of_this_machines_clusters_the_one_with_the_routers_workers_is_asked(con
     monkeypatch.setattr(doctor_experts, "local_clusters", lambda: iter(addresses))
     assert look_at_experts(router.url, ["decode-0.a1"], control="", key="").trials
     assert look_at_experts(router.url, ["decode-0.other"], control="", key="") is None
+
+
+def test_a_group_of_one_rank_is_noted_with_what_to_do():
+    said = "\n".join(after_a_request(group(rank(0))))
+    assert "note: experts: all experts of decode of m are on one rank" in said
+    assert "on one rank" not in "\n".join(after_a_request(group()))
+
+
+def test_missing_memory_is_the_reason_why_experts_are_missing():
+    made = group(missing=3, is_ready=False, lacks_memory=True)
+    assert "the ranks that are there have no memory for them" in "\n".join(after_a_request(made))

@@ -64,7 +64,9 @@ class Caller:
 class World:
     """`step` lets the time go on. Orders and reports arrive at once unless a test holds them back."""
 
-    def __init__(self, wanted=4, *, replicas=1.0, nodes=2, life="a", **settings):
+    def __init__(self, wanted=4, *, replicas=1.0, nodes=2, life="a", slots_max=0, **settings):
+        """slots_max: of all ranks, or by the number in their name; 0: they have memory for all experts."""
+        self.slots_max, self.full = slots_max, ""
         self.policy = policy(replicas=replicas, **settings)
         self.mean_replicas, self.nodes = replicas, nodes
         self.now_s, self.streams = 0.0, 0
@@ -140,15 +142,18 @@ class World:
         process = self.processes[rank_id]
         process.state, process.stream = "running", self.stream()
         ref = ExpertRankRef(rank_id, "host", f"@{rank_id}", "h:1", "s")
+        number = int(rank_id.partition(".")[0].rpartition("-")[2])
+        most = self.slots_max if isinstance(self.slots_max, int) else self.slots_max[number]
         hello = ExpertRankHello(
-            ref, "decode of m", process.node, 1, LAYERS, EXPERTS, BYTES, process.slots, tuple(process.held)
+            *(ref, "decode of m", process.node, 1, LAYERS, EXPERTS, BYTES, process.slots),
+            *(tuple(process.held), 1, most),
         )
         return self.send(v.ExpertRankSaid(rank_id, process.stream, hello))
 
     def answer(self, process, order, reason=""):
         process.orders.remove(order)
-        if reason:
-            said = ExpertLoadFailed(order.load_id, order.expert, reason)
+        if reason or self.full:
+            said = ExpertLoadFailed(order.load_id, order.expert, reason or self.full, bool(self.full))
         else:
             process.held.add(order.expert)
             said = ExpertLoaded(order.load_id, order.expert)

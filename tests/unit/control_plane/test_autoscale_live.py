@@ -14,6 +14,7 @@ from baton.core.operate import ClusterState, Pool, ReplicaState, ReplicaStatus, 
 from control_plane.autoscaler.live import LiveAutoscaler, RouterLoads, TransitionTimes, typical
 from control_plane.autoscaler.values import AutoscalerMemory
 from control_plane.scaling import live_settings, scaled_roles
+from tests.unit.control_plane.expert_groups import group
 from tests.unit.control_plane.simulated_cluster import KIND, settings
 
 P, D = Role.PREFILL, Role.DECODE
@@ -216,3 +217,28 @@ def test_a_limit_that_stays_as_it_is_changes_nothing():
     assert one.scaler.settings is before
     one.limit(4)
     assert one.scaler.settings.ranks_max == 4
+
+
+def with_experts(parallel, device="cpu"):
+    fields = config(prefill_workers=1, decode_workers=2).model_dump()
+    fields["model"]["device"] = device
+    fields["experts"] |= {"parallel": parallel, "ranks": 3 if parallel == "ranks" else 0}
+    return next(iter(live_settings(Config.model_validate(fields)).values()))
+
+
+def test_expert_ranks_cost_what_they_take_beside_workers_and_apart_from_them():
+    assert with_experts("off").cost({P: 1, D: 2}) == 3
+    assert with_experts("workers").cost({P: 1, D: 2}) == 3, "they share the workers' cores"
+    assert with_experts("workers", "cuda").cost({P: 1, D: 2}) == 6, "each has a device of its own"
+    assert with_experts("ranks").cost({P: 1, D: 2}) == 9, "three for each pool"
+    assert with_experts("ranks").cost({P: 0, D: 2}) == 5
+
+
+def test_an_order_for_more_expert_ranks_changes_what_a_model_costs():
+    one = LiveAutoscaler(settings(expert_ranks={P: 3, D: 3}), model="m", now_s=0.0)
+    groups = [group(role=D, wanted_ranks=8), group(role=P, model="another", wanted_ranks=9)]
+    one.cost_ranks({P: 1, D: 1}, groups)
+    assert one.scaler.settings.cost({P: 1, D: 1}) == 1 + 1 + 3 + 8
+    without = LiveAutoscaler(settings(), model="m", now_s=0.0)
+    without.cost_ranks({P: 1, D: 1}, groups)
+    assert without.scaler.settings.cost({P: 1, D: 1}) == 2

@@ -65,6 +65,16 @@ def test_unlike_shapes_cost_their_ranks_and_no_worker_takes_the_others_role(sigh
             assert not (any(decision.starts.values()) and any(decision.stops.values()))
 
 
+@hypothesis_settings(max_examples=60, deadline=None)
+@given(sights, st.sampled_from([9, 16]))
+def test_ranks_that_hold_experts_are_a_part_of_the_limit(sight, total):
+    """Three ranks hold the experts of the decode workers, however many these are."""
+    bounds = {P: PoolBounds(1, 10), D: PoolBounds(1, 10)}
+    config = settings(bounds=bounds, expert_ranks={D: 3}, ranks_max=total)
+    for decision in decided(config, sight):
+        assert decision.desired[P] + decision.desired[D] + 3 <= total
+
+
 @hypothesis_settings(max_examples=30, deadline=None)
 @given(sights)
 def test_switches_starts_and_stops_make_what_there_is_into_what_is_desired(sight):

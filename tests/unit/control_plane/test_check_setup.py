@@ -286,6 +286,23 @@ def test_settings_of_experts_that_contradict_each_other_are_named(moe, experts, 
     assert says in refused(moe, experts=experts)
 
 
+@pytest.mark.parametrize(
+    ("experts", "is_warned"),
+    [
+        ({"parallel": "workers"}, True),
+        ({"parallel": "ranks", "ranks": 1}, True),
+        ({"parallel": "ranks", "ranks": 2}, False),
+        ({}, False),
+    ],
+)
+def test_a_group_of_one_rank_is_warned_of(moe, caplog, experts, is_warned):
+    check_setup(config_of(moe, experts=experts), with_router=True)
+    lines = [record.getMessage() for record in caplog.records if "on one rank" in record.getMessage()]
+    assert bool(lines) == is_warned
+    assert all("use --experts 2 or more with experts.replicas=2" in line for line in lines)
+    assert any("add workers to the pool" in line for line in lines) == (experts.get("parallel") == "workers")
+
+
 def test_a_model_without_experts_has_none_on_ranks(good):
     assert "no routed experts" in refused(good, experts={"parallel": "workers"})
 

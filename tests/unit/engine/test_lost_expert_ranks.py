@@ -4,6 +4,7 @@ import contextlib
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -17,7 +18,9 @@ import torch
 
 from baton.config.experts import ExpertsConfig
 from baton.core.experts import ExpertMapRank, ExpertMapUpdate, ExpertRankRef, ExpertRankSuspected
+from baton.core.ids import ExpertRankId
 from engine.experts.caller import ExpertCaller, ExpertReport, ExpertsUnavailable
+from engine.experts.doors import LocalLink
 from engine.experts.exchange import FINISHED, TAKEN, SlotView
 from tests.models import make_model
 
@@ -98,7 +101,9 @@ class Cluster:
         self._pool = pool
         self.ranks = pool.take(far)
         self.reports: list[ExpertReport] = []
-        config = ExpertsConfig(answer_timeout_s=0.4, reload_timeout_s=20.0)
+        self.parked: list[bool] = []
+        self._parked_changed = threading.Condition()
+        config = ExpertsConfig(answer_timeout_s=0.4, park_after_s=0.3)
         self.caller = ExpertCaller(
             config,
             layer_count=LAYERS,
@@ -107,10 +112,20 @@ class Cluster:
             dtype=torch.float32,
             name="test",
             report=self.reports.append,
+            on_parked=self._note_parked,
         )
         self.epoch = 0
         self.announce()
         assert self.caller.wait_complete(10.0)
+
+    def _note_parked(self, is_parked: bool) -> None:
+        with self._parked_changed:
+            self.parked.append(is_parked)
+            self._parked_changed.notify_all()
+
+    def await_parked(self, *expected: bool) -> None:
+        with self._parked_changed:
+            assert self._parked_changed.wait_for(lambda: self.parked == list(expected), 30.0), self.parked
 
     def announce(self, *without: int) -> None:
         self.epoch += 1
@@ -233,12 +248,56 @@ def test_a_refused_expert_is_not_asked_for_again(cluster: Cluster) -> None:
     assert cluster.caller.stats().rerouted == before
 
 
-def test_rows_that_nobody_takes_end_with_an_error(cluster: Cluster) -> None:
-    cluster.caller._config = ExpertsConfig(reload_timeout_s=0.3)
+def in_background(call) -> tuple[threading.Thread, list[object]]:
+    found: list[object] = []
+
+    def run() -> None:
+        try:
+            found.append(call())
+        except ExpertsUnavailable as error:
+            found.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, found
+
+
+def test_a_caller_whose_ranks_are_all_lost_is_parked_and_goes_on_with_their_successors(
+    pool: RankPool, cluster: Cluster
+) -> None:
+    expected = [cluster.dispatch(seed) for seed in range(3)]
     for rank in cluster.ranks:
         rank.signal(signal.SIGKILL)
-    with pytest.raises(ExpertsUnavailable, match="no expert rank took"):
-        cluster.dispatch(1)
+    thread, found = in_background(lambda: [cluster.dispatch(seed) for seed in range(3)])
+    cluster.await_parked(True)
+    assert cluster.caller.is_parked
+    assert thread.is_alive()
+    pool.give_back(cluster.ranks)
+    cluster.ranks = pool.take(())
+    for rank in cluster.ranks:
+        rank.ref = msgspec.structs.replace(rank.ref, rank_id=ExpertRankId(f"{rank.name}2"))
+    cluster.announce()
+    thread.join()
+    assert all(torch.equal(one, other) for one, other in zip(found[0], expected, strict=True))
+    cluster.await_parked(True, False)
+    assert cluster.caller.missing_s() > 0.3
+
+
+def test_a_caller_without_rows_is_parked_as_well_while_there_is_no_rank(cluster: Cluster) -> None:
+    for rank in cluster.ranks:
+        rank.signal(signal.SIGKILL)
+    cluster.await_parked(True)
+    assert cluster.caller.missing_s() == 0
+
+
+def test_closing_ends_the_wait_of_a_parked_caller(cluster: Cluster) -> None:
+    for rank in cluster.ranks:
+        rank.signal(signal.SIGKILL)
+    thread, found = in_background(lambda: cluster.dispatch(1))
+    cluster.await_parked(True)
+    cluster.caller.close()
+    thread.join()
+    assert isinstance(found[0], ExpertsUnavailable)
     assert not cluster.caller._routes._dispatches
 
 
@@ -252,6 +311,23 @@ def test_a_stopped_rank_that_goes_on_is_used_again(cluster: Cluster) -> None:
     before = cluster.caller.stats().rerouted
     assert torch.equal(cluster.dispatch(5), expected)
     assert cluster.caller.stats().rerouted == before
+
+
+@pytest.mark.parametrize("far", [(), (0, 1, 2)])
+def test_a_connection_to_a_live_rank_that_breaks_is_made_anew(pool: RankPool, far: Sequence[int]) -> None:
+    with contextlib.closing(Cluster(pool, far=far)) as cluster:
+        expected = cluster.dispatch(5)
+        with cluster.caller._changed:
+            number, opened = next(iter(cluster.caller._open.items()))
+            made = opened.link._made if isinstance(opened.link, LocalLink) else opened.link._requests
+            made.shutdown(socket.SHUT_RDWR)
+        assert torch.equal(cluster.dispatch(5), expected)
+        with cluster.caller._changed:
+            assert cluster.caller._changed.wait_for(
+                lambda: number not in cluster.caller._open and len(cluster.caller._open) == len(HELD), 30.0
+            )
+        assert torch.equal(cluster.dispatch(5), expected)
+        assert not [one for one in cluster.reports if isinstance(one, ExpertRankSuspected)]
 
 
 LARGE = 1500

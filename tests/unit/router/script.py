@@ -123,8 +123,10 @@ class Script:
         running: int = 0,
         waiting_tokens: int = 0,
         draining: bool = False,
+        is_parked: bool = False,
     ) -> None:
-        self.says(worker, LoadReport(role, draining, free, running, 0, waiting_tokens, 0.01))
+        said = LoadReport(role, draining, free, running, 0, waiting_tokens, 0.01, is_parked=is_parked)
+        self.says(worker, said)
 
     def blocks(self, worker: str, number: int, *hashes: Any, is_snapshot: bool = False) -> None:
         self.says(worker, BlockEvents(number, stored=tuple(hashes), is_snapshot=is_snapshot))

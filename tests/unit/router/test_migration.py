@@ -381,3 +381,47 @@ def test_all_choices_of_a_request_survive_migrations():
         script.output(at, 1, 9, seq=f"r/{i}", finish=FinishReason.STOP)
         assert script.delivered[f"r/{i}"] == [i, 9]
     assert script.core.is_idle
+
+
+# --- parked workers ---------------------------------------------------------------------------------
+
+
+def park(script: Script, worker: str, *, after_s: float = 0.1, is_parked: bool = True) -> None:
+    script.now_s += after_s
+    script.report(worker, Role.AGGREGATED, is_parked=is_parked)
+
+
+def test_streams_leave_a_parked_worker_for_one_that_has_its_experts():
+    script = script_with("a", "b", migrate_after_s=20.0)
+    at = stream(script)
+    park(script, at)
+    assert script.actions == []  # lost ranks are mostly back sooner
+    park(script, at, after_s=5.0)
+    assert script.notes()[0] == "migrated"
+    assert resumed_at(script) == ({"a", "b"} - {at}).pop()
+
+
+def test_a_parked_worker_gets_nothing_new_until_it_goes_on():
+    script = script_with("a", "b")
+    park(script, "a")
+    assert script.core.status().workers[0].is_parked
+    for number in range(4):
+        assert stream(script, f"s{number}") == "b"
+    park(script, "b")
+    assert not script.core.status().is_ready
+    script.submit("late")
+    assert not script.started()
+    park(script, "a", is_parked=False)
+    assert set(script.started()) == {"a"}
+
+
+def test_streams_of_a_pool_that_is_parked_whole_stay():
+    script = script_with("a", "b", migrate_after_s=20.0)
+    at = stream(script)
+    for worker in ("a", "b"):
+        park(script, worker)
+    for _ in range(3):
+        park(script, at, after_s=10.0)
+        assert script.cancelled() == {}
+    script.output(at, 1, 2)
+    assert script.delivered["s"] == [1, 2]

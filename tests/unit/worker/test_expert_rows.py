@@ -3,6 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton.core.steps import StepResult
 from engine.experts.caller import CallerStats
 from worker.expert_rows import ExpertRows
 from worker.metrics import EXPERT_COUNTERS
@@ -10,6 +11,10 @@ from worker.metrics import EXPERT_COUNTERS
 
 class FakeSender:
     suspected_count, epoch, found = 2, 7, None
+    is_parked, missing = False, 0.0
+
+    def missing_s(self):
+        return self.missing
 
     def stats(self):
         return self.found
@@ -30,6 +35,7 @@ def test_every_counter_of_rows_has_its_account():
         "experts.rerouted_pairs": 1.0,
         "experts.suspected_ranks": 2.0,
         "experts.waited_s": 0.5,
+        "experts.missing_s": 0.0,
         "experts.map_epoch": 7.0,
     }
 
@@ -43,3 +49,23 @@ def test_waits_of_steps_add_up_to_the_total(steps):
         total += step
         sender.found = CallerStats(0, 0, 0, 0, 0, waited_s=float(total))
         assert rows.waited_s() == step
+
+
+def test_steps_do_not_cost_the_time_for_which_experts_were_missing():
+    sender = FakeSender()
+    sender.missing = 3.0  # while the worker started
+    rows = ExpertRows(sender)
+    result = StepResult(1, (), 0.25)
+    assert rows.timed(result) is result
+    sender.missing = 13.0
+    assert rows.timed(StepResult(2, (), 10.25)).elapsed_s == 0.25
+    assert rows.timed(result) is result
+
+
+def test_a_parked_worker_says_so():
+    sender = FakeSender()
+    rows = ExpertRows(sender)
+    assert rows.notes() == ()
+    sender.is_parked = True
+    (note,) = rows.notes()
+    assert note.startswith("parked: no expert rank")

@@ -1,7 +1,7 @@
 """What a worker has people know of it."""
 
 from baton.core.messages import INFO_NOTE
-from worker.process import NOTE_CHARS_MAX, member_notes
+from worker.notes import NOTE_CHARS_MAX, member_notes
 
 
 def test_the_engines_notes_come_first_then_the_backends_that_do_not_work():

@@ -13,7 +13,7 @@ PLAN = StepPlan((), 7)
 class Running:
     """A runner, with what it posted."""
 
-    def __init__(self, step, *, timeout_s=60.0):
+    def __init__(self, step, *, timeout_s=60.0, stalled_s=lambda: 0.0):
         self.posted, self.crash = asyncio.Queue(), Crash()
         self._runner = StepRunner(
             step,
@@ -21,6 +21,7 @@ class Running:
             spawn=asyncio.create_task,
             crash=self.crash,
             timeout_s=timeout_s,
+            stalled_s=stalled_s,
         )
 
     def start(self, plan=PLAN):
@@ -53,6 +54,37 @@ async def test_a_step_that_never_ends_is_the_end_of_the_worker():
     assert "the device hangs" in str(cause)
     assert any("step 7" in note for note in cause.__notes__)
     assert running.posted.empty()
+
+
+async def test_a_step_that_can_do_nothing_through_no_fault_of_the_worker_is_waited_for():
+    """Experts are missing for many times the limit."""
+    looks, done = [], asyncio.Event()
+
+    def stalled_s():
+        looks.append(0.01 * len(looks))
+        if len(looks) > 20:
+            done.set()
+        return looks[-1]
+
+    async def step(plan):
+        await done.wait()
+        return StepResult(plan.step_number, (), 0.1)
+
+    running = Running(step, timeout_s=0.01, stalled_s=stalled_s)
+    running.start()
+    assert await running.next() == e.StepDone(StepResult(7, (), 0.1))
+    assert running.crash.error is None
+
+
+async def test_a_step_that_hangs_after_such_a_time_is_overdue():
+    stalls = iter([0.0, 5.0, 5.0, 5.0])
+
+    async def step(plan):
+        await asyncio.Event().wait()
+
+    running = Running(step, timeout_s=0.01, stalled_s=lambda: min(0.02, next(stalls)))
+    running.start()
+    assert "the device hangs" in str(await running.error())
 
 
 async def test_a_step_that_fails_ends_the_process_and_says_which_it_was():

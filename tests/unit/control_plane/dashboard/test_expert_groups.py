@@ -244,6 +244,15 @@ def test_problems_name_missing_experts_and_ranks():
     assert texts(group(rank(0), rank(1, STARTING))) == ["warn: decode of m: 1 of 2 expert ranks are ready."]
 
 
+def test_parked_workers_are_a_problem():
+    levels = {"baton_parked_workers": {(("worker", "decode-0"),): 1.0, (("worker", "decode-1"),): 0.0}}
+    now = MetricsFrame(0.0, 5.0, {}, levels)
+    found = troubles(state(group()), now, control="", silent_s=0.0, unreadable=())
+    assert [one.text for one in found if "parked" in one.text] == [
+        "1 worker parked: no expert rank has what the sequences there need."
+    ]
+
+
 @pytest.mark.parametrize(
     ("fields", "verdict", "says"),
     [
