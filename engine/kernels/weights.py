@@ -38,8 +38,8 @@ class IntMatrix:
     """int64 [in]: column i of `values` belongs to input order[i] (GPTQ's act-order)."""
     bias: Tensor | None = None
     activation_bits: int = 0
-    """8: its products round the activations too, row by row, to 8 bits (W8A8), by kernels that can; 0: they are
-    taken as they are."""
+    """8: its products round the activations too, row by row, to 8 bits (W8A8), by kernels that can; 0: they
+    are taken as they are."""
 
 
 @dataclass(frozen=True, slots=True)

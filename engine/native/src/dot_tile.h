@@ -224,6 +224,46 @@ void dot_and_keep(const typename Step::Element* const* rows, const char* panel, 
     dot_columns<ROWS, Step, 2, 2, true>(rows, panel, steps, book, acc, accumulate, {}, kept);
 }
 
+// Some groups of inputs in turn: total (+)= scale * (sum over the group's steps - zero * sum of inputs), where
+// scales, zeros and `sums` of rows are those of the first of the groups.
+struct Groups {
+    int64_t count, steps;
+    const float* scales;  // [count][PANEL]
+    const float* zeros;   // the same, or null
+    const float* sums;    // of row r and group g at r * sums_stride + g
+    int64_t sums_stride;
+};
+
+// The sums of a group never leave the registers.
+template <int ROWS>
+void dot_groups(const bf16* const* rows, const char* panel, const Groups& groups, float* total, bool accumulate) {
+    for (int64_t g = 0; g < groups.count; ++g) {
+        __m512 c[ROWS][4];
+        for (int r = 0; r < ROWS; ++r)
+            for (int j = 0; j < 4; ++j) c[r][j] = _mm512_setzero_ps();
+        for (int64_t s = g * groups.steps; s < (g + 1) * groups.steps; ++s) {
+            StepBF16 weights;
+            weights.template load<0, 4>(panel, s, nullptr);
+            for (int r = 0; r < ROWS; ++r) {
+                const __m512bh x = StepBF16::row(rows[r], s);
+                for (int j = 0; j < 4; ++j) c[r][j] = StepBF16::dot(c[r][j], x, weights.b[j]);
+            }
+        }
+        for (int r = 0; r < ROWS; ++r)
+            for (int j = 0; j < 4; ++j) {
+                __m512 value = c[r][j];
+                if (groups.zeros) {
+                    const __m512 sum = _mm512_set1_ps(groups.sums[r * groups.sums_stride + g]);
+                    value = _mm512_sub_ps(value, _mm512_mul_ps(_mm512_loadu_ps(groups.zeros + g * PANEL + 16 * j), sum));
+                }
+                value = _mm512_mul_ps(_mm512_loadu_ps(groups.scales + g * PANEL + 16 * j), value);
+                float* to = total + r * PANEL + 16 * j;
+                if (accumulate || g) value = _mm512_add_ps(_mm512_load_ps(to), value);
+                _mm512_store_ps(to, value);
+            }
+    }
+}
+
 // One block of a coded panel to bfloat16.
 template <typename Step>
 void decode_steps(const char* panel, int64_t steps, const Codebook* book, char* to) {
