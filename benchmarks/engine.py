@@ -177,7 +177,7 @@ def _bare(shapes: Shapes, rows: int) -> Callable[[], float]:
 
 
 def _weight_bytes(shapes: Shapes, quantization: str, executor: Executor) -> int:
-    bits = {"int8": 8.0, "fp8": 8.0, "int4": 4.25}.get(
+    bits = {"int8": 8.0, "w8a8": 8.0, "fp8": 8.0, "int4": 4.25}.get(
         quantization, 8.0 * STORED_BYTES[executor.geometry.dtype]
     )
     return int(sum(out * size for out, size, _ in shapes) * bits / 8)

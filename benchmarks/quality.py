@@ -25,6 +25,7 @@ VARIANTS: dict[str, dict[str, str]] = {
     "bf16": {"dtype": "bfloat16"},
     "int8": {"quantization": "int8"},
     "int4": {"quantization": "int4"},
+    "w8a8": {"quantization": "w8a8"},
     "fp8": {"quantization": "fp8"},
     "int8-kv": {"kv_dtype": "int8"},
     "fp8-kv": {"kv_dtype": "fp8"},

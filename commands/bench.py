@@ -24,6 +24,9 @@ BENCHES = (
         "engine", "benchmarks.engine_cli", "The engine and `baton serve`, compared with other servers."
     ),
     Benchmark("kernels", "benchmarks.kernels_cli", "Each kernel, compared with its hardware limit."),
+    Benchmark(
+        "products", "benchmarks.products_cli", "int8, int4 and W8A8 products beside bf16's and torch's."
+    ),
     Benchmark("parallel", "benchmarks.parallel.cli", "Workers of two ranks, compared with one on two cores."),
     Benchmark("experts", "benchmarks.experts.cli", "Placement of experts, compared with DeepSeek's EPLB."),
     Benchmark(

@@ -150,8 +150,14 @@ def fp8_module(weight: torch.Tensor, *, block: int = 0) -> tuple[Tensors, torch.
 Module = Callable[[torch.Tensor], tuple[Tensors, torch.Tensor]]
 
 
-def compressed_config(layout: str, **weights: Any) -> dict[str, Any]:
-    group = {"targets": ["Linear"], "weights": weights, "input_activations": None}
+TOKENS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
+"""`input_activations` of W8A8 as llm-compressor's preset writes it."""
+
+
+def compressed_config(
+    layout: str, *, activations: dict[str, Any] | None = None, **weights: Any
+) -> dict[str, Any]:
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": activations}
     return {
         "quant_method": "compressed-tensors",
         "format": layout,

@@ -37,9 +37,10 @@ class ModelConfig(Section):
     """Torch device, for example cpu, cuda or cuda:1."""
     context_tokens_max: Annotated[int, Field(ge=0)] = 0
     """Largest number of prompt and generated tokens of one sequence. 0: what the model's config.json says."""
-    quantization: Literal["none", "int8", "int4", "fp8"] = "none"
-    """Format that weights are quantised to while they are loaded. A checkpoint that is quantised already
-    (GPTQ, AWQ, compressed-tensors, MXFP4, GGUF) is recognised, and needs none here."""
+    quantization: Literal["none", "int8", "int4", "w8a8", "fp8"] = "none"
+    """Format that weights are quantised to while they are loaded. w8a8: int8, and activations are rounded to
+    int8 too, token by token (CPU only). A checkpoint that is quantised already (GPTQ, AWQ,
+    compressed-tensors, MXFP4, GGUF) is recognised, and needs none here."""
     kv_dtype: Literal["auto", "int8", "fp8"] = "auto"
     """Data type of the KV cache. auto: the same as `dtype`. int8 and fp8 keep one scale per head and token.
     """

@@ -19,6 +19,10 @@ _SECTIONS = 3
 """Panels, scales and zeros of a matrix."""
 _EVEN = 2
 """Pairs of inputs share a step (`dot_tile.h`), so groups must be even."""
+_QUAD = 4
+"""Inputs that share a step of bytes (`quads.h`)."""
+_QUAD_INPUTS_MAX = 1 << 17
+"""With more, a sum of products of bytes might not fit into 32 bits."""
 
 
 class NativeMatrix:
@@ -59,6 +63,8 @@ def _functions() -> ctypes.CDLL:
         *(_POINTER, _I32, _I64, _I64, _POINTER, _I64),
         *(_POINTER, _POINTER, _POINTER, _POINTER),
     ]
+    native.baton_matrix_quads.restype = _POINTER
+    native.baton_matrix_quads.argtypes = [_POINTER, _I64, _I64, _I64, *(_POINTER,) * 4]
     native.baton_matrix_free.argtypes = [_POINTER]
     native.baton_matrix_free.restype = None
     native.baton_matrix_bytes.argtypes = [_POINTER]
@@ -112,6 +118,8 @@ def pack_matrix(matrix: Matrix, dtype: torch.dtype) -> NativeMatrix:
     match matrix:
         case DenseMatrix():
             return _dense(matrix.weight, matrix.bias)
+        case IntMatrix() if matrix.activation_bits and _are_quads(matrix):
+            return _quads(matrix)
         case IntMatrix() if matrix.group_size % _EVEN and matrix.group_size < matrix.values.shape[1]:
             dense = to_dense(matrix, dtype)
             return _dense(dense.weight, dense.bias)
@@ -133,6 +141,24 @@ def _dense(weight: Tensor, bias: Tensor | None) -> NativeMatrix:
         _pointer(wide_bias),
     )
     return NativeMatrix(pointer, out_size, in_size, is_coded=False, is_wide=is_wide)
+
+
+def _are_quads(matrix: IntMatrix) -> bool:
+    """Others are multiplied with activations as they are, which is slower and nearer to the original."""
+    in_size = matrix.values.shape[1]
+    in_whole_steps = matrix.group_size % _QUAD == 0 or matrix.group_size >= in_size
+    return in_whole_steps and in_size <= _QUAD_INPUTS_MAX
+
+
+def _quads(matrix: IntMatrix) -> NativeMatrix:
+    out_size, in_size = matrix.values.shape
+    values, order = matrix.values.contiguous(), _narrow_order(matrix.order)
+    scales, zeros, bias = _wide(matrix.scales), _wide(matrix.zeros), _wide(matrix.bias)
+    pointer = _functions().baton_matrix_quads(
+        *(values.data_ptr(), out_size, in_size, matrix.group_size or in_size),
+        *(_pointer(scales), _pointer(zeros), _pointer(order), _pointer(bias)),
+    )
+    return NativeMatrix(pointer, out_size, in_size, is_coded=True, is_wide=False)
 
 
 def _int(matrix: IntMatrix) -> NativeMatrix:
@@ -178,7 +204,7 @@ def _coded(
     out_size, in_size = codes.shape
     codes, values = codes.contiguous(), values.contiguous()
     wide_scales, wide_zeros, wide_bias = _wide(scales), _wide(zeros), _wide(bias)
-    narrow_order = None if order is None else order.to(torch.int32).contiguous()
+    narrow_order = _narrow_order(order)
     pointer = _functions().baton_matrix_coded(
         *(codes.data_ptr(), bits, out_size, in_size, values.data_ptr(), group),
         *(_pointer(wide_scales), _pointer(wide_zeros), _pointer(narrow_order), _pointer(wide_bias)),
@@ -188,6 +214,10 @@ def _coded(
 
 def _wide(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.to(torch.float32).contiguous()
+
+
+def _narrow_order(order: Tensor | None) -> Tensor | None:
+    return None if order is None else order.to(torch.int32).contiguous()
 
 
 def _pointer(tensor: Tensor | None) -> int | None:

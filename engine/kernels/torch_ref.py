@@ -11,10 +11,13 @@ from engine.devices import TORCH_DTYPES
 from engine.kernels.interface import Activation, AttentionSpec, BatchLayout, RopeTables
 from engine.kernels.movable import MovableTensors
 from engine.kernels.torch_attention import TorchAttention
+from engine.kernels.torch_bytes import ByteMatrix, byte_matrix, byte_product
 from engine.kernels.torch_kv import kv_rows
 from engine.kernels.torch_plan import TorchPlan, TorchPlanner
-from engine.kernels.weights import DenseMatrix, ExpertMatrices, Matrix, to_dense
+from engine.kernels.weights import DenseMatrix, ExpertMatrices, IntMatrix, Matrix, to_dense
 from engine.kv.pool import KVPool
+
+TorchMatrix = DenseMatrix | ByteMatrix
 
 _OAI_ALPHA, _OAI_LIMIT = 1.702, 7.0
 
@@ -23,8 +26,8 @@ _OAI_ALPHA, _OAI_LIMIT = 1.702, 7.0
 class TorchExperts:
     """Matrices of all experts of one layer, one entry per expert."""
 
-    gate_up: tuple[DenseMatrix, ...]
-    down: tuple[DenseMatrix, ...]
+    gate_up: tuple[TorchMatrix, ...]
+    down: tuple[TorchMatrix, ...]
 
 
 class TorchKernels:
@@ -43,8 +46,11 @@ class TorchKernels:
 
     # --- weights ---
 
-    def pack(self, matrix: Matrix) -> DenseMatrix:
-        """Quantised matrices become dense here, once: they compute what they mean, and save no memory."""
+    def pack(self, matrix: Matrix) -> TorchMatrix:
+        """Quantised matrices become dense here, once: they compute what they mean, and save no memory. Those
+        that round their activations stay as they are."""
+        if isinstance(matrix, IntMatrix) and matrix.activation_bits:
+            return byte_matrix(matrix)
         return matrix if isinstance(matrix, DenseMatrix) else to_dense(matrix, self._dtype)
 
     def pack_experts(self, experts: ExpertMatrices) -> TorchExperts:
@@ -64,15 +70,20 @@ class TorchKernels:
     def embed(self, tokens: Tensor, table: Tensor) -> Tensor:
         return F.embedding(tokens, table)
 
-    def linear(self, x: Tensor, matrix: DenseMatrix, *, residual: Tensor | None = None) -> Tensor:
+    def linear(self, x: Tensor, matrix: TorchMatrix, *, residual: Tensor | None = None) -> Tensor:
+        if isinstance(matrix, ByteMatrix):
+            wide = byte_product(x, matrix)
+            return (wide if residual is None else wide + residual.float()).to(x.dtype)
         y = F.linear(x, matrix.weight, matrix.bias)
         return y if residual is None else y.add_(residual)
 
-    def gated_linear(self, x: Tensor, matrix: DenseMatrix, activation: Activation) -> Tensor:
+    def gated_linear(self, x: Tensor, matrix: TorchMatrix, activation: Activation) -> Tensor:
         gate, up = self.linear(x, matrix).chunk(2, dim=-1)
         return self.gated(gate, up, activation)
 
-    def logits(self, x: Tensor, matrix: DenseMatrix) -> Tensor:
+    def logits(self, x: Tensor, matrix: TorchMatrix) -> Tensor:
+        if isinstance(matrix, ByteMatrix):
+            return byte_product(x, matrix)
         return self.linear(x, matrix).float()
 
     def gated(self, gate: Tensor, up: Tensor, activation: Activation) -> Tensor:

@@ -6,7 +6,7 @@ read the same input (q, k, v; gate, up) are put together by the loader into one.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -37,6 +37,9 @@ class IntMatrix:
     order: Tensor | None = None
     """int64 [in]: column i of `values` belongs to input order[i] (GPTQ's act-order)."""
     bias: Tensor | None = None
+    activation_bits: int = 0
+    """8: its products round the activations too, row by row, to 8 bits (W8A8), by kernels that can; 0: they
+    are taken as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +112,7 @@ def select_rows(matrix: Matrix, rows: Tensor, dtype: torch.dtype) -> Matrix:
         case IntMatrix():
             zeros = None if matrix.zeros is None else matrix.zeros[rows]
             values, scales = matrix.values[rows], matrix.scales[rows]
-            return IntMatrix(matrix.bits, values, scales, zeros, matrix.group_size, matrix.order, bias)
+            return replace(matrix, values=values, scales=scales, zeros=zeros, bias=bias)
         case Fp8Matrix():
             return DenseMatrix(to_dense(matrix, dtype).weight[rows], bias)
 
@@ -138,6 +141,7 @@ def cut_columns(matrix: Matrix, columns: range) -> Matrix:
                 zeros=None if matrix.zeros is None else regrouped(matrix.zeros),
                 group_size=0 if is_within_one else new,
                 bias=matrix.bias,
+                activation_bits=matrix.activation_bits,
             )
         case Fp8Matrix():
             assert not matrix.block, "scales in blocks"
@@ -147,7 +151,8 @@ def cut_columns(matrix: Matrix, columns: range) -> Matrix:
 def join_rows(matrices: Sequence[Matrix], dtype: torch.dtype | None = None) -> Matrix:
     """One matrix whose rows are those of all, in order; they have the same inputs.
 
-    Integers of different bits or groups are kept in the larger and the finer of the two. Matrices that
+    Integers of different bits or groups are kept in the larger and the finer of the two; activations are
+    rounded if all of them round theirs. Matrices that
     cannot be put together (another kind or order) become one dense matrix of `dtype` (None: that of the
     first dense one, else bfloat16).
     """
@@ -190,6 +195,7 @@ def _join_ints(matrices: Sequence[IntMatrix], bias: Tensor | None) -> IntMatrix:
         group_size=0 if groups == 1 else group_size,
         order=matrices[0].order,
         bias=bias,
+        activation_bits=min(matrix.activation_bits for matrix in matrices),
     )
 
 

@@ -6,7 +6,15 @@ from torch import Tensor
 from engine.kernels.weights import DenseMatrix, Matrix, cut_columns
 from engine.loading.parts import Cuts, PartSource
 from engine.model_files.division import Places
-from engine.quant.round import group_size_for, pays_for_zeros, round_fp8, round_int4, round_int8, sample_rows
+from engine.quant.round import (
+    group_size_for,
+    pays_for_zeros,
+    round_fp8,
+    round_int4,
+    round_int8,
+    round_w8a8,
+    sample_rows,
+)
 
 KEPT_MODULES = frozenset({"gate", "router", "shared_expert_gate", "kv_b_proj"})
 """Never rounded: routers decide discretely and are small; `kv_b_proj` is taken apart at load (MLA)."""
@@ -16,15 +24,16 @@ class RoundedSource:
     """Another source, whose matrices are rounded when they are read: one is held dense at a time.
 
     int8: all matrices, the head included, per output channel. int4: in groups of inputs, the head in
-    int8 (its errors go straight into the logits, and llama.cpp's 4-bit files keep it finer too). fp8: per
-    output channel, the head as it is. Embedding, norms, biases and routers stay as they are.
+    int8 (its errors go straight into the logits, and llama.cpp's 4-bit files keep it finer too). w8a8: as
+    int8, products round their activations too, except those of the head. fp8: per output channel, the head as
+    it is. Embedding, norms, biases and routers stay as they are.
 
     A part of a matrix is rounded to the same integers as the whole one. So where inputs are divided, whole
     groups are read and rounded, which per output channel is the whole row, and cut afterwards.
     """
 
     def __init__(self, inner: PartSource, kind: str) -> None:
-        """kind: int8, int4 or fp8."""
+        """kind: int8, int4, w8a8 or fp8."""
         self._inner, self._kind = inner, kind
         self.dtype, self.device = inner.dtype, inner.device
 
@@ -69,7 +78,7 @@ class RoundedSource:
         return _rounded(found, kind, 0, has_zeros=None)
 
     def _kind_of(self, name: str) -> str:
-        """int8, int4, fp8, or empty for a module that stays as it is."""
+        """int8, int4, w8a8, fp8, or empty for a module that stays as it is."""
         module = name.rpartition(".")[2]
         if module in KEPT_MODULES or (module == "lm_head" and self._kind == "fp8"):
             return ""
@@ -92,5 +101,7 @@ def _rounded(matrix: DenseMatrix, kind: str, group: int, *, has_zeros: bool | No
             return round_int4(matrix, group_size=group, asymmetric=has_zeros)
         case "int8":
             return round_int8(matrix)
+        case "w8a8":
+            return round_w8a8(matrix)
         case _:
             return round_fp8(matrix)

@@ -4,6 +4,7 @@ Tensors show which modules of a quantised checkpoint are quantised, so lists of 
 (`ignore`, `modules_to_not_convert`) need no reading.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -135,6 +136,5 @@ class QuantizedSource(PlainSource):
             return found
         values = self.tensor(f"{name}.bias", out_size, cuts=(rows,))
         if isinstance(found, IntMatrix):
-            f = found
-            return IntMatrix(f.bits, f.values, f.scales, f.zeros, f.group_size, f.order, values)
+            return replace(found, bias=values)
         return type(found)(found.values, found.scales, found.block, values)

@@ -12,7 +12,7 @@ from baton.core.geometry import DTYPE_BYTES
 from engine.model_files.read_spec import load_spec
 from engine.model_files.spec import ModelSpec, MoeSpec
 
-_QUANTISED_BYTES = {"int8": 1.0, "fp8": 1.0, "int4": 0.5}
+_QUANTISED_BYTES = {"int8": 1.0, "w8a8": 1.0, "fp8": 1.0, "int4": 0.5}
 
 
 def check_experts(config: Config, folder: Path | None) -> None:

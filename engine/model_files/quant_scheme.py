@@ -25,7 +25,10 @@ class QuantScheme(msgspec.Struct, frozen=True):
     symmetric: bool = False
     """packed: zero points are not stored."""
     group_size: int = 0
-    """gptq, awq, packed: inputs that share a scale; 0: the whole row."""
+    """gptq, awq, packed, int8: inputs that share a scale; 0: the whole row."""
+    activation_bits: int = 0
+    """int8: activations are rounded per token to this many bits as they come; 0: they are not, or by scales
+    that were fixed before, which are not used: they are taken as they are."""
     fp8_block: int = 0
     """fp8: scales are per square block of this many values; 0: per row or per tensor."""
 
@@ -39,7 +42,9 @@ class QuantScheme(msgspec.Struct, frozen=True):
             "int8": "compressed-tensors",
             "fp8": "fp8",
         }
-        return names[self.format] if self.format == "fp8" else f"{names[self.format]} int{self.bits}"
+        if self.format == "fp8":
+            return names[self.format]
+        return f"{names[self.format]} {'W8A8' if self.activation_bits else f'int{self.bits}'}"
 
 
 def parse_scheme(config: Mapping[str, Any], where: str) -> QuantScheme | None:
@@ -82,6 +87,10 @@ def check_quantization(scheme: QuantScheme | None, model: ModelConfig) -> None:
             f"({scheme.label}): leave it at none"
         )
     if model.device != "cpu":
+        if model.quantization == "w8a8":
+            raise SetupError(
+                "model.quantization=w8a8 is for CPUs: on a GPU use int8 (activations as they are) or fp8"
+            )
         return
     if model.quantization == "fp8":
         raise SetupError("model.quantization=fp8 needs a CUDA device; on the CPU use int8 or int4")
@@ -168,13 +177,29 @@ def _group_scheme(group: object, outer: Mapping[str, Any], where: str) -> QuantS
     if layout in ("int-quantized", "naive-quantized") and kind == "int":
         if not symmetric:
             raise SetupError(f"{where}: compressed-tensors {layout} with zero points is not supported")
-        return QuantScheme("int8", _bits(bits, (8,), "compressed-tensors", where), symmetric=True)
+        supported = _bits(bits, (8,), "compressed-tensors", where)
+        activation_bits = 8 if _rounds_tokens(fields.get("input_activations")) else 0
+        return QuantScheme(
+            "int8",
+            supported,
+            symmetric=True,
+            group_size=_group_size(weights),
+            activation_bits=activation_bits,
+        )
     if layout in ("float-quantized", "naive-quantized") and kind == "float" and bits == 8:
         return QuantScheme("fp8", 8, fp8_block=_square_block(weights, strategy, where))
     raise SetupError(
         f"{where}: compressed-tensors format {layout} with {bits}-bit {kind} weights per {strategy} is not "
         "supported; supported are pack-quantized int4 and int8, int-quantized int8, float-quantized fp8"
     )
+
+
+def _rounds_tokens(activations: object) -> bool:
+    """Whether activations are rounded to int8 by a scale per token that is found as they come."""
+    fields = cast(dict[str, Any], activations) if isinstance(activations, dict) else {}
+    is_int8 = fields.get("type", "int") == "int" and fields.get("num_bits") == 8
+    is_per_token = str(fields.get("strategy")) == "token" and fields.get("dynamic") is True
+    return is_int8 and is_per_token and bool(fields.get("symmetric", True))
 
 
 def _square_block(weights: Mapping[str, Any], strategy: str, where: str) -> int:

@@ -26,11 +26,13 @@ class CpuClass:
 _AVX2 = frozenset({"avx2", "fma", "f16c", "bmi2"})
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
 _AVX512_BF16 = _AVX512 | {"avx512_bf16", "avx512vbmi", "avx512_vnni"}
+_AVX512_VNNI = _AVX512 | {"avx512_vnni"}
 _AMX = _AVX512_BF16 | {"amx_tile", "amx_bf16", "amx_int8"}
 
 CLASSES = (
     CpuClass("amx", _AMX, ("-march=native", "-mamx-tile", "-mamx-bf16", "-mamx-int8", "-DBATON_AMX=1")),
     CpuClass("avx512_bf16", _AVX512_BF16, ("-march=native",)),
+    CpuClass("avx512_vnni", _AVX512_VNNI, ("-march=native", "-mno-avx512bf16")),
     CpuClass("avx512", _AVX512, ("-march=native", "-mno-avx512bf16", "-mno-avx512vnni")),
     CpuClass("avx2", _AVX2, ("-march=native", "-mno-avx512f")),
     CpuClass("generic", frozenset(), ("-march=native",)),

@@ -7,6 +7,8 @@ integers (the "MSE" observer of the PTQ literature, for example arXiv 2106.08295
 what llama.cpp's `make_qx_quants` does). The cost is some passes over the matrix, once.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -33,6 +35,11 @@ def group_size_for(in_size: int) -> int:
 def round_int8(matrix: DenseMatrix) -> IntMatrix:
     """One symmetric scale per output channel."""
     return _round(matrix, bits=8, group_size=0, shrinks=_SHRINKS_8, asymmetric=False)
+
+
+def round_w8a8(matrix: DenseMatrix) -> IntMatrix:
+    """The same, for products that round their activations too."""
+    return replace(round_int8(matrix), activation_bits=8)
 
 
 def sample_rows(out_size: int) -> range:

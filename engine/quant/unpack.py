@@ -98,11 +98,17 @@ class _Module:
         return unpack_int32(packed.T.contiguous(), bits)[:, : self._out].T
 
     def int8(self) -> IntMatrix:
-        """weight int8 [O, I], weight_scale [O, 1], [O] or [1]. Scales of activations are not used: they are
-        not quantised here, which is nearer to the original."""
+        """weight int8 [O, I], weight_scale [O, 1], [O] or [1], or [O, G] with groups. Stored scales of
+        activations are not used: they are taken as they are, which is nearer to the original."""
         values = self._tensor("weight", torch.int8, (self._out, self._in))
-        scales = self._row_scales("weight_scale")
-        return IntMatrix(8, values.contiguous(), scales)
+        group = self._scheme.group_size
+        if group and group < self._in:
+            scales = self._tensor("weight_scale", None, (self._out, self._in // group)).float()
+        else:
+            group, scales = 0, self._row_scales("weight_scale")
+        return IntMatrix(
+            8, values.contiguous(), scales, None, group, activation_bits=self._scheme.activation_bits
+        )
 
     def fp8(self) -> Fp8Matrix:
         """weight e4m3 [O, I], weight_scale as in `int8`, or weight_scale_inv (or weight_scale) by blocks."""

@@ -37,6 +37,7 @@ static_assert(sizeof(TileConfig) == 64, "LDTILECFG reads 64 bytes");
 #define BATON_TILE_LOAD(tile, from, stride) _tile_loadd(tile, from, stride)
 #define BATON_TILE_STORE(tile, to, stride) _tile_stored(tile, to, stride)
 #define BATON_TILE_BF16(sum, a, b) _tile_dpbf16ps(sum, a, b)
+#define BATON_TILE_BYTES(sum, a, b) _tile_dpbusd(sum, a, b)
 #elif BATON_AMX == 2
 #if defined(__SSE__)
 #include <xmmintrin.h>
@@ -109,6 +110,20 @@ inline void bf16_products(int sum, int a, int b) {
     multiply_tiles(tile[sum], tile[a], tile[b], config.rows[sum], config.row_bytes[a] / 4);
 }
 
+// TDPBUSD: bytes of `a` have no sign, those of `b` have one, and sums go round at 32 bits.
+inline void byte_products(int sum, int a, int b) {
+    for (int m = 0; m < config.rows[sum]; ++m)
+        for (int k = 0; k < config.row_bytes[a] / 4; ++k)
+            for (int n = 0; n < 16; ++n) {
+                uint32_t total;
+                std::memcpy(&total, tile[sum].row[m] + 4 * n, 4);
+                for (int i = 0; i < 4; ++i)
+                    total += static_cast<uint32_t>(tile[a].row[m][4 * k + i] *
+                                                   static_cast<int8_t>(tile[b].row[k][4 * n + i]));
+                std::memcpy(tile[sum].row[m] + 4 * n, &total, 4);
+            }
+}
+
 }  // namespace baton::tiles
 
 #define BATON_TILE_CONFIG(config) ::baton::tiles::load_config(config)
@@ -117,4 +132,5 @@ inline void bf16_products(int sum, int a, int b) {
 #define BATON_TILE_LOAD(t, from, stride) ::baton::tiles::load(t, from, stride)
 #define BATON_TILE_STORE(t, to, stride) ::baton::tiles::store(t, to, stride)
 #define BATON_TILE_BF16(sum, a, b) ::baton::tiles::bf16_products(sum, a, b)
+#define BATON_TILE_BYTES(sum, a, b) ::baton::tiles::byte_products(sum, a, b)
 #endif

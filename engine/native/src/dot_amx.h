@@ -53,7 +53,17 @@ inline void fetch_steps(const Fetched& fetched, int64_t step) {
     for (int i = 0; i < TILE_DEPTH * fetched.lines; ++i) __builtin_prefetch(line + i * 64, 0, 2);
 }
 
-inline void dot_few(const char* a, int64_t a_stride, int rows, const char* panel, int64_t steps, char* sums,
+// BYTES: of bytes, else of bfloat16.
+#define BATON_TILE_PRODUCT(sum, a, b)     \
+    do {                                  \
+        if constexpr (BYTES)              \
+            BATON_TILE_BYTES(sum, a, b);  \
+        else                              \
+            BATON_TILE_BF16(sum, a, b);   \
+    } while (0)
+
+template <bool BYTES>
+void dot_few(const char* a, int64_t a_stride, int rows, const char* panel, int64_t steps, char* sums,
                     int64_t c_stride, bool accumulate, Fetched fetched) {
     configure(rows, 0);
     if (accumulate) {
@@ -71,13 +81,13 @@ inline void dot_few(const char* a, int64_t a_stride, int rows, const char* panel
         const char* b = panel + s * STEP_BYTES;
         BATON_TILE_LOAD(4, a + 4 * s, a_stride);
         BATON_TILE_LOAD(5, b, STEP_BYTES);
-        BATON_TILE_BF16(0, 4, 5);
+        BATON_TILE_PRODUCT(0, 4, 5);
         BATON_TILE_LOAD(6, b + 64, STEP_BYTES);
-        BATON_TILE_BF16(1, 4, 6);
+        BATON_TILE_PRODUCT(1, 4, 6);
         BATON_TILE_LOAD(7, b + 128, STEP_BYTES);
-        BATON_TILE_BF16(2, 4, 7);
+        BATON_TILE_PRODUCT(2, 4, 7);
         BATON_TILE_LOAD(5, b + 192, STEP_BYTES);
-        BATON_TILE_BF16(3, 4, 5);
+        BATON_TILE_PRODUCT(3, 4, 5);
         fetch_steps(fetched, s);
     }
     BATON_TILE_STORE(0, sums, c_stride);
@@ -86,7 +96,8 @@ inline void dot_few(const char* a, int64_t a_stride, int rows, const char* panel
     BATON_TILE_STORE(3, sums + 192, c_stride);
 }
 
-inline void dot_many(const char* a, int64_t a_stride, int rows, const char* panel, int64_t steps, char* sums,
+template <bool BYTES>
+void dot_many(const char* a, int64_t a_stride, int rows, const char* panel, int64_t steps, char* sums,
                      int64_t c_stride, bool accumulate, Fetched fetched) {
     configure(TILE_HEIGHT, rows - TILE_HEIGHT);
     const char* lower_a = a + TILE_HEIGHT * a_stride;
@@ -108,12 +119,12 @@ inline void dot_many(const char* a, int64_t a_stride, int rows, const char* pane
             const char* b = panel + s * STEP_BYTES + 128 * half;
             BATON_TILE_LOAD(4, a + 4 * s, a_stride);
             BATON_TILE_LOAD(6, b, STEP_BYTES);
-            BATON_TILE_BF16(0, 4, 6);
+            BATON_TILE_PRODUCT(0, 4, 6);
             BATON_TILE_LOAD(7, b + 64, STEP_BYTES);
-            BATON_TILE_BF16(1, 4, 7);
+            BATON_TILE_PRODUCT(1, 4, 7);
             BATON_TILE_LOAD(5, lower_a + 4 * s, a_stride);
-            BATON_TILE_BF16(2, 5, 6);
-            BATON_TILE_BF16(3, 5, 7);
+            BATON_TILE_PRODUCT(2, 5, 6);
+            BATON_TILE_PRODUCT(3, 5, 7);
             if (half == 0) fetch_steps(fetched, s);
         }
         BATON_TILE_STORE(0, upper, c_stride);
@@ -123,15 +134,17 @@ inline void dot_many(const char* a, int64_t a_stride, int rows, const char* pane
     }
 }
 
-// sums[r][c] (+)= sum over the steps, a multiple of 16; strides in bytes. The rows of `a` hold four bytes a step.
-inline void dot(const void* a, int64_t a_stride, int rows, const char* panel, int64_t steps, void* sums,
+// sums[r][c] (+)= sum over the steps, a multiple of 16; strides in bytes. The rows of `a` hold four bytes a step: two
+// bfloat16, or four bytes without a sign, whose sums are integers.
+template <bool BYTES = false>
+void dot(const void* a, int64_t a_stride, int rows, const char* panel, int64_t steps, void* sums,
                 int64_t c_stride, bool accumulate, Fetched fetched) {
     asm volatile("" ::: "memory");  // tiles are loaded by instructions whose reads the compiler does not see
     const char* from = static_cast<const char*>(a);
     if (rows > TILE_HEIGHT)
-        dot_many(from, a_stride, rows, panel, steps, static_cast<char*>(sums), c_stride, accumulate, fetched);
+        dot_many<BYTES>(from, a_stride, rows, panel, steps, static_cast<char*>(sums), c_stride, accumulate, fetched);
     else
-        dot_few(from, a_stride, rows, panel, steps, static_cast<char*>(sums), c_stride, accumulate, fetched);
+        dot_few<BYTES>(from, a_stride, rows, panel, steps, static_cast<char*>(sums), c_stride, accumulate, fetched);
     asm volatile("" ::: "memory");
 }
 

@@ -8,6 +8,7 @@
 //   float32  k = s:             [c]
 //   bfloat16 k = 2s, 2s + 1:    [c][2]
 //   code8    k = 2s, 2s + 1:    bytes, in the order that `decode` undoes with two byte interleavings, or [2][c]
+//   quad8    k = 4s … 4s + 3:   [c][4] (quads.h)
 //   code4    k = 2s, 2s + 1:    32 words; word w holds in nibble n column 16 n + w / 2, k = 2s + w % 2
 #pragma once
 
@@ -37,12 +38,12 @@ constexpr int PANEL = 64;
 constexpr int TILE_ROWS = 6;
 constexpr int TALL_ROWS = 12;  // of a tile that is the only one
 
-enum Format : int32_t { DENSE_F32 = 0, DENSE_BF16 = 1, CODE8 = 2, CODE4 = 3 };
+enum Format : int32_t { DENSE_F32 = 0, DENSE_BF16 = 1, CODE8 = 2, CODE4 = 3, QUAD8 = 4 };
 
 constexpr int64_t step_bytes(int format) {
     return format == CODE4 ? 64 : format == CODE8 ? 128 : 256;
 }
-constexpr int step_k(int format) { return format == DENSE_F32 ? 1 : 2; }
+constexpr int step_k(int format) { return format == DENSE_F32 ? 1 : format == QUAD8 ? 4 : 2; }
 
 // Place in which code8 keeps column c, k = 2s + parity, within its step.
 constexpr int code8_position(int c, int parity) {
@@ -94,7 +95,7 @@ namespace baton {
 #if BATON_AVX512
 
 // The compiler must not call what runs once per step: it would pass vectors through memory and load tables anew.
-#define BATON_INLINE __attribute__((always_inline))
+#define BATON_STEP __attribute__((always_inline))
 
 struct StepF32 {
     static constexpr int64_t BYTES = 256, K = 1;
@@ -103,7 +104,7 @@ struct StepF32 {
     __m512 b[4];  // of the panel's 64 columns
     static __m512 row(const float* a, int64_t step) { return _mm512_set1_ps(a[step]); }
     static __m512 dot(__m512 c, __m512 a, __m512 b) { return _mm512_fmadd_ps(a, b, c); }
-    template <int FIRST, int COUNT> BATON_INLINE void load(const char* panel, int64_t step, const Codebook*) {
+    template <int FIRST, int COUNT> BATON_STEP void load(const char* panel, int64_t step, const Codebook*) {
         const float* from = reinterpret_cast<const float*>(panel) + step * PANEL;
         for (int j = FIRST; j < FIRST + COUNT; ++j) b[j] = _mm512_load_ps(from + 16 * j);
     }
@@ -124,7 +125,7 @@ struct StepPairs {
 
 struct StepBF16 : StepPairs {
     static constexpr int64_t BYTES = 256;
-    template <int FIRST, int COUNT> BATON_INLINE void load(const char* panel, int64_t step, const Codebook*) {
+    template <int FIRST, int COUNT> BATON_STEP void load(const char* panel, int64_t step, const Codebook*) {
         const char* from = panel + step * 256;
         for (int j = FIRST; j < FIRST + COUNT; ++j) b[j] = (__m512bh)_mm512_load_si512(from + 64 * j);
     }
@@ -133,7 +134,7 @@ struct StepBF16 : StepPairs {
 struct StepCode8 : StepPairs {
     static constexpr int64_t BYTES = 128;
     static constexpr int WIDE_ROWS = TILE_ROWS - 1;  // the tables take registers
-    template <int FIRST, int COUNT> BATON_INLINE void load(const char* panel, int64_t step, const Codebook* book) {
+    template <int FIRST, int COUNT> BATON_STEP void load(const char* panel, int64_t step, const Codebook* book) {
         const __m512i low0 = _mm512_load_si512(book->low), low1 = _mm512_load_si512(book->low + 64);
         const __m512i high0 = _mm512_load_si512(book->high), high1 = _mm512_load_si512(book->high + 64);
         const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
@@ -152,7 +153,7 @@ struct StepCode8 : StepPairs {
 
 struct StepCode4 : StepPairs {
     static constexpr int64_t BYTES = 64;
-    template <int FIRST, int COUNT> BATON_INLINE void load(const char* panel, int64_t step, const Codebook* book) {
+    template <int FIRST, int COUNT> BATON_STEP void load(const char* panel, int64_t step, const Codebook* book) {
         const __m512i table = _mm512_load_si512(book->nibble);
         const __m512i codes = _mm512_load_si512(panel + step * 64);
         for (int j = FIRST; j < FIRST + COUNT; ++j)
@@ -160,10 +161,11 @@ struct StepCode4 : StepPairs {
     }
 };
 
-// Vectors FIRST … FIRST + COUNT - 1 (of 16 columns) of: acc[r][c] (+)= sum over the steps.
-template <int ROWS, typename Step, int FIRST, int COUNT>
+// Vectors FIRST … FIRST + COUNT - 1 (of 16 columns) of: acc[r][c] (+)= sum over the steps. With KEEP the decoded
+// weights are stored to `kept`, as bfloat16 steps.
+template <int ROWS, typename Step, int FIRST, int COUNT, bool KEEP = false>
 void dot_columns(const typename Step::Element* const* rows, const char* panel, int64_t steps, const Codebook* book,
-                 float* acc, bool accumulate, Prefetch prefetch) {
+                 float* acc, bool accumulate, Prefetch prefetch, char* kept = nullptr) {
     __m512 c[ROWS][COUNT];
     const typename Step::Element* a[ROWS];
     for (int r = 0; r < ROWS; ++r) {
@@ -174,6 +176,9 @@ void dot_columns(const typename Step::Element* const* rows, const char* panel, i
     auto step = [&](int64_t s) __attribute__((always_inline)) {
         Step weights;
         weights.template load<FIRST, COUNT>(panel, s, book);
+        if constexpr (KEEP)
+            for (int j = FIRST; j < FIRST + COUNT; ++j)
+                _mm512_store_si512(kept + s * 256 + 64 * j, (__m512i)weights.b[j]);
         for (int r = 0; r < ROWS; ++r) {
             const auto x = Step::row(a[r], s);
             for (int j = 0; j < COUNT; ++j) c[r][j] = Step::dot(c[r][j], x, weights.b[FIRST + j]);
@@ -207,6 +212,55 @@ void dot_tile(const typename Step::Element* const* rows, const char* panel, int6
         constexpr int LINES = Step::BYTES / 128;  // per step: half of what a step is; code4 has a line only
         dot_columns<ROWS, Step, 0, 2>(a, block, count, book, acc, more, {next, LINES ? LINES : 1});
         dot_columns<ROWS, Step, 2, 2>(a, block, count, book, acc, more, {next + count * LINES * 64, LINES});
+    }
+}
+
+// The same for the first of several tiles: those after it read what is decoded here once, to `kept`. Decoding and
+// products use different units of the processor, so it costs little beside them.
+template <int ROWS, typename Step>
+void dot_and_keep(const typename Step::Element* const* rows, const char* panel, int64_t steps, const Codebook* book,
+                  float* acc, bool accumulate, Prefetch prefetch, char* kept) {
+    dot_columns<ROWS, Step, 0, 2, true>(rows, panel, steps, book, acc, accumulate, prefetch, kept);
+    dot_columns<ROWS, Step, 2, 2, true>(rows, panel, steps, book, acc, accumulate, {}, kept);
+}
+
+// Some groups of inputs in turn: total (+)= scale * (sum over the group's steps - zero * sum of inputs), where
+// scales, zeros and `sums` of rows are those of the first of the groups.
+struct Groups {
+    int64_t count, steps;
+    const float* scales;  // [count][PANEL]
+    const float* zeros;   // the same, or null
+    const float* sums;    // of row r and group g at r * sums_stride + g
+    int64_t sums_stride;
+};
+
+// The sums of a group never leave the registers.
+template <int ROWS>
+void dot_groups(const bf16* const* rows, const char* panel, const Groups& groups, float* total, bool accumulate) {
+    for (int64_t g = 0; g < groups.count; ++g) {
+        __m512 c[ROWS][4];
+        for (int r = 0; r < ROWS; ++r)
+            for (int j = 0; j < 4; ++j) c[r][j] = _mm512_setzero_ps();
+        for (int64_t s = g * groups.steps; s < (g + 1) * groups.steps; ++s) {
+            StepBF16 weights;
+            weights.template load<0, 4>(panel, s, nullptr);
+            for (int r = 0; r < ROWS; ++r) {
+                const __m512bh x = StepBF16::row(rows[r], s);
+                for (int j = 0; j < 4; ++j) c[r][j] = StepBF16::dot(c[r][j], x, weights.b[j]);
+            }
+        }
+        for (int r = 0; r < ROWS; ++r)
+            for (int j = 0; j < 4; ++j) {
+                __m512 value = c[r][j];
+                if (groups.zeros) {
+                    const __m512 sum = _mm512_set1_ps(groups.sums[r * groups.sums_stride + g]);
+                    value = _mm512_sub_ps(value, _mm512_mul_ps(_mm512_loadu_ps(groups.zeros + g * PANEL + 16 * j), sum));
+                }
+                value = _mm512_mul_ps(_mm512_loadu_ps(groups.scales + g * PANEL + 16 * j), value);
+                float* to = total + r * PANEL + 16 * j;
+                if (accumulate || g) value = _mm512_add_ps(_mm512_load_ps(to), value);
+                _mm512_store_ps(to, value);
+            }
     }
 }
 

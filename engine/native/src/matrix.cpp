@@ -1,6 +1,8 @@
 // Making matrices: from rows in memory to panels.
 #include "matrix.h"
 
+#include "quads.h"
+
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -94,6 +96,7 @@ void destroy(Matrix* m) {
     if (!m) return;
     free_sections(m);
     std::free(m->bias);
+    std::free(m->offsets);
     std::free(m->order);
     m->~Matrix();
     std::free(m);
@@ -105,7 +108,7 @@ Matrix* create(int format, int64_t n, int64_t k, const float* bias) {
     m->panel_count = (n + PANEL - 1) / PANEL;
     m->steps = (k + step_k(format) - 1) / step_k(format);
     // Tiles take sixteen steps at once; coded panels are filled up where they are decoded.
-    if (BATON_AMX && format == DENSE_BF16) m->steps = (m->steps + 15) / 16 * 16;
+    if (BATON_AMX && (format == DENSE_BF16 || format == QUAD8)) m->steps = (m->steps + 15) / 16 * 16;
     m->panel_bytes = m->steps * step_bytes(format);
     m->group_count = 1, m->group_k = k;
     Arena* arena = nullptr;
@@ -152,6 +155,21 @@ void pack_codes4(Matrix* m, const uint8_t* codes, int64_t panel, uint8_t code_of
             const unsigned code = row < m->n && i < m->k ? codes[row * m->k + i] & 15u : code_of_zero;
             uint16_t& word = to[(i / 2) * 32 + (c % 16) * 2 + i % 2];
             word = static_cast<uint16_t>(word | code << (4 * (c / 16)));
+        }
+    }
+}
+
+// And minus the offset of activations times the sum of each column's weights, by group.
+void pack_quads(Matrix* m, const int8_t* weight, int64_t panel) {
+    int8_t* to = reinterpret_cast<int8_t*>(m->panels + panel * m->panel_bytes);
+    for (int64_t c = 0; c < PANEL; ++c) {
+        const int64_t row = panel * PANEL + c;
+        for (int64_t i = 0; i < m->steps * 4; ++i)
+            to[(i / 4) * 256 + c * 4 + i % 4] = row < m->n && i < m->k ? weight[row * m->k + i] : int8_t{0};
+        for (int64_t g = 0; g < m->group_count; ++g) {
+            int64_t sum = 0;
+            for (int64_t i = g * m->group_k; row < m->n && i < (g + 1) * m->group_k; ++i) sum += weight[row * m->k + i];
+            m->offsets[(panel * m->group_count + g) * PANEL + c] = static_cast<int32_t>(-BATON_QUAD_OFFSET * sum);
         }
     }
 }
@@ -233,6 +251,28 @@ BATON_API void* baton_matrix_coded(const uint8_t* codes, int32_t bits, int64_t n
     return m;
 }
 
+// Weights [n, k] of 8 bits, whose products round their activations to 8 bits per row. scales, zeros (or null):
+// [n, groups], of group_k columns each: all of k, or a divisor of k and multiple of 4. k is at most 2^17, so that sums
+// of a group fit into 32 bits. order [k] or null.
+BATON_API void* baton_matrix_quads(const int8_t* weight, int64_t n, int64_t k, int64_t group_k, const float* scales,
+                                   const float* zeros, const int32_t* order, const float* bias) {
+    Matrix* m = create(QUAD8, n, k, bias);
+    if (!m) return nullptr;
+    m->group_k = group_k;
+    m->group_count = k / group_k;
+    m->scales = pack_groups(m, scales);
+    if (zeros) m->zeros = pack_groups(m, zeros);
+    m->offsets = reinterpret_cast<int32_t*>(allocate_floats(m->panel_count * m->group_count * PANEL));
+    if (order && (m->order = reinterpret_cast<int32_t*>(allocate(static_cast<size_t>(k) * 4))))
+        std::memcpy(m->order, order, static_cast<size_t>(k) * 4);
+    if (!m->scales || (zeros && !m->zeros) || !m->offsets || (order && !m->order)) {
+        destroy(m);
+        return nullptr;
+    }
+    parallel_for(m->panel_count, [&](int64_t panel, int) { pack_quads(m, weight, panel); });
+    return m;
+}
+
 // The memory that may be elsewhere: panels, scales and zeros, with their sizes; null and 0 for what there is not.
 BATON_API void baton_matrix_sections(const void* matrix, const void** starts, int64_t* sizes) {
     const Matrix* m = static_cast<const Matrix*>(matrix);
@@ -262,6 +302,6 @@ BATON_API void baton_matrix_free(void* matrix) { destroy(static_cast<Matrix*>(ma
 
 BATON_API int64_t baton_matrix_bytes(const void* matrix) {
     const Matrix* m = static_cast<const Matrix*>(matrix);
-    const int64_t per_group = (m->scales ? 4 : 0) + (m->zeros ? 4 : 0);
+    const int64_t per_group = (m->scales ? 4 : 0) + (m->zeros ? 4 : 0) + (m->offsets ? 4 : 0);
     return m->panel_count * (m->panel_bytes + PANEL * (per_group * m->group_count + (m->bias ? 4 : 0)));
 }

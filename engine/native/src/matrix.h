@@ -19,6 +19,7 @@ struct Matrix {
     float* scales;
     float* zeros;
     float* bias;     // [panel_count * PANEL] or null
+    int32_t* offsets;  // quad8, as the scales: what is added to a sum, for activations that are stored with an offset
     int32_t* order;  // [k]: the matrix's column i belongs to input order[i]; null: i
     Codebook book;
 };
@@ -29,8 +30,9 @@ struct Rows {
     int64_t count;
     int64_t stride;
     const int32_t* index;
-    int32_t dtype;
+    int32_t dtype;  // or QUADS: steps of rounded activations, of which `stride` counts
 };
+constexpr int32_t QUADS = 2;
 
 // Result of the sums: + bias, + residual, rounded to `dtype`. With `gated` the columns are those of
 // gate and then of up, and the result has half as many.

@@ -7,6 +7,7 @@
 
 #include "dot_amx.h"
 #include "matrix.h"
+#include "quads.h"
 #include "vmath.h"
 
 namespace baton {
@@ -17,7 +18,8 @@ enum ScratchSlot { ACC, TOTAL, UP, DECODED, WIDENED, PREPARED, SUMS, WIDE_OUT };
 constexpr int64_t CHUNK_BYTES = 384 << 10;  // of activations: these and a panel stay in the L2 cache
 constexpr int64_t CHUNK_ROWS_MAX = 40 * TILE_ROWS;
 constexpr int64_t BLOCK_STEPS = 1024;   // over k, per pass: 256 KiB of a panel
-constexpr int64_t DECODE_STEPS = 128;   // of a coded panel at once: stays in the L1 cache
+constexpr int64_t QUAD_STEPS = 512;     // of bytes: 128 KiB
+constexpr int64_t DECODE_STEPS = BATON_AMX ? 128 : 512;  // of a coded panel at once: 128 KiB, as bfloat16
 constexpr int64_t WIDEN_STEPS = 32;     // of a panel at once, as float32: the same
 constexpr int64_t TILE_STEPS = 128;     // of a panel that several rows of tiles share: the same; not tuned on AMX
 constexpr int64_t AMX_ROWS = 32;        // of two tiles
@@ -31,6 +33,7 @@ struct Job {
     Rows rows;
     Output out;
     const float* sums;  // per row and group, of the activations; where the matrix has zeros
+    const float* row_scales;  // of rounded activations
     int64_t tile_count, chunk_count, tiles_per_chunk;
     int64_t panel_count, panels_per_task, tasks;
 
@@ -42,7 +45,11 @@ struct Job {
     }
 };
 
-bool takes_tiles(const Matrix& m, int32_t dtype) { return BATON_AMX && dtype == BF16 && m.format != DENSE_F32; }
+// Bytes are multiplied by tiles where groups begin at a tile; the others' sums are the same.
+bool takes_tiles(const Matrix& m, int32_t dtype) {
+    if (m.format == QUAD8) return BATON_AMX && (m.group_count == 1 || m.group_k % 64 == 0);
+    return BATON_AMX && dtype == BF16 && m.format != DENSE_F32;
+}
 
 // Inputs of a group as the kernels read them, filled up with zeros.
 int64_t padded_group(const Matrix& m, bool by_tiles) {
@@ -54,7 +61,7 @@ int64_t padded_k(const Matrix& m, bool by_tiles) {
     return by_tiles ? m.group_count * padded_group(m, true) : m.steps * step_k(m.format);
 }
 
-inline size_t element_bytes(int dtype) { return dtype == F32 ? 4 : 2; }
+inline size_t element_bytes(int dtype) { return dtype == F32 ? 4 : dtype == BF16 ? 2 : QUAD_BYTES; }
 
 inline const char* row_pointer(const Rows& rows, int64_t i) {
     const int64_t row = rows.index ? rows.index[i] : i;
@@ -109,6 +116,29 @@ void dot(int64_t rows, int format, const void* const* a, const char* panel, int6
         default: return dot_rows<12>(format, a, panel, steps, book, acc, accumulate, prefetch);
     }
 }
+
+#if BATON_AVX512
+// Of a coded panel: `dot_and_keep`. The first of several tiles has four to six rows.
+template <int ROWS>
+void dot_rows_and_keep(int format, const void* const* a, const char* panel, int64_t steps, const Codebook* book,
+                       float* acc, bool accumulate, Prefetch prefetch, char* kept) {
+    const bf16* const* pairs = reinterpret_cast<const bf16* const*>(a);
+    if (format == CODE8)
+        dot_and_keep<ROWS, StepCode8>(pairs, panel, steps, book, acc, accumulate, prefetch, kept);
+    else
+        dot_and_keep<ROWS, StepCode4>(pairs, panel, steps, book, acc, accumulate, prefetch, kept);
+}
+
+bool dot_first_tile(int64_t rows, int format, const void* const* a, const char* panel, int64_t steps,
+                    const Codebook* book, float* acc, bool accumulate, Prefetch prefetch, char* kept) {
+    switch (rows) {
+        case 4: dot_rows_and_keep<4>(format, a, panel, steps, book, acc, accumulate, prefetch, kept); return true;
+        case 5: dot_rows_and_keep<5>(format, a, panel, steps, book, acc, accumulate, prefetch, kept); return true;
+        case 6: dot_rows_and_keep<6>(format, a, panel, steps, book, acc, accumulate, prefetch, kept); return true;
+        default: return false;
+    }
+}
+#endif
 
 // --- one panel times one chunk of rows ---
 
@@ -194,6 +224,47 @@ void fold_group(const Matrix& m, int64_t panel, int64_t group, const float* acc,
     }
 }
 
+#if BATON_AVX512
+void dot_groups_of(int64_t rows, const bf16* const* a, const char* panel, const Groups& groups, float* total,
+                   bool accumulate) {
+    static_assert(TILE_ROWS == 6, "one case each");
+    switch (rows) {
+        case 1: return dot_groups<1>(a, panel, groups, total, accumulate);
+        case 2: return dot_groups<2>(a, panel, groups, total, accumulate);
+        case 3: return dot_groups<3>(a, panel, groups, total, accumulate);
+        case 4: return dot_groups<4>(a, panel, groups, total, accumulate);
+        case 5: return dot_groups<5>(a, panel, groups, total, accumulate);
+        default: return dot_groups<6>(a, panel, groups, total, accumulate);
+    }
+}
+
+bool has_short_groups(const Matrix& m) {
+    return m.format >= CODE8 && m.group_count > 1 && m.group_count * m.group_k == m.k && m.group_k / 2 <= DECODE_STEPS;
+}
+
+// Several tiles times a panel whose groups are short: as many of these are decoded at once as fit.
+void panel_sums_of_groups(const Job& job, int64_t tile_first, int64_t tile_end, int64_t panel, float* result) {
+    const Matrix& m = *job.m;
+    const int64_t row_first = job.row_of_tile(tile_first);
+    const char* weights = m.panels + panel * m.panel_bytes;
+    const int64_t group_steps = m.group_k / 2, at_once = std::max<int64_t>(1, DECODE_STEPS / group_steps);
+    for (int64_t first = 0; first < m.group_count; first += at_once) {
+        const int64_t count = std::min(at_once, m.group_count - first);
+        const Block block = block_of(m, weights, first * group_steps, count * group_steps, true, false);
+        const int64_t at = (panel * m.group_count + first) * PANEL;
+        for (int64_t tile = tile_first; tile < tile_end; ++tile) {
+            const int64_t row = job.row_of_tile(tile), tile_rows = job.row_of_tile(tile + 1) - row;
+            const bf16* a[TILE_ROWS];
+            for (int64_t r = 0; r < tile_rows; ++r)
+                a[r] = reinterpret_cast<const bf16*>(row_pointer(job.rows, row + r)) + first * m.group_k;
+            const Groups groups{count, group_steps, m.scales + at, m.zeros ? m.zeros + at : nullptr,
+                                job.sums ? job.sums + row * m.group_count + first : nullptr, m.group_count};
+            dot_groups_of(tile_rows, a, block.data, groups, result + (row - row_first) * PANEL, first > 0);
+        }
+    }
+}
+#endif
+
 // Sums of rows [row_first, row_end) times one panel into `result` [rows][PANEL].
 void panel_sums(const Job& job, int64_t tile_first, int64_t tile_end, int64_t panel, const char* next_panel,
                 float* result) {
@@ -202,6 +273,10 @@ void panel_sums(const Job& job, int64_t tile_first, int64_t tile_end, int64_t pa
     const int64_t tiles = tile_end - tile_first;
     const bool coded = m.format >= CODE8, wide = job.rows.dtype == F32;
     const bool decode = is_decoded(m, tiles > 1, wide);
+#if BATON_AVX512
+    if (decode && !wide && tiles > 1 && has_short_groups(m))
+        return panel_sums_of_groups(job, tile_first, tile_end, panel, result);
+#endif
     const char* weights = m.panels + panel * m.panel_bytes;
     const int64_t group_steps = m.group_count > 1 ? m.group_k / step_k(m.format) : m.steps;
     const int64_t block_max = decode ? decode_steps_max() : tiles > 1 ? BLOCK_STEPS : m.steps;
@@ -212,7 +287,13 @@ void panel_sums(const Job& job, int64_t tile_first, int64_t tile_end, int64_t pa
         const int64_t group_end = std::min(m.steps, (group + 1) * group_steps);
         for (int64_t first = group * group_steps; first < group_end; first += block_max) {
             const int64_t count = std::min(block_max, group_end - first);
-            const Block block = block_of(m, weights, first, count, decode, wide);
+#if BATON_AVX512
+            const bool keep = decode && !wide && tiles > 1 && job.row_of_tile(tile_first + 1) - row_first >= 4;
+#else
+            const bool keep = false;
+#endif
+            const Block block = keep ? Block{static_cast<char*>(thread_scratch(DECODED, DECODE_STEPS * 256)), DENSE_BF16}
+                                     : block_of(m, weights, first, count, decode, wide);
             const int64_t k_first = first * step_k(m.format);
             const int64_t steps = block.format == DENSE_F32 ? count * step_k(m.format) : count;
             for (int64_t tile = tile_first; tile < tile_end; ++tile) {
@@ -224,8 +305,15 @@ void panel_sums(const Job& job, int64_t tile_first, int64_t tile_end, int64_t pa
                 const Prefetch prefetch =
                     prefetch_for(m, weights + offset, next_panel ? next_panel + offset : nullptr, count,
                                  tile - tile_first, tiles);
-                dot(tile_rows, block.format, a, block.data, steps, &m.book, acc + (row - row_first) * PANEL,
-                    first > group * group_steps, prefetch);
+                float* sums = acc + (row - row_first) * PANEL;
+                const bool accumulate = first > group * group_steps;
+#if BATON_AVX512
+                if (keep && tile == tile_first &&
+                    dot_first_tile(tile_rows, m.format, a, weights + offset, count, &m.book, sums, accumulate, prefetch,
+                                   const_cast<char*>(block.data)))
+                    continue;
+#endif
+                dot(tile_rows, block.format, a, block.data, steps, &m.book, sums, accumulate, prefetch);
             }
         }
         if (coded)
@@ -276,8 +364,48 @@ void panel_sums_by_tiles(const Job& job, int64_t tile_first, int64_t tile_end, i
 }
 #endif
 
+// The same of bytes.
+void panel_sums_of_quads(const Job& job, int64_t tile_first, int64_t tile_end, int64_t panel, const char* next_panel,
+                         float* result) {
+    const Matrix& m = *job.m;
+    const int64_t row_first = job.row_of_tile(tile_first), rows = job.row_of_tile(tile_end) - row_first;
+    const int64_t tiles = tile_end - tile_first;
+    const char* weights = m.panels + panel * m.panel_bytes;
+    const int64_t group_steps = m.group_count > 1 ? m.group_k / 4 : m.steps;
+    const int64_t block_max = tiles > 1 ? QUAD_STEPS : m.steps;
+    int32_t* acc = static_cast<int32_t*>(thread_scratch(ACC, static_cast<size_t>(rows) * PANEL * 4));
+    for (int64_t group = 0; group < m.group_count; ++group) {
+        const int64_t group_first = group * group_steps, group_end = group_first + group_steps;
+        for (int64_t first = group_first; first < group_end; first += block_max) {
+            const int64_t count = std::min(block_max, group_end - first);
+            const int64_t offset = first * 256;
+            for (int64_t tile = tile_first; tile < tile_end; ++tile) {
+                const int64_t row = job.row_of_tile(tile), tile_rows = job.row_of_tile(tile + 1) - row;
+                int32_t* sums = acc + (row - row_first) * PANEL;
+                const Prefetch prefetch =
+                    prefetch_for(m, weights + offset, next_panel ? next_panel + offset : nullptr, count,
+                                 tile - tile_first, tiles);
+#if BATON_AMX
+                if (job.by_tiles) {
+                    amx::dot<true>(row_pointer(job.rows, row) + first * QUAD_BYTES, job.rows.stride * QUAD_BYTES,
+                                   static_cast<int>(tile_rows), weights + offset, count, sums, PANEL * 4,
+                                   first > group_first, {prefetch.from, prefetch.lines});
+                    continue;
+                }
+#endif
+                const char* a[TALL_ROWS];
+                for (int64_t r = 0; r < tile_rows; ++r) a[r] = row_pointer(job.rows, row + r) + first * QUAD_BYTES;
+                dot_quads(tile_rows, a, weights + offset, count, sums, first > group_first, prefetch);
+            }
+        }
+        fold_quads(m, panel, group, acc, result, rows, job.row_scales + row_first,
+                   job.sums ? job.sums + row_first * m.group_count : nullptr);
+    }
+}
+
 void sum_panel(const Job& job, int64_t tile_first, int64_t tile_end, int64_t panel, const char* next_panel,
                float* result) {
+    if (job.m->format == QUAD8) return panel_sums_of_quads(job, tile_first, tile_end, panel, next_panel, result);
 #if BATON_AMX
     if (job.by_tiles) return panel_sums_by_tiles(job, tile_first, tile_end, panel, next_panel, result);
 #endif
@@ -382,9 +510,16 @@ Needs needs_of(const Product& p) {
     const bool by_tiles = takes_tiles(m, p.rows.dtype);
     const int64_t k_padded = padded_k(m, by_tiles);
     needs.dtype = BATON_WIDE ? F32 : p.rows.dtype;
+    const auto bytes = [](size_t n) { return (n + 63) / 64 * 64; };
+    if (m.format == QUAD8) {
+        needs.copy = true, needs.sums = m.zeros != nullptr, needs.dtype = QUADS;
+        needs.copy_bytes = bytes(static_cast<size_t>(p.rows.count * m.steps * QUAD_BYTES));
+        // The rows' scales come before the sums of groups.
+        needs.sum_bytes = bytes(static_cast<size_t>(p.rows.count * (1 + (needs.sums ? m.group_count : 0))) * 4);
+        return needs;
+    }
     needs.copy = m.order || k_padded != m.k || needs.dtype != p.rows.dtype || (by_tiles && p.rows.index);
     needs.sums = m.zeros != nullptr;
-    const auto bytes = [](size_t n) { return (n + 63) / 64 * 64; };
     if (needs.copy) needs.copy_bytes = bytes(static_cast<size_t>(p.rows.count * k_padded) * element_bytes(needs.dtype));
     if (needs.sums) needs.sum_bytes = bytes(static_cast<size_t>(p.rows.count * m.group_count) * 4);
     return needs;
@@ -405,6 +540,25 @@ template <typename T, typename To> void prepare(const Product& p, const Needs& n
     });
 }
 
+// Rows of activations rounded to 8 bits, with their scales, and sums where the matrix has zeros.
+template <typename T> void prepare_quads(const Product& p, char* copy, float* row_scales) {
+    const Matrix& m = *p.matrix;
+    const int64_t padded = m.steps * 4;
+    parallel_for(p.rows.count, [&](int64_t i, int) {
+        const T* row = reinterpret_cast<const T*>(row_pointer(p.rows, i));
+        quad_input* to = reinterpret_cast<quad_input*>(copy + i * m.steps * QUAD_BYTES);
+        if (m.order) {
+            T* ordered = static_cast<T*>(thread_scratch(TOTAL, static_cast<size_t>(m.k) * sizeof(T)));
+            for (int64_t j = 0; j < m.k; ++j) ordered[j] = row[m.order[j]];
+            row = ordered;
+        }
+        row_scales[i] = round_row(row, m.k, padded, to);
+        if (!m.zeros) return;
+        float* sums = row_scales + p.rows.count + i * m.group_count;
+        for (int64_t g = 0; g < m.group_count; ++g) sums[g] = sum_quads(to + g * m.group_k, m.group_k);
+    });
+}
+
 bool supported(const Product& p) {
     const Matrix& m = *p.matrix;
     if (m.format == DENSE_F32) return p.rows.dtype == F32;
@@ -415,7 +569,8 @@ bool supported(const Product& p) {
 Job job_of(const Product& p) {
     Job job{};
     job.m = p.matrix, job.rows = p.rows, job.out = p.out;
-    const int64_t row_bytes = std::max<int64_t>(1, p.matrix->k * static_cast<int64_t>(element_bytes(p.rows.dtype)));
+    const int64_t row_elements = p.rows.dtype == QUADS ? p.matrix->steps : p.matrix->k;
+    const int64_t row_bytes = std::max<int64_t>(1, row_elements * static_cast<int64_t>(element_bytes(p.rows.dtype)));
     const int64_t rows_max = std::clamp<int64_t>(CHUNK_BYTES / row_bytes, TALL_ROWS, CHUNK_ROWS_MAX);
     job.by_tiles = takes_tiles(*p.matrix, p.rows.dtype);
     const int64_t tile_rows = job.by_tiles ? AMX_ROWS : TILE_ROWS;
@@ -494,7 +649,13 @@ bool multiply(const Product* products, int64_t count) {
         Product p = products[i];
         if (p.rows.count == 0 || p.matrix->n == 0) continue;
         const Needs needs = needs_of(p);
-        if (needs.copy || needs.sums) {
+        if (needs.dtype == QUADS) {
+            float* const row_scales = reinterpret_cast<float*>(sums);
+            if (p.rows.dtype == F32)
+                prepare_quads<float>(p, copy, row_scales);
+            else
+                prepare_quads<bf16>(p, copy, row_scales);
+        } else if (needs.copy || needs.sums) {
             float* const group_sums = reinterpret_cast<float*>(sums);
             if (p.rows.dtype == F32)
                 prepare<float>(p, needs, reinterpret_cast<float*>(copy), group_sums);
@@ -504,10 +665,13 @@ bool multiply(const Product* products, int64_t count) {
                 prepare<bf16>(p, needs, reinterpret_cast<bf16*>(copy), group_sums);
         }
         const bool by_tiles = takes_tiles(*p.matrix, p.rows.dtype);
-        if (needs.copy) p.rows = {copy, p.rows.count, padded_k(*p.matrix, by_tiles), nullptr, needs.dtype};
+        const int64_t stride = needs.dtype == QUADS ? p.matrix->steps : padded_k(*p.matrix, by_tiles);
+        if (needs.copy) p.rows = {copy, p.rows.count, stride, nullptr, needs.dtype};
         if (is_split(p)) p.out = {wide, p.matrix->n, F32, nullptr, -1}, wide += p.rows.count * p.matrix->n;
         Job& job = jobs[job_count++] = job_of(p);
-        job.sums = needs.sums ? reinterpret_cast<const float*>(sums) : nullptr;
+        const float* const found = reinterpret_cast<const float*>(sums);
+        job.row_scales = needs.dtype == QUADS ? found : nullptr;
+        job.sums = !needs.sums ? nullptr : needs.dtype == QUADS ? found + p.rows.count : found;
         copy += needs.copy_bytes, sums += needs.sum_bytes;
     }
     run_jobs(jobs, job_count);

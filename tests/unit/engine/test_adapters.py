@@ -86,16 +86,17 @@ def _rescale_first_k(adapter: Path, merged: Path, base: Path) -> None:
     save_file(weights, merged / "model.safetensors", metadata={"format": "pt"})
 
 
-def test_adapter_on_a_quantised_base(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["int8", "w8a8"])
+def test_adapter_on_a_quantised_base(tmp_path: Path, kind: str) -> None:
     base = make_model(tmp_path / "base", "llama")
     ref = _ref(make_adapter(base, tmp_path / "a", seed=1, strength=0.5))
-    executor = load(base, quantization="int8")
+    executor = load(base, quantization=kind)
     install(executor, ref)
     driver = Driver(executor)
     plain, adapted = driver.start(PROMPTS[0], PARAMS), driver.start(PROMPTS[0], PARAMS, adapter=ref.key)
     driver.finish(plain, adapted, chunk=16)
     assert plain.generated != adapted.generated
-    assert plain.generated == Driver(load(base, quantization="int8")).generate(PROMPTS[0], PARAMS)
+    assert plain.generated == Driver(load(base, quantization=kind)).generate(PROMPTS[0], PARAMS)
 
 
 def test_dropped_adapters_make_room_and_slots_do_not_mix(tmp_path: Path) -> None:

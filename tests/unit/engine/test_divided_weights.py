@@ -110,7 +110,7 @@ def test_parts_of_quantised_checkpoints(tmp_path: Path, name: str) -> None:
         assert_parts_are_those_of_the_whole(tmp_path / "q", FUSED if kind == "phi3" else DENSE, tensor)
 
 
-@pytest.mark.parametrize("kind", ["int8", "int4", "fp8"])
+@pytest.mark.parametrize("kind", ["int8", "int4", "w8a8", "fp8"])
 @pytest.mark.parametrize("family", ["llama", "phi3"])
 def test_parts_are_rounded_as_the_whole_is(tmp_path: Path, family: Any, kind: str) -> None:
     """Groups of 64 and 128 inputs are larger than what four ranks hold of them."""

@@ -25,7 +25,10 @@ PROMPT = list(range(5, 45))
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}
 INT4 = q.compressed_config("pack-quantized", num_bits=4, type="int", strategy="group", symmetric=True)
-W8A8 = q.compressed_config("int-quantized", num_bits=8, type="int", strategy="channel", symmetric=True)
+W8A16 = q.compressed_config("int-quantized", num_bits=8, type="int", strategy="channel", symmetric=True)
+W8A8 = q.compressed_config(
+    "int-quantized", activations=q.TOKENS, num_bits=8, type="int", strategy="channel", symmetric=True
+)
 
 
 def _expected(folder: Path, count: int) -> list[int]:
@@ -52,7 +55,7 @@ def _generated(folder: Path, count: int, **model: Any) -> list[int]:
         ("qwen2", GPTQ, partial(q.gptq_module, symmetric=False, act_order=True)),
         ("llama", AWQ, q.awq_module),
         ("qwen3", INT4, partial(q.packed_module, symmetric=True)),
-        ("mistral", W8A8, q.int8_module),
+        ("mistral", W8A16, q.int8_module),
     ],
 )
 def test_quantised_checkpoint_generates_what_its_dense_meaning_does(
@@ -71,6 +74,8 @@ def test_quantised_checkpoint_generates_what_its_dense_meaning_does(
         ("phi3", "int8", 0.06),
         ("qwen2_moe", "int8", 0.08),
         ("deepseek_v2", "int8", 0.06),
+        ("qwen2", "w8a8", 0.06),
+        ("qwen2_moe", "w8a8", 0.1),
     ],
 )
 def test_quantised_at_load_is_near_and_is_another_fingerprint(
@@ -85,6 +90,22 @@ def test_quantised_at_load_is_near_and_is_another_fingerprint(
     assert 1e-4 < error < error_max
 
 
+@pytest.mark.parametrize(("kind", "error_max"), [("llama", 0.04), ("mixtral", 0.08)])
+def test_w8a8_checkpoint_is_near_its_dense_meaning(tmp_path: Path, kind: Any, error_max: float) -> None:
+    """Beside transformers on the dequantised weights, by both implementations."""
+    dense = make_model(tmp_path / "plain", kind)
+    same = q.quantise_folder(dense, tmp_path / "quantised", module=q.int8_module, config=W8A8)
+    model: Any = AutoModelForCausalLM.from_pretrained(same, dtype="float32")
+    with torch.inference_mode():
+        expected = model(torch.tensor([PROMPT])).logits[0]
+    for kernels in ("native", "torch"):
+        executor = load(tmp_path / "quantised", kernels=kernels)
+        logits = torch.cat(list(executor.logits_of(PROMPT, chunk_tokens=16)))
+        executor.close()
+        error = float((logits - expected).norm() / expected.norm())
+        assert 1e-4 < error < error_max, kernels
+
+
 def test_what_does_not_go_together_is_found_before_loading(tmp_path: Path) -> None:
     dense = make_model(tmp_path / "m", "llama")
     q.quantise_folder(dense, tmp_path / "awq", module=q.awq_module, config=AWQ)
@@ -94,6 +115,7 @@ def test_what_does_not_go_together_is_found_before_loading(tmp_path: Path) -> No
         (tmp_path / "awq", {"quantization": "int8"}, r"quantised already \(AWQ int4\)"),
         (tmp_path / "fp8", {}, "fp8, which needs a CUDA device"),
         (dense, {"quantization": "fp8"}, "needs a CUDA device; on the CPU use int8"),
+        (dense, {"quantization": "w8a8", "device": "cuda"}, "w8a8 is for CPUs: on a GPU use int8"),
     ]
     for folder, fields, message in cases:
         with pytest.raises(SetupError, match=message):

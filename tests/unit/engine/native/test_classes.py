@@ -47,9 +47,10 @@ def small_kernels():
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        (RAPIDS, ["amx", "avx512_bf16", "avx512", "avx2", "generic"]),
-        (ZEN4, ["avx512_bf16", "avx512", "avx2", "generic"]),
-        (CASCADE, ["avx512", "avx2", "generic"]),
+        (RAPIDS, ["amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2", "generic"]),
+        (ZEN4, ["avx512_bf16", "avx512_vnni", "avx512", "avx2", "generic"]),
+        (CASCADE, ["avx512_vnni", "avx512", "avx2", "generic"]),
+        (CASCADE - {"avx512_vnni"}, ["avx512", "avx2", "generic"]),
         (HASWELL, ["avx2", "generic"]),
         (set(), ["generic"]),
     ],
@@ -113,7 +114,7 @@ def test_other_classes_keep_every_promise(name):
     """Products beside float64, and bits in any company, by the kernels of another class."""
     if os.environ.get("BATON_CPU_CLASS") or os.environ.get("BATON_NATIVE_FLAGS"):
         pytest.skip("this is a run of one class")
-    tests = ("test_products.py", "test_attention.py", "test_classes.py")
+    tests = ("test_products.py", "test_bytes.py", "test_attention.py", "test_classes.py")
     chosen = "quantised or bitwise or experts or definition or alone or chain or dense"
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", chosen]
@@ -176,7 +177,7 @@ def test_the_code_for_tiles_compiles_for_the_processors_that_have_them(tmp_path)
         pytest.skip("a compiler that does not know AMX, or another architecture")
     assembly = tmp_path / "multiply.s"
     subprocess.run([find_compiler(), *flags, "-S", source, "-o", str(assembly)], check=True, timeout=300)
-    for instruction in ("tdpbf16ps", "tileloadd", "tilestored", "ldtilecfg", "tilerelease"):
+    for instruction in ("tdpbf16ps", "tdpbusd", "tileloadd", "tilestored", "ldtilecfg", "tilerelease"):
         assert instruction in assembly.read_text()
 
 
