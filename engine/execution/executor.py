@@ -24,7 +24,7 @@ from baton.core.steps import (
 )
 from engine.compiling import CompilerProcess
 from engine.execution.draft import DraftModel, with_drafts
-from engine.execution.graphs import make_graphs, recorded_sequences
+from engine.execution.graphs import recorded_sequences
 from engine.execution.load_ranks import (
     adapter_slots,
     check_ranks,
@@ -37,6 +37,7 @@ from engine.execution.load_ranks import (
     set_threads,
 )
 from engine.execution.ranks import Ranks, SharedTokens, StagedModel, UnfinishedSteps, other_token_count
+from engine.execution.replay import make_recorder
 from engine.execution.self_timing import Measured, execute_together, time_steps, warm_up_plans
 from engine.execution.spread import Spread
 from engine.execution.step_batch import BegunStep, PromptRows, StepBatch
@@ -124,7 +125,11 @@ class Executor:
         self.offloading, self.floor_s = loaded.offloading, loaded.floor_s
         # What ranks do together is not recorded on a device, nor are rows that go to other processes.
         recorded = recorded_sequences(engine, loaded.floor_s) if ranks is None and experts is None else 0
-        self._graphs = make_graphs(loaded.model, loaded.kernels, loaded.kv, sequences_max=recorded)
+        self.recorder = make_recorder(
+            *(loaded.model, loaded.kernels, loaded.kv),
+            sequences_max=recorded,
+            positions_max=loaded.context_tokens,
+        )
         self._engine = engine
 
     load_count: ClassVar[int] = 0
@@ -317,7 +322,7 @@ class Executor:
         device = self.kv.device
         tokens = torch.tensor(batch.tokens, dtype=torch.int64)
         rows = torch.tensor(batch.rows, dtype=torch.int64, device=device)
-        replayed = self._graphs.run(tokens, batch.layout) if self._graphs is not None else None
+        replayed = self.recorder.run(tokens, batch.layout) if self.recorder is not None else None
         hidden = model.forward(tokens.to(device), batch.layout, rows) if replayed is None else replayed[rows]
         if not batch.rows and device.type == "cuda":
             torch.cuda.synchronize(device)
