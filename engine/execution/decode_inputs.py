@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.execution.rope_rows import RopeRows
+from engine.execution.rope_rows import RopeRows, Rows
 from engine.kernels.interface import Span
 
 _SLACK = 4
@@ -30,7 +30,7 @@ class DecodeInputs:
         self._ropes = ropes
         self._tokens = self.tokens.numpy()
         self._rows = {
-            rope: tuple(np.zeros((sequences_max, half), dtype=np.float32) for _ in range(2))
+            rope: (_zeros(sequences_max, half), _zeros(sequences_max, half))
             for rope, half in ropes.halves.items()
         }
         self._written: list[tuple[int, ...]] = []
@@ -95,3 +95,7 @@ class DecodeInputs:
             self._written, self._room = [], []
             raise IndexError(f"blocks {min(ids)} to {max(ids)} of {self._pool_blocks}")
         self.tables[start : start + len(ids)] = ids
+
+
+def _zeros(rows: int, columns: int) -> Rows:
+    return np.zeros((rows, columns), dtype=np.float32)

@@ -17,8 +17,8 @@ Rows = npt.NDArray[np.float32]
 
 
 class RopeRows:
-    """Rows of the rope tables for the positions up to some bound on memory, computed when they are first asked
-    for; positions beyond it are computed each time."""
+    """Rows of the rope tables for the positions up to some bound on memory, computed when they are first
+    asked for; positions beyond it are computed each time."""
 
     def __init__(self, ropes: Callable[[Tensor], RopeTables], positions_max: int) -> None:
         """ropes: int64 [n] positions to their rows."""

@@ -18,7 +18,9 @@ class _Buffer:
         self._idle_count = self._count()
 
     def _count(self) -> int:
-        return torch._C._storage_Use_Count(self.storage._cdata)
+        # CUDA graph trees in torch itself know in the same way whether memory is still in use.
+        torch_c: Any = torch._C  # pyright: ignore[reportPrivateUsage] - there is no public way
+        return torch_c._storage_Use_Count(self.storage._cdata)
 
     @property
     def is_idle(self) -> bool:

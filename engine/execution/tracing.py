@@ -6,7 +6,7 @@ are computed by the library and so are on the tape, and any other is called agai
 stretches of the tape. What cannot be made again, because its result decides what is computed, is refused.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,13 +20,32 @@ from engine.native.library import library
 from engine.native.recording import NativeFunction, NotRecordable, Replay, Tape
 
 _aten: Any = torch.ops.aten
-_FRESH: dict[Any, Callable[..., tuple[Sequence[int], torch.dtype]]] = {
-    _aten.empty.memory_format: lambda size, dtype=None, **_: (size, dtype or torch.get_default_dtype()),
-    _aten.new_empty.default: lambda x, size, dtype=None, **_: (size, dtype or x.dtype),
-    _aten.empty_like.default: lambda x, dtype=None, **_: (x.shape, dtype or x.dtype),
+
+
+def _of_size(size: Sequence[int], dtype: torch.dtype | None = None, **_: Any) -> "_Fresh":
+    return tuple(size), dtype or torch.get_default_dtype()
+
+
+def _of_size_like(x: Tensor, size: Sequence[int], dtype: torch.dtype | None = None, **_: Any) -> "_Fresh":
+    return tuple(size), dtype or x.dtype
+
+
+def _like(x: Tensor, dtype: torch.dtype | None = None, **_: Any) -> "_Fresh":
+    return tuple(x.shape), dtype or x.dtype
+
+
+_Fresh = tuple[tuple[int, ...], torch.dtype]
+_FRESH: dict[Any, Callable[..., _Fresh]] = {
+    _aten.empty.memory_format: _of_size,
+    _aten.new_empty.default: _of_size_like,
+    _aten.empty_like.default: _like,
 }
 """Operations that only give memory, and what of it they give."""
-_UNCERTAIN = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output, torch.Tag.nondeterministic_seeded)
+_UNCERTAIN = (
+    torch.Tag.dynamic_output_shape,
+    torch.Tag.data_dependent_output,
+    torch.Tag.nondeterministic_seeded,
+)
 
 
 class TorchCall:
@@ -55,15 +74,18 @@ class Trace:
         self.result, self.torch_bytes = result, torch_bytes
         self.native_calls = sum(len(part) for part in parts if isinstance(part, Replay))
         self.torch_calls = sum(isinstance(part, TorchCall) for part in parts)
-        self.memory_bytes = torch_bytes + sum(
-            part.memory_bytes for part in parts if isinstance(part, Replay)
-        )
+        self.memory_bytes = torch_bytes + sum(part.memory_bytes for part in parts if isinstance(part, Replay))
 
     def replay(self, *, with_effects: bool = True) -> None:
         """Raises NotRecordable if a kernel fails."""
-        for part in self._parts:
-            if with_effects or not (isinstance(part, TorchCall) and part.is_effect):
+        if not self.torch_calls:
+            for part in self._parts:
                 part()
+            return
+        with torch.inference_mode():
+            for part in self._parts:
+                if with_effects or not (isinstance(part, TorchCall) and part.is_effect):
+                    part()
 
 
 def trace(compute: Callable[[], Tensor], buffers: StepBuffers) -> Trace:
@@ -77,7 +99,7 @@ def trace(compute: Callable[[], Tensor], buffers: StepBuffers) -> Trace:
 
 
 @contextmanager
-def _open(tape: Tape) -> Iterator[None]:
+def _open(tape: Tape) -> Generator[None]:
     assert NativeFunction.tape is None, "one tape at a time"
     NativeFunction.tape = tape
     try:
@@ -112,7 +134,7 @@ class _Mode(TorchDispatchMode):
         named = kwargs or {}
         if func in _FRESH:
             size, dtype = _FRESH[func](*args, **named)
-            return self._buffers.empty(tuple(size), dtype)
+            return self._buffers.empty(size, dtype)
         if func._schema.is_mutable:
             return self._mutate(func, args, named)
         known = self._glue.compute(func, args, named)

@@ -154,7 +154,9 @@ class NativeKernels(NativeAttention):
 
     def embed(self, tokens: Tensor, table: Tensor) -> Tensor:
         """Raises IndexError: a token that the table does not have."""
-        if tokens.shape[0] and not NativeFunction.is_recording():  # a replay is given tokens that were checked
+        if (
+            tokens.shape[0] and not NativeFunction.is_recording()
+        ):  # a replay is given tokens that were checked
             least, most = (int(one) for one in torch.aminmax(tokens))
             if least < 0 or most >= table.shape[0]:
                 raise IndexError(f"tokens {least} to {most} of {table.shape[0]}")

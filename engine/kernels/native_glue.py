@@ -37,7 +37,7 @@ class Glue:
     def __init__(self, empty: Empty) -> None:
         self._empty = empty
 
-    def compute(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Tensor | None:
+    def compute(self, func: Any, args: Sequence[Any], named: dict[str, Any]) -> Tensor | None:
         """The result of one of torch's functions; None: it is none of these, or not with such arguments."""
         if func is _aten.add.Tensor and not named:
             return self._add(args[0], args[1])
@@ -49,8 +49,9 @@ class Glue:
         if func is _aten.cat.default:
             return self._joined(args[0], args[1] if len(args) > 1 else named.get("dim", 0))
         if func is _aten.stack.default:
+            parts: Sequence[Tensor] = args[0]
             dim: int = args[1] if len(args) > 1 else named.get("dim", 0)
-            return self._joined([part.unsqueeze(dim) for part in args[0]], dim)
+            return self._joined([part.unsqueeze(dim) for part in parts], dim)
         return None
 
     def _add(self, a: Any, b: Any) -> Tensor | None:
@@ -91,11 +92,12 @@ class Glue:
 
 def _copy(x: Tensor, out: Tensor) -> None:
     missing = 3 - x.dim()
-    outer, inner, run = (*[1] * missing, *x.shape)
+    sizes: list[int] = [*[1] * missing, *x.shape]
+    outer, inner, run = sizes
     size = x.element_size()
 
     def strides(tensor: Tensor) -> tuple[int, int]:
-        of_all = (*[0] * missing, *tensor.stride())
+        of_all: list[int] = [*[0] * missing, *tensor.stride()]
         return of_all[0] * size, of_all[1] * size
 
     _functions().baton_copy_runs(

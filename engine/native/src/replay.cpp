@@ -77,3 +77,27 @@ BATON_API void baton_copy_runs(const void* from, int64_t from_outer, int64_t fro
                         static_cast<const char*>(from) + i * from_outer + j * from_inner,
                         static_cast<size_t>(run_bytes));
 }
+
+// tokens[i] = the first of the largest numbers of row i of logits [rows, vocab]; a row's first NaN, if it has one.
+BATON_API void baton_argmax(const float* logits, int64_t rows, int64_t vocab, int64_t* tokens) {
+    constexpr int LANES = 64;
+    parallel_for(rows, [&](int64_t row, int) {
+        const float* x = logits + row * vocab;
+        float most[LANES];
+        int32_t is_odd[LANES] = {};
+        for (int j = 0; j < LANES; ++j) most[j] = -INFINITY;
+        int64_t i = 0;
+        for (; i + LANES <= vocab; i += LANES)
+            for (int j = 0; j < LANES; ++j) {
+                most[j] = x[i + j] > most[j] ? x[i + j] : most[j];
+                is_odd[j] |= x[i + j] != x[i + j];
+            }
+        float best = -INFINITY;
+        bool has_odd = false;
+        for (int j = 0; j < LANES; ++j) best = most[j] > best ? most[j] : best, has_odd |= is_odd[j] != 0;
+        for (; i < vocab; ++i) best = x[i] > best ? x[i] : best, has_odd |= x[i] != x[i];
+        int64_t found = 0;
+        while (found < vocab && !(has_odd ? x[found] != x[found] : x[found] == best)) ++found;
+        tokens[row] = found < vocab ? found : 0;
+    });
+}
