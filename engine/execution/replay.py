@@ -138,8 +138,8 @@ class DecodeReplay:
             return None
         if count not in self._recorded:
             return self._first(tokens, layout)
-        made = self._recorded[count]
-        if made is None or not self._inputs.fill(tokens.tolist(), layout.spans):
+        made, numbers = self._recorded[count], tokens.tolist()
+        if made is None or not self._has(numbers) or not self._inputs.fill(numbers, layout.spans):
             return None
         self._replay(count, made.forward)
         return made.forward.result
@@ -157,10 +157,9 @@ class DecodeReplay:
         if made is None or not all(self._is_plain(item) for item in items):
             return None
         tokens = [last_sampled(i.key) if i.tokens[0] == PENDING_TOKEN else i.tokens[0] for i in items]
-        if min(tokens) < 0 or max(tokens) >= self._vocab_size:
-            return None  # said where other steps say it
-        spans = [self._span(item) for item in items]
-        if not self._inputs.fill(tokens, spans):
+        if not self._has(tokens):
+            return None
+        if not self._inputs.fill(tokens, [self._span(item) for item in items]):
             return None
         for item in items:
             clear(item)
@@ -168,6 +167,10 @@ class DecodeReplay:
         self._replay(len(items), made.forward)
         made.head.replay()
         return self._choose(items, made.head.result)
+
+    def _has(self, tokens: Sequence[int]) -> bool:
+        """Whether the model has these tokens. The steps of others say what is wrong with them."""
+        return 0 <= min(tokens) and max(tokens) < self._vocab_size
 
     def _is_plain(self, item: StepItem) -> bool:
         if len(item.tokens) != 1 or item.sample_index is None or item.adapter or item.wants_embedding:

@@ -88,8 +88,7 @@ def play(executor: Executor, lengths, steps, kinds, wrap: Callable = lambda para
     generated = [0] * len(lengths)
     computed = [0] * len(lengths)
     last: set[int] = set()
-    number = 0
-    for chosen in [list(range(len(lengths))), *steps]:
+    for number, chosen in enumerate([list(range(len(lengths))), *steps]):
         items = []
         for i in chosen:
             known = tuple(texts[i][computed[i] :])
@@ -107,7 +106,6 @@ def play(executor: Executor, lengths, steps, kinds, wrap: Callable = lambda para
                 )
             )
         result = executor.execute(StepPlan(tuple(items), number))
-        number += 1
         for i, one in zip(chosen, result.results, strict=True):
             computed[i] = len(texts[i])
             texts[i].append(one.tokens[0])
@@ -242,7 +240,7 @@ def test_a_replay_that_differs_is_never_used(tmp_path, monkeypatch) -> None:
 
 
 def test_sizes_beyond_the_memory_go_on_as_before(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(replay, "_BYTES_MAX", 50_000)
+    monkeypatch.setattr(replay, "_BYTES_MAX", 16_000)
     executor, plain = (executor_of(make_model(tmp_path, "llama"), replays=r) for r in (True, False))
     batch = ([5, 6, 7, 8], [[0], [0], [0, 1, 2, 3], [0, 1, 2, 3]], [0] * 4)
     assert play(executor, *batch) == play(plain, *batch)
