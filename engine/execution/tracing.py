@@ -6,6 +6,7 @@ are computed by the library and so are on the tape, and any other is called agai
 stretches of the tape. What cannot be made again, because its result decides what is computed, is refused.
 """
 
+import gc
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -101,11 +102,15 @@ def trace(compute: Callable[[], Tensor], buffers: StepBuffers) -> Trace:
 @contextmanager
 def _open(tape: Tape) -> Generator[None]:
     assert NativeFunction.tape is None, "one tape at a time"
+    collects = gc.isenabled()
+    gc.disable()  # finalisers run on any thread, and what they call is none of the step's
     NativeFunction.tape = tape
     try:
         yield
     finally:
         NativeFunction.tape = None
+        if collects:
+            gc.enable()
 
 
 class _Mode(TorchDispatchMode):

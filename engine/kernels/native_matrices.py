@@ -41,7 +41,7 @@ class NativeMatrix:
         """Takes inputs of both dtypes; else only of its own."""
         self.is_wide = is_wide
         """Not coded: float32, else bfloat16."""
-        weakref.finalize(self, _functions().baton_matrix_free, pointer)
+        weakref.finalize(self, _functions().raw("baton_matrix_free"), pointer)
 
     @property
     def memory_bytes(self) -> int:

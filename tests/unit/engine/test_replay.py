@@ -1,5 +1,7 @@
 """Decode steps that are replayed on the CPU give what the same steps give without a recording, bit for bit."""
 
+import ctypes
+import gc
 import random
 from collections.abc import Callable
 
@@ -17,6 +19,7 @@ from engine.execution.executor import Executor
 from engine.execution.step_buffers import StepBuffers
 from engine.execution.tracing import trace
 from engine.kernels.interface import BatchLayout, Span
+from engine.native.library import library
 from engine.native.recording import NotRecordable
 from tests.models import make_model
 
@@ -257,6 +260,32 @@ def test_what_depends_on_numbers_is_not_recorded() -> None:
     ):
         with pytest.raises(NotRecordable), torch.inference_mode():
             trace(compute, StepBuffers(2**20))
+
+
+def test_finalisers_are_no_part_of_a_step() -> None:
+    """What was dropped before is freed once, not again by every replay."""
+
+    class Dropped:
+        def __init__(self) -> None:
+            self.me = self
+
+        def __del__(self) -> None:
+            library().baton_sum_tasks(0, None)
+
+    library().baton_sum_tasks.argtypes = [ctypes.c_int64, ctypes.c_void_p]
+    gc.disable()
+    try:
+        Dropped()
+        threshold = gc.get_threshold()
+        gc.set_threshold(1)
+        gc.enable()
+        x = torch.ones(4)
+        made = trace(lambda: [dict.fromkeys([i], {}) for i in range(2000)] and x + x, StepBuffers(2**12))
+    finally:
+        gc.enable()
+        gc.set_threshold(*threshold)
+    assert made.native_calls == 1
+    assert gc.isenabled()
 
 
 def test_memory_is_used_again_when_nobody_refers_to_it() -> None:
