@@ -170,7 +170,7 @@ class DecodeReplay:
 
     def _has(self, tokens: Sequence[int]) -> bool:
         """Whether the model has these tokens. The steps of others say what is wrong with them."""
-        return 0 <= min(tokens) and max(tokens) < self._vocab_size
+        return min(tokens) >= 0 and max(tokens) < self._vocab_size
 
     def _is_plain(self, item: StepItem) -> bool:
         if len(item.tokens) != 1 or item.sample_index is None or item.adapter or item.wants_embedding:

@@ -1,4 +1,4 @@
-"""Decode steps that are replayed on the CPU give what the same steps give without a recording, bit for bit."""
+"""Decode steps that are replayed on the CPU give what they give without a recording, bit for bit."""
 
 import ctypes
 import gc
@@ -280,7 +280,7 @@ def test_finalisers_are_no_part_of_a_step() -> None:
         gc.set_threshold(1)
         gc.enable()
         x = torch.ones(4)
-        made = trace(lambda: [dict.fromkeys([i], {}) for i in range(2000)] and x + x, StepBuffers(2**12))
+        made = trace(lambda: [[[i]] for i in range(2000)] and x + x, StepBuffers(2**12))
     finally:
         gc.enable()
         gc.set_threshold(*threshold)
