@@ -115,6 +115,7 @@ class WorkerMetrics:
         self.meter.inc(catalogue.STEP_TOKENS, draft_count, worker=self._worker, kind="draft")
         self.meter.inc(catalogue.STEP_TOKENS, prefill_count, worker=self._worker, kind="prefill")
         self.meter.inc(catalogue.STEP_TOKENS, decode_count, worker=self._worker, kind="decode")
+        self.meter.inc(catalogue.REPLAYED_STEPS, int(result.is_replayed), worker=self._worker)
         self.meter.inc(catalogue.CONTEXT_RANK_TOKENS, result.context_rank_tokens, worker=self._worker)
 
     def read(self, done: ReadDone) -> None:

@@ -108,8 +108,8 @@ class EngineConfig(Section):
     """Kernel implementation. auto: native on a CPU with a C++ compiler at hand, triton on CUDA, torch
     elsewhere."""
     graph_sequences_max: Annotated[int, Field(ge=0, le=1024)] = 128
-    """Largest decode batch that is recorded as a CUDA graph and replayed, which saves launching its kernels
-    one by one. It needs CUDA and the triton kernels. 0: no graphs."""
+    """Largest decode batch that is recorded and replayed, which saves calling its kernels one by one: as a
+    CUDA graph with the triton kernels, as a list of calls with the native ones. 0: nothing is recorded."""
     overlap_steps: bool = True
     """Whether the next step is planned while the current one runs."""
     self_timing_s: Annotated[float, Field(ge=0, le=60)] = 1.5

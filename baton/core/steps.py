@@ -114,3 +114,5 @@ class StepResult(msgspec.Struct, frozen=True):
     """Those of them in which the step before was not done: other stages of the pipeline computed it."""
     context_rank_tokens: int = 0
     """Tokens of the step that context ranks beside the leader's have computed."""
+    is_replayed: bool = False
+    """Whether the step's kernels were those of a recording, called without the model's Python."""

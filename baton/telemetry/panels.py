@@ -200,6 +200,7 @@ def _engine() -> Row:
             percentiles(cat.STEP, "Step", "worker"),
             counted(cat.STEP_TOKENS, "Tokens computed", "worker", "kind"),
             counted(cat.CONTEXT_RANK_TOKENS, "Of these by context ranks", "worker", quiet=WITH_CONTEXT_RANKS),
+            counted(cat.REPLAYED_STEPS, "Steps replayed", "worker", quiet="where steps are not recorded"),
             measured(cat.RUNNING, "Running", "sum", "worker"),
             measured(cat.WAITING, "Accepted, not started", "sum", "worker"),
             counted(cat.DRAFTED_TOKENS, "Draft tokens", "worker"),

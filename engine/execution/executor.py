@@ -20,11 +20,10 @@ from baton.core.steps import (
     StepItem,
     StepPlan,
     StepResult,
-    TokenLogprobs,
 )
 from engine.compiling import CompilerProcess
 from engine.execution.draft import DraftModel, with_drafts
-from engine.execution.graphs import make_graphs, recorded_sequences
+from engine.execution.graphs import recorded_sequences
 from engine.execution.load_ranks import (
     adapter_slots,
     check_ranks,
@@ -36,10 +35,12 @@ from engine.execution.load_ranks import (
     own_part,
     set_threads,
 )
+from engine.execution.prompt_rows import pieces, prompt_logprobs
 from engine.execution.ranks import Ranks, SharedTokens, StagedModel, UnfinishedSteps, other_token_count
+from engine.execution.replay import DecodeReplay, make_recorder
 from engine.execution.self_timing import Measured, execute_together, time_steps, warm_up_plans
 from engine.execution.spread import Spread
-from engine.execution.step_batch import BegunStep, PromptRows, StepBatch
+from engine.execution.step_batch import BegunStep, StepBatch
 from engine.execution.team import Launch, RankTeam, generations_of
 from engine.experts.access import ExpertAccess
 from engine.experts.connecting import connection_to
@@ -54,13 +55,10 @@ from engine.loading.load import LoadedModel, load_model, with_kv_bytes
 from engine.models.decoder import Progress
 from engine.models.model import LanguageModel
 from engine.parallel.orders import DropAdapter, InstallAdapter
-from engine.sampling.logprobs import logprobs_of
 from engine.sampling.sampler import Sampler
 
 TIMED_BYTES_MAX = 64 * 2**20
 """Largest part of the KV pool, in bytes, that a worker writes to when it times itself."""
-PROMPT_LOGITS_MAX = 2**24
-"""Logits of a prompt that are in memory at once, 64 MiB."""
 
 
 class Executor:
@@ -124,7 +122,13 @@ class Executor:
         self.offloading, self.floor_s = loaded.offloading, loaded.floor_s
         # What ranks do together is not recorded on a device, nor are rows that go to other processes.
         recorded = recorded_sequences(engine, loaded.floor_s) if ranks is None and experts is None else 0
-        self._graphs = make_graphs(loaded.model, loaded.kernels, loaded.kv, sequences_max=recorded)
+        self.recorder = make_recorder(
+            *(loaded.model, loaded.kernels, loaded.kv),
+            sequences_max=recorded,
+            positions_max=loaded.context_tokens,
+            vocab_size=self.vocab_size,
+        )
+        self._replays_seen = 0
         self._engine = engine
 
     load_count: ClassVar[int] = 0
@@ -234,6 +238,11 @@ class Executor:
         if self._team is not None:
             self._team.send(plan)
         self._move_blocks(plan)
+        if isinstance(self.recorder, DecodeReplay) and plan.items:
+            clear = self._clear_partial_block
+            sampled = self.recorder.sample(plan.items, self._sampled_before, clear)
+            if sampled is not None:
+                return self.finish(BegunStep(plan, None, None, started_s, 0, tuple(sampled)))
         others_before = other_token_count(self._model)
         with torch.inference_mode():
             batch, hidden = self._compute(self._model, plan.items) if plan.items else (None, None)
@@ -262,11 +271,17 @@ class Executor:
         overlap_s = max(0.0, self._finished_s - step.started_s)
         self._finished_s = now_s
         elapsed_s, others = now_s - step.started_s, step.context_rank_tokens
-        return StepResult(step.plan.step_number, results, elapsed_s, overlap_s, others)
+        replays = 0 if self.recorder is None else self.recorder.replayed_count
+        is_replayed, self._replays_seen = replays > self._replays_seen, replays
+        return StepResult(step.plan.step_number, results, elapsed_s, overlap_s, others, is_replayed)
 
     def _finish(self, model: LanguageModel, step: BegunStep) -> tuple[ItemResult, ...]:
         """Results of the step's items. A follower returns nothing: the leader has the results."""
         batch, items, ranks = step.batch, step.plan.items, self._ranks
+        if step.sampled:
+            self._sampler.end(step.plan.ended)
+            self._last_sampled = {item.key: one for item, one in zip(items, step.sampled, strict=True)}
+            return tuple([ItemResult((token,)) for token in step.sampled])
         if batch is None:
             if ranks is not None:
                 if self.kv.device.type == "cuda":
@@ -317,7 +332,7 @@ class Executor:
         device = self.kv.device
         tokens = torch.tensor(batch.tokens, dtype=torch.int64)
         rows = torch.tensor(batch.rows, dtype=torch.int64, device=device)
-        replayed = self._graphs.run(tokens, batch.layout) if self._graphs is not None else None
+        replayed = self.recorder.run(tokens, batch.layout) if self.recorder is not None else None
         hidden = model.forward(tokens.to(device), batch.layout, rows) if replayed is None else replayed[rows]
         if not batch.rows and device.type == "cuda":
             torch.cuda.synchronize(device)
@@ -338,7 +353,7 @@ class Executor:
             model.logits(hidden[:start])
         start += len(batch.embedding_items)
         for prompt in batch.prompts:
-            for rows in self._pieces(len(prompt.tokens)):
+            for rows in pieces(len(prompt.tokens), self.vocab_size):
                 model.logits(hidden[start + rows.start : start + rows.stop])
             start += len(prompt.tokens)
 
@@ -360,26 +375,10 @@ class Executor:
         start = embedded_end
         for prompt in batch.prompts:
             end = start + len(prompt.tokens)
-            logprobs = self._prompt_logprobs(model, hidden[start:end], prompt)
+            logprobs = prompt_logprobs(model.logits, hidden[start:end], prompt, self.vocab_size)
             results[prompt.item] = msgspec.structs.replace(results[prompt.item], prompt_logprobs=logprobs)
             start = end
         return tuple(results)
-
-    def _prompt_logprobs(
-        self, model: LanguageModel, hidden: Tensor, prompt: PromptRows
-    ) -> tuple[TokenLogprobs, ...]:
-        found: list[TokenLogprobs] = []
-        for rows in self._pieces(len(prompt.tokens)):
-            tokens = prompt.tokens[rows.start : rows.stop]
-            logits = model.logits(hidden[rows.start : rows.stop])
-            found += logprobs_of(logits, tokens, [prompt.top_count] * len(tokens))
-        return tuple(found)
-
-    def _pieces(self, row_count: int) -> Iterator[range]:
-        """Rows of a prompt in pieces: a prompt's logits are many times larger than its hidden states."""
-        piece = max(1, PROMPT_LOGITS_MAX // self.vocab_size)
-        for start in range(0, row_count, piece):
-            yield range(start, min(row_count, start + piece))
 
     def _span(self, item: StepItem) -> Span:
         end = item.first_position + len(item.tokens)

@@ -60,7 +60,11 @@ class CapturableModel(Protocol):
 
     def ropes(self, positions: Tensor) -> RopeTables: ...
 
-    def compute(self, tokens: Tensor, step: StepContext[Any], rows: Tensor) -> Tensor: ...
+    def forward(self, tokens: Tensor, layout: BatchLayout, rows: Tensor) -> Tensor: ...
+
+    def compute(self, tokens: Tensor, step: StepContext[Any], rows: Tensor | None) -> Tensor: ...
+
+    def logits(self, hidden: Tensor) -> Tensor: ...
 
 
 def ladder(sequences_max: int) -> tuple[int, ...]:
@@ -130,6 +134,8 @@ class DecodeGraphs:
         self._token_count = 0
         self._ints: Mapping[int, Tensor] = {}
         self._pool: Any = None
+        self.replayed_count = 0
+        """Steps since the start that were replayed."""
 
     def run(self, tokens: Tensor, layout: BatchLayout) -> Tensor | None:
         """Final hidden states of every sequence, [n, hidden], valid until the next call; None: this step
@@ -153,6 +159,7 @@ class DecodeGraphs:
                 return None
         self._tell_padding(len(layout.spans))
         recorded.replay()
+        self.replayed_count += 1
         return recorded.hidden[: len(layout.spans)]
 
     def _fill(self, rung: int, tokens: Tensor, layout: BatchLayout, host: CapturableHostPlan[Any]) -> None:

@@ -91,8 +91,10 @@ class BegunStep:
 
     plan: StepPlan
     batch: StepBatch | None
-    """None: there are no items."""
+    """None: there are no items, or all is `sampled`."""
     hidden: Tensor | None
     """The rows of the batch."""
     started_s: float
     context_rank_tokens: int
+    sampled: tuple[int, ...] = ()
+    """The next token of each item of a step that was replayed to its end."""

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.native.library import BF16, F32, library
+from engine.native.recording import RecordableLibrary
 
 _POINTER, _I32, _U32, _I64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_uint32, ctypes.c_int64
 
@@ -29,7 +30,7 @@ HEAD_BYTES = 128
 
 
 @cache
-def functions() -> ctypes.CDLL:
+def functions() -> RecordableLibrary:
     """Raises NativeUnavailable."""
     native = library()
     layout = [_I64, _I64, _I64, _I32, _I32]

@@ -18,6 +18,7 @@ from baton.core.geometry import DTypeName, KVGeometry, QuantName
 from engine.kernels.interface import AttentionSpec, BatchLayout, RopeTables
 from engine.kv.pool import KVPool
 from engine.native.library import BF16, F32, library
+from engine.native.recording import RecordableLibrary
 
 _STORED: dict[DTypeName | QuantName, int] = {"float32": 0, "bfloat16": 1, "int8": 2}
 """`enum Stored` in src/kv.h."""
@@ -79,7 +80,7 @@ class _AttentionCall(ctypes.Structure):
 
 
 @cache
-def _library() -> ctypes.CDLL:
+def _library() -> RecordableLibrary:
     native = library()
     pool, batch, pointer = ctypes.POINTER(_Pool), ctypes.POINTER(_NativeBatch), c_void_p
     for name, arguments in {
@@ -92,6 +93,8 @@ def _library() -> ctypes.CDLL:
         "scatter_blocks": (pool, pointer, c_int64, pointer),
     }.items():
         getattr(native, f"baton_{name}").argtypes = arguments
+    for name in ("rotate", "store_latent", "copy_blocks", "gather_blocks", "scatter_blocks"):
+        getattr(native, f"baton_{name}").restype = None
     return native
 
 
@@ -164,6 +167,15 @@ class NativeAttention:
         self._check_ids(tables)
         batch = _NativeBatch(spans.ctypes.data, tables.ctypes.data, len(layout.spans), row)
         return NativePlan(batch, spans, tables, {name: _rope(*table) for name, table in ropes.items()}, row)
+
+    def decode_plan(
+        self, spans: npt.NDArray[np.int32], tables: npt.NDArray[np.int32], ropes: RopeTables
+    ) -> NativePlan:
+        """A plan of decodes whose numbers change from step to step in the same memory, which is the caller's
+        to check. spans: int32 [n, 4], see `NativePlan`. tables: as many as they may ever name."""
+        count = len(spans)
+        batch = _NativeBatch(spans.ctypes.data, tables.ctypes.data, count, count)
+        return NativePlan(batch, spans, tables, {name: _rope(*table) for name, table in ropes.items()}, count)
 
     def rotate_and_store(
         self, q: Tensor, k: Tensor, v: Tensor, *, spec: AttentionSpec, plan: NativePlan

@@ -12,6 +12,7 @@ from baton.core.errors import SetupError
 from engine.kernels.movable import image_layout
 from engine.kernels.weights import DenseMatrix, Fp8Matrix, IntMatrix, Matrix, to_dense
 from engine.native.library import BF16, F32, library
+from engine.native.recording import RecordableLibrary
 
 _POINTER = ctypes.c_void_p
 _I32, _I64 = ctypes.c_int32, ctypes.c_int64
@@ -44,7 +45,7 @@ class NativeMatrix:
         """Takes inputs of both dtypes; else only of its own."""
         self.is_wide = is_wide
         """Not coded: float32, else bfloat16."""
-        weakref.finalize(self, _functions().baton_matrix_free, pointer)
+        weakref.finalize(self, _functions().raw("baton_matrix_free"), pointer)
 
     @property
     def memory_bytes(self) -> int:
@@ -54,7 +55,7 @@ class NativeMatrix:
 
 
 @cache
-def _functions() -> ctypes.CDLL:
+def _functions() -> RecordableLibrary:
     native = library()
     native.baton_matrix_dense.restype = _POINTER
     native.baton_matrix_dense.argtypes = [_POINTER, _I32, _I64, _I64, _I64, _POINTER]

@@ -253,12 +253,12 @@ class Decoder(Generic[Plan, Packed, PackedExperts]):
         self,
         tokens: Tensor,
         step: StepContext[Plan],
-        rows: Tensor,
+        rows: Tensor | None,
         *,
         hidden: Tensor | None = None,
         on_written: Callable[[], None] | None = None,
     ) -> Tensor:
-        """`forward` without what the host does for it."""
+        """`forward` without what the host does for it. rows: None for all."""
         hidden = self._embedded(tokens) if hidden is None else hidden
         last = self._layers[-1]
         earlier = self._layers[:-1] if self._stage.is_last else self._layers
@@ -273,13 +273,15 @@ class Decoder(Generic[Plan, Packed, PackedExperts]):
         q = last.queries(hidden, step)
         if on_written is not None:
             on_written()
-        if not len(rows):
+        if rows is not None and not len(rows):
             last.leave_out()
             if self._ranks is not None:
                 # No sum follows that waits for the others, and peers may read the KV when the step is done.
                 self._ranks.meet(hidden)
             return hidden[:0]
         attended = last.attention.attend(q, step)
+        if rows is None:
+            return self._norm(last.finish(hidden, attended, step))
         return self._norm(last.finish(hidden[rows], attended[rows], step.rows(rows)))
 
     def _embedded(self, tokens: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from functools import cache
 
 from engine.native.build import NativeUnavailable, build
 from engine.native.classes import CpuClass, candidates
+from engine.native.recording import RecordableLibrary
 
 log = logging.getLogger(__name__)
 
@@ -15,7 +16,7 @@ F32, BF16 = 0, 1
 
 
 @cache
-def library() -> ctypes.CDLL:
+def library() -> RecordableLibrary:
     """Compile if needed, load, check. The fastest class of kernels that processor, compiler and operating
     system allow. Raises NativeUnavailable."""
     try:
@@ -32,10 +33,10 @@ def library() -> ctypes.CDLL:
     raise NativeUnavailable("no class of kernels for this processor")
 
 
-def _load(cpu_class: CpuClass) -> ctypes.CDLL:
+def _load(cpu_class: CpuClass) -> RecordableLibrary:
     path = build(cpu_class)
     try:
-        native = ctypes.CDLL(str(path))
+        native = RecordableLibrary(ctypes.CDLL(str(path)))
     except OSError as error:
         raise NativeUnavailable(f"cannot load {path}: {error}") from error
     native.baton_start.restype = ctypes.c_int32

@@ -18,6 +18,7 @@ from baton.core.errors import SetupError
 from baton.core.shape import RANKS_MAX
 from engine.native.build import NativeUnavailable
 from engine.native.library import library
+from engine.native.recording import RecordableLibrary
 from engine.parallel.group import GroupBroken
 
 _POINTER, _I32, _I64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
@@ -60,7 +61,7 @@ class SegmentSizes:
 
 
 @cache
-def functions() -> ctypes.CDLL:
+def functions() -> RecordableLibrary:
     native = library()
     sizes = [_I64] * 4
     native.baton_segment_bytes.argtypes, native.baton_segment_bytes.restype = sizes, _I64

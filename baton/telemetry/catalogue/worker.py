@@ -53,6 +53,13 @@ RUNNING = Metric(
 WAITING = Metric(
     "baton_waiting_sequences", "gauge", "sequences", "Sequences accepted and not started.", ("worker",)
 )
+REPLAYED_STEPS = Metric(
+    "baton_replayed_steps_total",
+    "counter",
+    "steps",
+    "Engine steps of decodes whose kernels were replayed from a recording.",
+    ("worker",),
+)
 PREEMPTIONS = Metric(
     "baton_preemptions_total", "counter", "sequences", "Sequences preempted for want of blocks.", ("worker",)
 )

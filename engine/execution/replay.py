@@ -1,0 +1,247 @@
+"""Decode steps on the CPU without the Python of the layers: what `graphs` is on a GPU.
+
+The first step of a batch size is computed as it is, then once more while it is recorded, then replayed; if
+the results do not agree to the last bit, the size is never replayed. Later steps of that size write their
+numbers where the recording reads them and replay it.
+"""
+
+import ctypes
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from baton.core.ids import SeqKey
+from baton.core.sampling import SamplingParams
+from baton.core.steps import PENDING_TOKEN, StepItem
+from engine.execution.decode_inputs import DecodeInputs
+from engine.execution.graphs import CapturableModel, DecodeGraphs, is_capturable, make_graphs
+from engine.execution.rope_rows import RopeRows
+from engine.execution.step_buffers import StepBuffers
+from engine.execution.tracing import Trace, trace
+from engine.kernels.interface import BatchLayout, Span
+from engine.kernels.native import NativeKernels
+from engine.kv.pool import KVPool
+from engine.models.linear import StepContext
+from engine.native.library import library
+from engine.native.recording import NotRecordable
+from engine.sampling.choose import Draw, choose
+from engine.sampling.state import needs_state
+
+log = logging.getLogger(__name__)
+
+_BYTES_MAX = 64 * 2**20
+"""Memory of all recordings together, results between kernels included."""
+_SHARING_MAX, _BLOCKS_MAX = 4, 2**20
+"""Block ids that a step has room for: so many times the pool's blocks, since sequences share prefixes."""
+
+
+def make_recorder(
+    model: object,
+    kernels: object,
+    pool: KVPool,
+    *,
+    sequences_max: int,
+    positions_max: int,
+    vocab_size: int,
+) -> "DecodeGraphs | DecodeReplay | None":
+    """What records decode steps on this device; None: nothing does, for this model or with these kernels."""
+    if pool.device.type != "cpu":
+        return make_graphs(model, kernels, pool, sequences_max=sequences_max)
+    if not sequences_max or not isinstance(model, CapturableModel) or not isinstance(kernels, NativeKernels):
+        return None
+    return DecodeReplay(
+        *(model, kernels, pool),
+        sequences_max=sequences_max,
+        positions_max=positions_max,
+        vocab_size=vocab_size,
+    )
+
+
+@cache
+def _argmax() -> Any:
+    function = library().raw("baton_argmax")
+    function.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p]
+    function.restype = None
+    return function
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    forward: Trace
+    """Its result is the final hidden states, [n, hidden]."""
+    head: Trace
+    """Its result is their logits, float32 [n, vocab]."""
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.forward.memory_bytes + self.head.memory_bytes
+
+    @property
+    def torch_calls(self) -> int:
+        return self.forward.torch_calls + self.head.torch_calls
+
+
+class DecodeReplay:
+    """Owned by the thread that computes. Weights stay where they are while it lives."""
+
+    def __init__(
+        self,
+        model: CapturableModel,
+        kernels: NativeKernels,
+        pool: KVPool,
+        *,
+        sequences_max: int,
+        positions_max: int,
+        vocab_size: int,
+    ) -> None:
+        """positions_max: of the longest sequence."""
+        self._model, self._kernels = model, kernels
+        self._sequences_max, self._block_tokens = sequences_max, pool.geometry.block_tokens
+        self._vocab_size = vocab_size
+        self._inputs = DecodeInputs(
+            sequences_max=sequences_max,
+            blocks_max=min(_BLOCKS_MAX, _SHARING_MAX * pool.block_count),
+            block_tokens=pool.geometry.block_tokens,
+            pool_blocks=pool.block_count,
+            ropes=RopeRows(model.ropes, positions_max),
+        )
+        self._buffers = StepBuffers(_BYTES_MAX)
+        self._recorded: dict[int, _Recorded | None] = {}
+        """By batch size; None: it could not be recorded."""
+        self._trace_bytes = 0
+        self._chosen = torch.zeros(sequences_max, dtype=torch.int64)
+        self._params: dict[SeqKey, tuple[SamplingParams, bool]] = {}
+        """Sampling of the sequences of the step before, and whether it is plain."""
+        self.replayed_count = 0
+        """Steps since the start that were replayed."""
+
+    @property
+    def recorded(self) -> dict[int, tuple[int, int]]:
+        """Calls of kernels and of torch that a step makes, by batch size."""
+        return {
+            size: (made.forward.native_calls + made.head.native_calls, made.torch_calls)
+            for size, made in self._recorded.items()
+            if made is not None
+        }
+
+    def run(self, tokens: Tensor, layout: BatchLayout) -> Tensor | None:
+        """Final hidden states of every sequence, [n, hidden], valid until the next call; None: this step
+        is none that is replayed. tokens: int64 [n] that the model has. Raises IndexError, see
+        `DecodeInputs.fill`."""
+        count = len(layout.spans)
+        if not 0 < count <= self._sequences_max or not is_capturable(layout):
+            return None
+        if count not in self._recorded:
+            return self._first(tokens, layout)
+        made, numbers = self._recorded[count], tokens.tolist()
+        if made is None or not self._has(numbers) or not self._inputs.fill(numbers, layout.spans):
+            return None
+        self._replay(count, made.forward)
+        return made.forward.result
+
+    def sample(
+        self,
+        items: Sequence[StepItem],
+        last_sampled: Callable[[SeqKey], int],
+        clear: Callable[[StepItem], None],
+    ) -> list[int] | None:
+        """The next token of every item, if all are decodes that sample by temperature and filters alone and
+        their batch size is recorded; else None, and nothing has changed. clear: is told every item before
+        its KV is written. Raises IndexError, see `DecodeInputs.fill`."""
+        made = self._recorded.get(len(items))
+        if made is None or not all(self._is_plain(item) for item in items):
+            return None
+        tokens = [last_sampled(i.key) if i.tokens[0] == PENDING_TOKEN else i.tokens[0] for i in items]
+        if not self._has(tokens):
+            return None
+        if not self._inputs.fill(tokens, [self._span(item) for item in items]):
+            return None
+        for item in items:
+            clear(item)
+        self._params = {item.key: (item.sampling, True) for item in items}
+        self._replay(len(items), made.forward)
+        made.head.replay()
+        return self._choose(items, made.head.result)
+
+    def _has(self, tokens: Sequence[int]) -> bool:
+        """Whether the model has these tokens. The steps of others say what is wrong with them."""
+        return min(tokens) >= 0 and max(tokens) < self._vocab_size
+
+    def _is_plain(self, item: StepItem) -> bool:
+        if len(item.tokens) != 1 or item.sample_index is None or item.adapter or item.wants_embedding:
+            return False
+        known = self._params.get(item.key)
+        if known is not None and known[0] is item.sampling:
+            return known[1]
+        params = item.sampling
+        return params.logprobs is None and params.prompt_logprobs is None and not needs_state(params)
+
+    def _span(self, item: StepItem) -> Span:
+        needed = item.first_position // self._block_tokens + 1
+        ids = item.block_ids
+        return Span(item.first_position, 1, ids if len(ids) == needed else ids[:needed])
+
+    def _choose(self, items: Sequence[StepItem], logits: Tensor) -> list[int]:
+        if all(item.sampling.is_greedy for item in items):
+            _argmax()(logits.data_ptr(), len(items), logits.shape[1], self._chosen.data_ptr())
+            return self._chosen[: len(items)].tolist()
+        with torch.inference_mode():
+            return choose(logits, [Draw(item.sampling, item.sample_index or 0) for item in items])
+
+    def _replay(self, count: int, made: Trace) -> None:
+        try:
+            made.replay()
+        except NotRecordable:
+            self._recorded[count] = None
+            log.exception("a recorded step of %d sequences failed", count)
+            raise
+        self.replayed_count += 1
+
+    def _first(self, tokens: Tensor, layout: BatchLayout) -> Tensor | None:
+        """Record the batch size, and return the step's result as it is without a recording."""
+        count = len(layout.spans)
+        self._recorded[count] = None
+        expected = self._model.forward(tokens, layout, torch.arange(count))
+        if not self._inputs.fill(tokens.tolist(), layout.spans):
+            del self._recorded[count]  # a smaller one may come
+            return expected
+        try:
+            made = self._record(count)
+            for part in (made.forward, made.head):
+                part.replay(with_effects=False)
+        except NotRecordable as reason:
+            log.info("decode steps of %d sequences are not recorded: %s", count, reason)
+            return expected
+        if not _same(made.forward.result, expected) or not _same(
+            made.head.result, self._model.logits(expected)
+        ):
+            log.error("a replay of %d sequences gives another result: they are not replayed", count)
+            return expected
+        if self._trace_bytes + made.memory_bytes + self._buffers.memory_bytes > _BYTES_MAX:
+            log.info("decode steps of %d sequences are not recorded: too much memory", count)
+            return expected
+        self._trace_bytes += made.memory_bytes
+        self._recorded[count] = made
+        kernels, others = self.recorded[count]
+        log.info(
+            "recorded decode steps of %d sequences: %d kernels, %d calls of torch", count, kernels, others
+        )
+        return expected
+
+    def _record(self, count: int) -> _Recorded:
+        inputs = self._inputs
+        plan: Any = self._kernels.decode_plan(inputs.spans[:count], inputs.tables, inputs.ropes(count))
+        tokens = inputs.tokens[:count]
+        forward = trace(lambda: self._model.compute(tokens, StepContext(plan), None), self._buffers)
+        return _Recorded(forward, trace(lambda: self._model.logits(forward.result), self._buffers))
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """To the last bit."""
+    kind = torch.int16 if one.element_size() == 2 else torch.int32
+    return torch.equal(one.view(kind), other.view(kind))

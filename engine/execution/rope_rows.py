@@ -1,0 +1,63 @@
+"""Cosines and sines of positions, kept from step to step."""
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from engine.kernels.interface import RopeTables
+
+_CHUNK = 256
+"""Positions that are computed at once, in some tenths of a millisecond."""
+_BYTES_MAX = 16 * 2**20
+
+Rows = npt.NDArray[np.float32]
+
+
+class RopeRows:
+    """Rows of the rope tables for the positions up to some bound on memory, computed when they are first
+    asked for; positions beyond it are computed each time."""
+
+    def __init__(self, ropes: Callable[[Tensor], RopeTables], positions_max: int) -> None:
+        """ropes: int64 [n] positions to their rows."""
+        self._ropes = ropes
+        sample = ropes(torch.zeros(1, dtype=torch.int64))
+        self.halves = {rope: cos.shape[1] for rope, (cos, _) in sample.items()}
+        row_bytes = sum(8 * half for half in self.halves.values())
+        self._count = min(positions_max, _BYTES_MAX // max(1, row_bytes)) // _CHUNK * _CHUNK
+        self._filled: set[int] = set()
+        self._tables: dict[int, tuple[Rows, Rows]] = {
+            rope: (self._empty(half), self._empty(half)) for rope, half in self.halves.items()
+        }
+
+    def _empty(self, half: int) -> Rows:
+        return np.empty((self._count, half), dtype=np.float32)  # memory is taken when it is written
+
+    def copy_to(self, positions: list[int], out: dict[int, tuple[Rows, Rows]]) -> None:
+        """Write the rows of the positions to the first rows of `out`."""
+        count = len(positions)
+        if max(positions) >= self._count:
+            for rope, tables in self._ropes(torch.tensor(positions, dtype=torch.int64)).items():
+                for table, to in zip(tables, out[rope], strict=True):
+                    to[:count] = table.numpy()
+            return
+        for position in positions:
+            if position // _CHUNK not in self._filled:
+                self._fill(position // _CHUNK)
+        for rope, tables in self._tables.items():
+            for table, to in zip(tables, out[rope], strict=True):
+                if count == 1:
+                    to[0] = table[positions[0]]
+                else:
+                    table.take(positions, axis=0, out=to[:count])
+
+    def _fill(self, chunk: int) -> None:
+        first = chunk * _CHUNK
+        own = slice(first, first + _CHUNK)
+        computed = self._ropes(torch.arange(first, first + _CHUNK, dtype=torch.int64))
+        for rope, (cos, sin) in computed.items():
+            to_cos, to_sin = self._tables[rope]
+            to_cos[own], to_sin[own] = cos.numpy(), sin.numpy()
+        self._filled.add(chunk)
