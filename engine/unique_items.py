@@ -49,9 +49,9 @@ class _Container(NamedTuple):
     is_unique: bool = False
     is_key_next: bool = False
     key: str = ""
-    index: int = 0
+    place: int = 0
     start: int = -1
-    """Where the item begins in the normal text that is under way, or owed after a comma; -1: there is none."""
+    """Where the item begins in `_Scan.text` that is under way, or owed after a comma; -1: there is none."""
     texts: tuple[bytes, ...] = ()
     """The normal texts of the items that are there."""
     values: frozenset[str] = frozenset()
@@ -145,7 +145,7 @@ class ItemScanner:
                 return self._value_ended(scan._replace(stack=scan.stack[:-1], text=scan.text + one))
             case b",":
                 start = len(scan.text) + 1 if top.is_unique else -1
-                top = top._replace(is_key_next=top.is_object, index=top.index + 1, start=start)
+                top = top._replace(is_key_next=top.is_object, place=top.place + 1, start=start)
                 return scan._replace(stack=(*scan.stack[:-1], top), text=scan.text + one)
             case b":":
                 return scan._replace(text=scan.text + one)
@@ -166,7 +166,7 @@ class ItemScanner:
         for place in top.places:
             schemas = self._owner[id(place)]
             inner = (
-                schemas.property((place,), top.key) if top.is_object else schemas.item((place,), top.index)
+                schemas.property((place,), top.key) if top.is_object else schemas.item((place,), top.place)
             )
             for one in inner:
                 self._owner[id(one)] = schemas
