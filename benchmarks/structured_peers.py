@@ -1,10 +1,10 @@
-"""How much of public JSON schema suites the structured output of vLLM accepts, and whether its texts are valid.
+"""How much of public JSON schema suites vLLM's structured output accepts, and whether its texts are valid.
 
-    python structured_peers.py FOLDER --backend xgrammar|guidance [--every N] [--walks N]
+    python -P benchmarks/structured_peers.py FOLDER --backend xgrammar|guidance [--every N] [--walks N]
 
 The counterpart of `benchmarks.structured_suite`: the same files, the same bytes as vocabulary, the same
-random walks, the same validation. It runs in an environment with vLLM and jsonschema, and without this project. The
-schemas go through vLLM's own checks and the calls of its backends, with vLLM's defaults.
+random walks, the same validation. It runs in an environment with vLLM and jsonschema, and without
+this project. The schemas go through vLLM's own checks and the calls of its backends, with vLLM's defaults.
 """
 
 import argparse

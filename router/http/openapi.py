@@ -46,7 +46,7 @@ def _page(most: int) -> dict[str, Json]:
     return {"limit": {"type": "integer", "minimum": 1, "maximum": most}, "after": answers.TEXT}
 
 
-_PAGE, _FILES_PAGE = _page(100), _page(10_000)
+_PAGE, _LONG_PAGE = _page(100), _page(10_000)
 _RANGES: dict[str, tuple[float, float | None]] = {
     "temperature": (0, 2),
     "top_p": (0, 1),
@@ -101,7 +101,7 @@ OPERATIONS = (
     ),
     Operation("get", "/tokenizer_info", "Describe the tokenizer.", answers.ANY_OBJECT, query=_MODEL_QUERY),
     Operation(
-        "get", "/v1/files", "List files.", answers.listed("list", answers.FILE), query=_FILES_PAGE | _ORDER
+        "get", "/v1/files", "List files.", answers.listed("list", answers.FILE), query=_LONG_PAGE | _ORDER
     ),
     Operation("get", "/v1/files/{file_id}", "Describe a file.", answers.FILE),
     Operation("delete", "/v1/files/{file_id}", "Delete a file.", answers.DELETED),
@@ -109,9 +109,7 @@ OPERATIONS = (
         "get", "/v1/files/{file_id}/content", "Read a file.", answers.TEXT, media="application/octet-stream"
     ),
     Operation("post", "/v1/batches", "Run the requests of a file.", answers.BATCH, BatchBody),
-    Operation(
-        "get", "/v1/batches", "List batches.", answers.listed("list", answers.BATCH), query=_FILES_PAGE
-    ),
+    Operation("get", "/v1/batches", "List batches.", answers.listed("list", answers.BATCH), query=_LONG_PAGE),
     Operation("get", "/v1/batches/{batch_id}", "Describe a batch.", answers.BATCH),
     Operation("post", "/v1/batches/{batch_id}/cancel", "Cancel a batch.", answers.BATCH),
     Operation("get", "/v1/models", "List models.", answers.listed("list", answers.MODEL)),

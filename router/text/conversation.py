@@ -85,7 +85,7 @@ def _check_results(messages: Sequence[dict[str, Any]]) -> None:
             if called is None or (call_id is not None and call_id not in called):
                 raise _bad(
                     f"messages[{at}].tool_call_id",
-                    "answers no tool call: there must be a message of the assistant before it whose tool_calls "
+                    "answers no tool call: there must be an assistant's message before it whose tool_calls "
                     f"have {'one' if call_id is None else f'the id {call_id!r:.60}'}",
                 )
         elif calls := message.get("tool_calls"):
