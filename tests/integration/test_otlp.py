@@ -1,4 +1,4 @@
-"""A request as a receiver of OpenTelemetry gets it, over gRPC and over HTTP: its spans, phases and attributes."""
+"""A request as a receiver of OpenTelemetry gets it, over gRPC and over HTTP: spans, phases, attributes."""
 
 import contextlib
 import threading
@@ -77,6 +77,7 @@ def http_receiver(received):
     yield f"http://127.0.0.1:{server.server_port}/v1/traces"
     server.shutdown()
     thread.join(10)
+    server.server_close()
 
 
 def value_of(attribute):
@@ -129,9 +130,8 @@ def test_one_request_is_a_trace_with_phases_and_the_conventions_attributes(recei
     assert len({by_name[name][0] for name in ("prefill", "decode")}) == 2, "two workers"
     assert all(span.start_time_unix_nano <= span.end_time_unix_nano for _, span in spans)
     assert {one.get("authorization") for one in received.headers} == {"Basic abc"}
-    labels = (
-        f'gen_ai_operation_name="chat",gen_ai_provider_name="baton",gen_ai_request_model="{cluster.model}"'
-    )
+    labels = 'gen_ai_operation_name="chat",gen_ai_provider_name="baton",'
+    labels += f'gen_ai_request_model="{cluster.model}"'
     for name in ("request_duration", "time_to_first_token", "time_per_output_token"):
         lines = [one for one in metrics.splitlines() if one.startswith(f"gen_ai_server_{name}_seconds_count")]
         assert [one for one in lines if labels in one and float(one.rpartition(" ")[2]) == 1], name
