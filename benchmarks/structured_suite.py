@@ -30,35 +30,45 @@ class SuiteWalker:
     """Random texts of a compiled grammar, over a vocabulary of single bytes."""
 
     def __init__(self) -> None:
-        import torch
         from xgrammar import GrammarCompiler, TokenizerInfo
 
         words = [bytes([byte]) for byte in range(256)] + [b"<end>"]
         info = TokenizerInfo(words, vocab_size=len(words), stop_token_ids=[END])
         self._compiler = GrammarCompiler(info, max_threads=1, cache_enabled=False)
-        self._mask = torch.zeros(1, -(-len(words) // 32), dtype=torch.int32)
+        self._words = words
 
     def compile(self, grammar: Grammar) -> Any:
-        from engine.grammar_compile import compile_grammar
+        """Return what makes a new matcher of the grammar."""
+        from xgrammar import GrammarMatcher
 
-        return compile_grammar(self._compiler, grammar)
+        from engine.grammar_compile import TextMatcher, compile_grammar
+        from engine.unique_items import TokenBytes, UniqueItemsMatcher, scanner_of
+
+        compiled, scanner = compile_grammar(self._compiler, grammar), scanner_of(grammar)
+
+        def matcher() -> Any:
+            plain = TextMatcher(GrammarMatcher(compiled))
+            return plain if scanner is None else UniqueItemsMatcher(plain, scanner, TokenBytes(self._words))
+
+        return matcher
 
     def text(self, compiled: Any, seed: int) -> str | None:
         """Return one text; None: it did not end."""
-        from xgrammar import GrammarMatcher
+        from engine.sampling.masks import mask_of
 
-        rng, matcher, text = random.Random(seed), GrammarMatcher(compiled), bytearray()
+        rng, matcher, text = random.Random(seed), compiled(), bytearray()
+        mask = mask_of((), len(self._words))
         while len(text) < BYTES_MAX:
-            matcher.fill_next_token_bitmask(self._mask)
-            bits = self._mask[0].numpy().view("uint32")
+            matcher.fill(mask)
+            bits = mask.view("uint32")
             allowed = [token for token in range(257) if bits[token // 32] >> (token % 32) & 1]
             # White space is dull. After 0xED xgrammar allows halves of surrogate pairs, which no UTF-8 has.
             dull = [token for token in allowed if token > 0x20 and token != 0xED] or allowed
             token = _chosen(rng, dull, is_leaving=len(text) > PATIENCE)
-            if not matcher.accept_token(token):
-                return None
             if token == END:
                 return text.decode()
+            if not matcher.accept(token):
+                return None
             text.append(token)
         return None
 

@@ -8,6 +8,7 @@ import contextlib
 import importlib
 import os
 import resource
+import select
 import signal
 import sys
 import time
@@ -34,7 +35,12 @@ from engine.grammar_compile import GrammarError, check_start, compile_grammar
 from engine.stand_ins import leave_out
 
 NICENESS = 10
-"""Compiling must not take the processor from those who compute or answer."""
+"""A long compilation must not take the processor from those who compute or answer."""
+URGENT_S = 1.0
+"""The processor time after which a compilation is a long one. Until then it is as urgent as the request that
+waits for it: at this niceness a busy machine leaves it a fiftieth of a core."""
+LOOK_S = 0.1
+"""The time after which the processor time of a compilation is looked at again."""
 MEMORY_BYTES_MAX = 2 * 2**30
 """Memory that one compilation may take."""
 AGAIN_S = 0.1
@@ -62,17 +68,35 @@ def main(parent_pid: int, *, is_whole: bool) -> None:
     info = xgrammar.TokenizerInfo.deserialize_json(setup.tokenizer)
     compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
     _write(answers, CompilerReady())
-    # To be ready is a part of the worker's start. The thread that started this one may give way already.
-    os.setpriority(os.PRIO_PROCESS, 0, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
     while (payload := _read()) is not None:
         job = msgspec.msgpack.decode(payload, type=CompileJob)
         ours = os.getpid()
         pid = os.fork()
         if pid == 0:
             _work(compiler, setup, job, answers, ours)
-        _, status = os.waitpid(pid, 0)
+        status = _wait(pid)
         if status:
             _write(answers, _verdict(os.waitstatus_to_exitcode(status), job))
+
+
+def _wait(pid: int) -> int:
+    """Wait for the fork, which gives way to others once it has computed for long. Returns its status."""
+    fd = os.pidfd_open(pid)
+    try:
+        while not select.select([fd], (), (), LOOK_S)[0]:
+            if _processor_s(pid) >= URGENT_S:
+                mine = os.getpriority(os.PRIO_PROCESS, 0)
+                os.setpriority(os.PRIO_PROCESS, pid, min(19, mine + NICENESS))
+                break
+    finally:
+        os.close(fd)
+    return os.waitpid(pid, 0)[1]
+
+
+def _processor_s(pid: int) -> float:
+    """Return the processor time of a process that has not been waited for, see proc_pid_stat(5)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _xgrammar(answers: int, *, is_whole: bool) -> Any:

@@ -25,6 +25,7 @@ from engine.compiling import (
 )
 from engine.grammar_compile import GrammarError, TextMatcher, check_start, compile_grammar, one_line
 from engine.sampling.constraints import Matcher
+from engine.unique_items import TokenBytes, UniqueItemsMatcher, scanner_of
 from engine.vocabulary_process import VocabularyUnread, read_vocabulary
 
 log = logging.getLogger(__name__)
@@ -67,6 +68,7 @@ class GrammarStore:
         self._bytes = 0
         self._info: Any = None
         self._compiler: Any = None
+        self._tokens: TokenBytes | None = None
         self._compiler_lock = threading.Lock()
 
     def use(self, process: CompilerProcess) -> None:
@@ -118,7 +120,9 @@ class GrammarStore:
         if compiled is None:
             compiled = compile_grammar(self._loaded_compiler(), grammar)
             self._keep(key, compiled)
-        return TextMatcher(GrammarMatcher(compiled, override_stop_tokens=stops))
+        matcher = TextMatcher(GrammarMatcher(compiled, override_stop_tokens=stops))
+        scanner = scanner_of(grammar)
+        return matcher if scanner is None else UniqueItemsMatcher(matcher, scanner, self._loaded_tokens())
 
     def close(self) -> None:
         if self._process is not None:
@@ -197,6 +201,13 @@ class GrammarStore:
                 # Our cache knows what is in use; one thread, since the others compute.
                 self._compiler = GrammarCompiler(info, max_threads=1, cache_enabled=False)
             return self._compiler
+
+    def _loaded_tokens(self) -> TokenBytes:
+        info = self._loaded_info()
+        with self._compiler_lock:
+            if self._tokens is None:
+                self._tokens = TokenBytes(info.decoded_vocab)
+            return self._tokens
 
     def _loaded_info(self) -> Any:
         with self._compiler_lock:

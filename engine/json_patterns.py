@@ -34,7 +34,7 @@ class JsonPatterns:
         self._patterns: list[str] = []
 
     def taken_out(self, schema: Any) -> Any:
-        """The checked schema with a placeholder for each pattern."""
+        """The checked schema with a placeholder for each pattern, and without what the matcher enforces."""
         if not isinstance(schema, dict):
             return schema
         found: Schema = {}
@@ -50,6 +50,8 @@ class JsonPatterns:
                     found[key] = [self.taken_out(one) for one in value]
                 case "items" | "additionalProperties" | "propertyNames":
                     found[key] = self.taken_out(value)
+                case "uniqueItems":
+                    pass  # The matcher sees to it (`engine.unique_items`); the compiler does not know it.
                 case _:
                     found[key] = value
         return found

@@ -2,11 +2,12 @@
 
 import random
 
-import torch
 from xgrammar import GrammarCompiler, GrammarMatcher, TokenizerInfo
 
 from baton.core.sampling import Grammar
-from engine.grammar_compile import compile_grammar
+from engine.grammar_compile import TextMatcher, compile_grammar
+from engine.sampling.masks import mask_of
+from engine.unique_items import TokenBytes, UniqueItemsMatcher, scanner_of
 
 END = 256
 LIKELY = frozenset(b'abx-09."\\u{},:[]')
@@ -22,33 +23,43 @@ class Walker:
         words = [bytes([byte]) for byte in range(256)] + [b"<end>"]
         info = TokenizerInfo(words, vocab_size=len(words), stop_token_ids=[END])
         self._compiler = GrammarCompiler(info, max_threads=1, cache_enabled=False)
-        self._mask = torch.zeros(1, -(-len(words) // 32), dtype=torch.int32)
+        self._tokens = TokenBytes(words)
+        self._mask = mask_of((), len(words))
 
     def compile(self, grammar: Grammar):
         """Compile what the worker takes. Raises GrammarError for what it refuses."""
-        return compile_grammar(self._compiler, grammar)
+        return compile_grammar(self._compiler, grammar), scanner_of(grammar)
+
+    def matcher(self, compiled):
+        """Return what follows a text, as a worker's sequence has it."""
+        grammar, scanner = compiled
+        matcher = TextMatcher(GrammarMatcher(grammar))
+        return matcher if scanner is None else UniqueItemsMatcher(matcher, scanner, self._tokens)
 
     def accepts(self, compiled, text: str) -> bool:
-        matcher = GrammarMatcher(compiled)
-        return all(matcher.accept_token(byte) for byte in text.encode()) and matcher.accept_token(END)
+        matcher = self.matcher(compiled)
+        return all(matcher.accept(byte) for byte in text.encode()) and END in self.allowed(matcher)
+
+    def allowed(self, matcher) -> list[int]:
+        matcher.fill(self._mask)
+        bits = self._mask.view("uint32")
+        return [token for token in range(257) if bits[token // 32] >> (token % 32) & 1]
 
     def walk(self, compiled, seed: int, *, patience: int = 60, bytes_max: int = 4000) -> str:
         """Return one text. After `patience` bytes it takes the way out wherever there is one."""
         rng = random.Random(seed)
-        matcher = GrammarMatcher(compiled)
+        matcher = self.matcher(compiled)
         text = bytearray()
         while len(text) < bytes_max:
             token = self._next(matcher, rng, is_leaving=len(text) > patience)
-            assert matcher.accept_token(token)
             if token == END:
                 return text.decode()
+            assert matcher.accept(token)
             text.append(token)
         raise AssertionError(f"no end: {bytes(text[:200])!r}")
 
     def _next(self, matcher, rng: random.Random, *, is_leaving: bool) -> int:
-        matcher.fill_next_token_bitmask(self._mask)
-        bits = self._mask[0].numpy().view("uint32")
-        allowed = [token for token in range(257) if bits[token // 32] >> (token % 32) & 1]
+        allowed = self.allowed(matcher)
         assert allowed, "the grammar leads nowhere"
         # White space is dull. After 0xED xgrammar allows halves of surrogate pairs, which no UTF-8 text has.
         dull = [token for token in allowed if token > 0x20 and token != 0xED]

@@ -38,7 +38,7 @@ from kv_transfer.read import BlockRead, ReadDone, ReadSettled
 from prefill_worker.handovers import Handovers
 from worker.core_attempts import Attempt, Attempts, Epochs
 from worker.core_progress import Phases
-from worker.core_starts import closed_by, needs_preparation, refusal_of, sequence_of
+from worker.core_starts import closed_by, preparation_s, refusal_of, sequence_of
 from worker.core_status import WorkerCounts, load_report
 from worker.core_store import StoreClient
 from worker.events import (
@@ -382,7 +382,7 @@ class WorkerCore:
         self._phases.watch(attempt)
         if start.phase is Phase.PREFILL:
             # The decode worker makes ready what the sequence needs as well, and may take longer.
-            unread_s = self._engine.prepare_s if needs_preparation(start) else 0.0
+            unread_s = preparation_s(start, self._engine.prepare_s)
             self._phases.tell_readers(self._handovers.open(key, unread_s=unread_s, now_s=now_s))
 
     def _on_preparation(self, key: SeqKey, phase: Phase, now_s: float) -> None:

@@ -59,9 +59,16 @@ def refusal_of(
     return None
 
 
-def needs_preparation(start: StartSequence) -> bool:
-    """Whether a worker makes something ready before it starts, see `worker.preparation`."""
-    return start.sampling.grammar is not None or start.adapter is not None
+GRAMMAR_TIMES = 2.1
+"""How many times `engine.prepare_s` a sequence with a grammar has: once until its turn at the compiler comes,
+and once from then on. The compiler's own limits come a little before."""
+
+
+def preparation_s(start: StartSequence, prepare_s: float) -> float:
+    """Return the longest time in which the sequence's grammar and adapter are made ready."""
+    if start.sampling.grammar is not None:
+        return GRAMMAR_TIMES * prepare_s
+    return prepare_s if start.adapter is not None else 0.0
 
 
 def sequence_of(start: StartSequence, tokens: list[int], *, block_tokens: int, tokens_max: int) -> Sequence:

@@ -25,6 +25,7 @@ from baton.core.messages import (
     StartSequence,
     WorkerMessage,
 )
+from worker.core_starts import preparation_s
 from worker.service import RouterSink
 
 log = logging.getLogger(__name__)
@@ -141,7 +142,7 @@ class StartPreparation:
     async def _prepare(self, router_id: RouterId, start: StartSequence) -> None:
         began_s = self._now()
         try:
-            async with asyncio.timeout(min(self._prepare_s, start.time_left_s)):
+            async with asyncio.timeout(min(preparation_s(start, self._prepare_s), start.time_left_s)):
                 for preparer in self._preparers:
                     await preparer.prepare(start, self._claimed)
         except NotPrepared as error:
@@ -165,7 +166,8 @@ class StartPreparation:
             self._core.from_router(router_id, msgspec.structs.replace(start, time_left_s=time_left_s))
 
     def _time_is_up(self, router_id: RouterId, start: StartSequence) -> None:
-        if start.time_left_s <= self._prepare_s:
+        limit_s = preparation_s(start, self._prepare_s)
+        if start.time_left_s <= limit_s:
             key = SeqKey(start.seq_id, start.epoch)
             reason = "the request's time is up, and its grammar or adapter not ready"
             self.answer(router_id, SequenceFailed(*key, FailureReason.DEADLINE, reason))
@@ -173,7 +175,7 @@ class StartPreparation:
         # A grammar that takes too long is refused by the compiler. This one waited for those of others.
         what = "its grammar or adapter" if start.sampling.grammar and start.adapter else "its grammar"
         what = what if start.sampling.grammar else "its adapter"
-        reason = f"{what} was not ready within {self._prepare_s:g} s (engine.prepare_s)"
+        reason = f"{what} was not ready in time (engine.prepare_s is {self._prepare_s:g} s)"
         self._refuse(router_id, start, RefusalReason.BUSY, reason)
 
     def _is_over_share(self, start: StartSequence) -> bool:

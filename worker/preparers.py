@@ -2,17 +2,16 @@
 
 import asyncio
 import logging
-import os
-import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from math import inf, isinf
 from typing import Any, Protocol
 
 from baton.core.errors import SetupError
 from baton.core.ids import tenant_of
-from baton.core.messages import AdapterRef, RefusalReason, StartSequence
+from baton.core.messages import STILL_COMPILED, AdapterRef, RefusalReason, StartSequence
 from baton.core.sampling import Grammar
 from engine.execution.executor import Executor
 from engine.grammar import CompilerBusy
@@ -25,8 +24,6 @@ log = logging.getLogger(__name__)
 
 THREADS = 4
 """Threads that read adapters."""
-COMPILING_NICENESS = 10
-"""The niceness of compiling, which must not take the processor from those who compute or answer."""
 
 
 def compiling_threads() -> ThreadPoolExecutor:
@@ -41,13 +38,12 @@ class Warmable(Protocol):
 
 
 def warm_compiler(grammars: Warmable) -> None:
-    """Load what the first grammar needs, on the compiling thread. That is a part of the worker's start and as
-    urgent as the model; from then on the thread gives way to others."""
+    """Load what the first grammar needs, on the compiling thread.
+
+    The thread does not give way to others: it reads what was compiled, for milliseconds and under the
+    interpreter's lock, so that the event loop would wait for whoever keeps it from the processor.
+    """
     grammars.warm()
-    # Niceness is each thread's own on Linux, see sched(7), "The nice value".
-    thread = threading.get_native_id()
-    wanted = os.getpriority(os.PRIO_PROCESS, thread) + COMPILING_NICENESS
-    os.setpriority(os.PRIO_PROCESS, thread, min(19, wanted))
 
 
 class GrammarCompiler(Protocol):
@@ -62,8 +58,11 @@ class GrammarPreparer:
     """Compiles grammars, one at a time and for one tenant after the other. Implements
     `worker.preparation.Preparer`."""
 
-    def __init__(self, store: GrammarCompiler, threads: ThreadPoolExecutor) -> None:
-        self._store, self._threads = store, threads
+    def __init__(
+        self, store: GrammarCompiler, threads: ThreadPoolExecutor, *, prepare_s: float = inf
+    ) -> None:
+        """A sequence waits `prepare_s` for its turn at most, and then as long again for its own grammar."""
+        self._store, self._threads, self._prepare_s = store, threads, prepare_s
         self._turns = FairTurns()
 
     def is_ready(self, start: StartSequence) -> bool:
@@ -74,7 +73,9 @@ class GrammarPreparer:
         grammar = start.sampling.grammar
         if grammar is None:
             return
-        await self._turns.take(tenant_of(start.fairness_key))
+        await self._within_limit(
+            self._turns.take(tenant_of(start.fairness_key)), "others come first for the compiler"
+        )
         if self._store.has(grammar):
             self._turns.release()
             return
@@ -84,11 +85,19 @@ class GrammarPreparer:
         # The turn lasts as long as the thread works, even if this sequence is cancelled meanwhile.
         compiled.add_done_callback(self._done)
         try:
-            await asyncio.shield(compiled)
+            await self._within_limit(asyncio.shield(compiled), "this machine is busy")
         except GrammarError as error:
             raise NotPrepared(RefusalReason.UNSUPPORTED, str(error)) from error
         except CompilerBusy as error:
             raise NotPrepared(RefusalReason.BUSY, str(error)) from error
+
+    async def _within_limit(self, step: Awaitable[None], reason: str) -> None:
+        try:
+            async with asyncio.timeout(None if isinf(self._prepare_s) else self._prepare_s):
+                await step
+        except TimeoutError:
+            waited = f"after {self._prepare_s:g} s (engine.prepare_s)"
+            raise NotPrepared(RefusalReason.BUSY, f"{STILL_COMPILED} {waited}: {reason}") from None
 
     def _done(self, compiled: asyncio.Future[None]) -> None:
         if not compiled.cancelled():

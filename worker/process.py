@@ -307,7 +307,7 @@ class WorkerProcess:
         )
         return StartPreparation(
             core,
-            (GrammarPreparer(executor.grammars, self._compiling), adapters),
+            (GrammarPreparer(executor.grammars, self._compiling, prepare_s=engine.prepare_s), adapters),
             spawn=self._background.spawn,
             prepare_s=engine.prepare_s,
             pending_max=engine.waiting_sequences_max,

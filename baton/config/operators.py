@@ -83,8 +83,8 @@ class TlsConfig(Section):
 
 class TelemetryConfig(Section):
     otlp_endpoint: str = ""
-    """Address that spans are sent to (OTLP over gRPC), for example http://localhost:4317. Empty: no spans are
-    sent."""
+    """Address that spans are sent to: OTLP over gRPC, for example http://localhost:4317, and with a path OTLP
+    over HTTP, for example http://localhost:4318/v1/traces. Empty: no spans are sent."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_json: bool = False
     """Whether log lines are JSON objects instead of text."""

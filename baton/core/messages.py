@@ -230,6 +230,11 @@ class RefusalReason(StrEnum):
     the worker is not at fault."""
 
 
+STILL_COMPILED = "the grammar is still being compiled"
+"""How the message of a BUSY refusal begins whose sequence waits for a compiler. The router tells its client
+to come back for the grammar, and not for a place."""
+
+
 class SequenceRefused(msgspec.Struct, frozen=True, tag=True):
     """The worker never started; it holds nothing for this attempt."""
 

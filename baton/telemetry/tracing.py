@@ -8,6 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource
@@ -110,6 +111,12 @@ def spans_for(
     if not config.otlp_endpoint:
         return Spans(None)
     # Imported late: it takes a third of a second, and most installations do not export.
+    if urlsplit(config.otlp_endpoint).path.strip("/"):
+        from baton.telemetry.otlp_http import HttpSpanExporter, headers_of
+
+        return Spans(
+            _provider(facts, BatchSpanProcessor(HttpSpanExporter(config.otlp_endpoint, headers_of())))
+        )
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
     otlp = OTLPSpanExporter(endpoint=config.otlp_endpoint, insecure=not _is_tls(config.otlp_endpoint))

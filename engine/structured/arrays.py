@@ -8,12 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 from engine.structured.refusal import refuse
+from engine.structured.unique import ValueCounter
 
 Schema = dict[str, Any]
 Visit = Callable[[Any, str], Any]
 
 
-def check_array(schema: Schema, path: str, visit: Visit) -> None:
+def check_array(schema: Schema, path: str, visit: Visit, counter: ValueCounter) -> None:
     """Rewrite the keywords of an array in place, so that all of them are enforced. Raises ClientError."""
     _write_as_2020(schema, path)
     prefix = schema.pop("prefixItems", [])
@@ -30,14 +31,22 @@ def check_array(schema: Schema, path: str, visit: Visit) -> None:
     least = schema.get("minItems", 0)
     if least > most or (items is False and least > len(prefix)):
         raise refuse(path, "minItems", "is more than the array may have")
-    if schema.pop("uniqueItems", False) and min(most, len(prefix) if items is False else most) > 1:
-        raise refuse(path, "uniqueItems", "cannot be enforced for more than one item; leave it out")
+    is_unique = schema.pop("uniqueItems", False)
+    if type(is_unique) is not bool:
+        raise refuse(path, "uniqueItems", "must be true or false")
+    is_unique = is_unique and min(most, len(prefix) if items is False else most) > 1
+    if is_unique and prefix:
+        raise refuse(path, "uniqueItems", "cannot be enforced beside a tuple; leave it out")
     if prefix:
         found = [visit(one, f"{path}.prefixItems[{i}]") for i, one in enumerate(prefix)]
         # Here, and only here, xgrammar takes no `true`.
         schema["prefixItems"] = [{} if one is True else one for one in found]
     # Said in any case: in a structural tag xgrammar takes no word for "none".
     schema["items"] = False if items is False else visit(items, f"{path}.items")
+    if is_unique:
+        schema["uniqueItems"] = True
+        if least > 1 and counter.least(schema["items"]) < least:
+            raise refuse(path, "minItems", "is more than the items are known to have different values")
 
 
 def _write_as_2020(schema: Schema, path: str) -> None:

@@ -23,6 +23,7 @@ from engine.structured.references import DEFINITIONS, References
 from engine.structured.refusal import refuse
 from engine.structured.size import check_size
 from engine.structured.strings import check_string
+from engine.structured.unique import ValueCounter
 from engine.structured.values import BESIDE_VALUES, check_values, identity
 
 SCHEMA_BYTES_MAX = 256 * 1024
@@ -116,6 +117,7 @@ class _Checker:
         self._root, self._where = root, where
         self._references = References(root, where)
         self._disjointness = Disjointness(root)
+        self._counter = ValueCounter(lambda one: self._resolved(one, where))
         self._visits = 0
 
     def checked(self, schema: Any, path: str, *, depth: int) -> Any:
@@ -264,7 +266,7 @@ class _Checker:
         if {"number", "integer"} & set(kinds):
             check_numbers(schema, kinds, path)
         if "array" in kinds:
-            check_array(schema, path, visit)
+            check_array(schema, path, visit, self._counter)
         if "object" in kinds:
             check_object(schema, path, visit, self._resolved)
         words = [_BY_TYPE.get("number" if kind == "integer" else kind, ()) for kind in kinds]

@@ -9,6 +9,7 @@ from engine.structured.patterns import NESTED_REPEATS_MAX, SIZE_MAX, SKIPPED_MAX
 from engine.structured.refusal import refuse
 from engine.structured.schemas import SCHEMA_DEPTH_MAX, check_bytes, check_schema
 from engine.structured.size import BRANCHES_MAX, PARTS_MAX, check_size, too_large
+from engine.structured.unique import SchemaMap
 
 _REPEATS = ("optional", "star", "plus", "repeat")
 _CHOICES = ("elements", "tags", "rules")
@@ -58,6 +59,8 @@ class _FormatChecker:
         """Properties, branches, alternatives and repetitions."""
         self._elements = 0
         """Formats and elements of grammars, with repetitions written out."""
+        self._after_begin = set[int]()
+        """Formats that follow a text by which `engine.unique_items` knows them."""
 
     def checked(self, node: Any, path: str, *, depth: int, repeats: int, times: int) -> Any:
         if depth > SCHEMA_DEPTH_MAX:
@@ -71,6 +74,8 @@ class _FormatChecker:
             return node
         if node.get("type") in ("json_schema", "qwen_xml_parameter") or "json_schema" in node:
             return self._with_schema(node, path)
+        if node.get("type") == "tag" and isinstance(node.get("begin"), str) and node["begin"]:
+            self._after_begin.add(id(node.get("content")))
         if node.get("type") in _REPEATS:
             repeats, times = repeats + 1, times * _times(node, path)
             if repeats > NESTED_REPEATS_MAX:
@@ -92,6 +97,10 @@ class _FormatChecker:
             if node.get(option):
                 raise refuse(path, option, "cannot be enforced together with a schema; leave it out")
         schema = check_schema(node.get("json_schema"), f"{path}.json_schema")
+        is_json = node.get("type") == "json_schema" and node.get("style", "json") == "json"
+        if SchemaMap.has_unique_arrays(schema) and not (is_json and id(node) in self._after_begin):
+            why = "uniqueItems is enforced in the JSON of a tag that has a begin text; leave it out here"
+            raise refuse(path, "json_schema", why)
         self._count(check_size(schema, f"{path}.json_schema"), 1)
         return node | {"json_schema": schema}
 

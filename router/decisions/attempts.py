@@ -5,7 +5,7 @@ from math import inf
 from typing import NamedTuple
 
 from baton.core.ids import BlockHash, SequenceId, WorkerId
-from baton.core.messages import FailureReason, PeerRef, Phase, StartSequence
+from baton.core.messages import STILL_COMPILED, FailureReason, PeerRef, Phase, StartSequence
 from baton.core.sampling import SamplingParams
 from router.decisions.events import FailureKind, RetryCause, Submit, ToWorker
 from router.decisions.retry_budgets import WindowBudget
@@ -13,6 +13,8 @@ from router.decisions.retry_budgets import WindowBudget
 NOT_BUDGETED = frozenset({RetryCause.WORKER_LOST, RetryCause.SOURCE_LOST})
 """Causes whose first loss does not use up the retry budget, since a lost worker loses all its sequences at
 once. `RetryCause.DRAINED` is never charged."""
+COMPILE_RETRY_S = 5.0
+"""When a client comes back whose grammar is still being compiled: what was compiled is kept."""
 BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.05, 2.0
 
 
@@ -96,8 +98,15 @@ class PlaceWait:
         """Return when the wait is over. A running stream that was displaced waits until its deadline."""
         return inf if self.is_displaced and is_running else self.since_s + self.limit_s
 
+    @property
+    def is_for_compiler(self) -> bool:
+        """Whether the worker that was asked last had not compiled the sequence's grammar yet."""
+        return STILL_COMPILED in self.last_refusal
+
     def explain(self, waits_for: str) -> str:
         """Say why no worker took the sequence. `waits_for` holds if none was asked."""
+        if self.is_for_compiler:
+            return f"{STILL_COMPILED}, and was not ready within {self.limit_s:g} s: {self.last_refusal}"
         reason = self.last_refusal or waits_for
         return f"no worker could take the request within {self.limit_s:g} s: {reason}"
 

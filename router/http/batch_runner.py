@@ -1,5 +1,6 @@
 """Runs batches: their requests go the way of every other request of their tenant, behind all that somebody
-waits for, and no faster than there is room."""
+waits for, and no faster than there is room. Tenants share the room, so that a long batch holds up none of
+others."""
 
 import asyncio
 import contextlib
@@ -18,6 +19,7 @@ from baton.files.cache import cache_folder
 from router.batches.folder import ObjectNotFound, StateFolder
 from router.batches.lines import BatchLine, check_lines, done_ids, read_line, result_line, unanswered_line
 from router.batches.records import BatchBounds, BatchFault, BatchRecord, FileRecord
+from router.batches.slots import FairSlots
 from router.http.asgi import REQUEST_ID, App, Message
 from router.http.authentication import AccessControl
 from router.http.client import CLIENT, AuthenticatedClient
@@ -34,6 +36,8 @@ ROOM_S = 0.2
 """Time after which a router looks for room again."""
 PURGE_S = 3600.0
 RETRY_S_MAX = 60.0
+TENANTS_MAX = 256
+"""Tenants whose batches one router runs at once. Further ones wait until one has none left."""
 TRIES_MAX = 3
 """Times that a request is tried which ended with a defect."""
 KEPT_EVERY_S = 1.0
@@ -67,13 +71,16 @@ class Answered(NamedTuple):
 
 
 class BatchRunner:
-    """Runs the batches of a folder, one after the other, as long as `run` runs."""
+    """Runs the batches of a folder, those of one tenant one after the other, as long as `run` runs."""
 
     def __init__(self, config: RouterConfig, drivers: Drivers, access: AccessControl) -> None:
         self.folder = StateFolder(files_folder(config), bounds_of(config))
         self.handlers: Mapping[str, App] = {}
         """Applications by path, which answer the requests."""
         self._config, self._drivers, self._access = config, drivers, access
+        self.slots = FairSlots(config.batch_in_flight_max)
+        self._running = set[str]()
+        """Tenants whose batches run here."""
         self._news = asyncio.Event()
         self._gone = asyncio.Event()
         """Set when the router stops: all requests of batches are then cancelled, and run later."""
@@ -86,17 +93,40 @@ class BatchRunner:
         if not self._config.batch_in_flight_max:
             return
         purge_due_s = 0.0
-        while not self._gone.is_set():
-            self._news.clear()
-            try:
-                if time.monotonic() >= purge_due_s:
-                    purge_due_s = time.monotonic() + PURGE_S
-                    await asyncio.to_thread(self._purge)
-                for record in await asyncio.to_thread(self.folder.unfinished):
-                    await self._run_claimed(record)
-            except OSError as error:
-                log.warning("batches in %s cannot be run: %s", self.folder.root, error)
-            await self._wait(self._news, LOOK_S)
+        async with asyncio.TaskGroup() as group:
+            while not self._gone.is_set():
+                self._news.clear()
+                try:
+                    if time.monotonic() >= purge_due_s:
+                        purge_due_s = time.monotonic() + PURGE_S
+                        await asyncio.to_thread(self._purge)
+                    self._start(await asyncio.to_thread(self.folder.unfinished), group)
+                except OSError as error:
+                    log.warning("batches in %s cannot be read: %s", self.folder.root, error)
+                await self._wait(self._news, LOOK_S)
+
+    def _start(self, unfinished: list[BatchRecord], group: asyncio.TaskGroup) -> None:
+        """Run the batches of tenants that have none running, oldest first."""
+        waiting: dict[str, list[BatchRecord]] = {}
+        for record in unfinished:
+            if record.tenant not in self._running:
+                waiting.setdefault(record.tenant, []).append(record)
+        for tenant, records in waiting.items():
+            if len(self._running) >= TENANTS_MAX:
+                return
+            self._running.add(tenant)
+            group.create_task(self._run_tenant(tenant, records))
+
+    async def _run_tenant(self, tenant: str, records: list[BatchRecord]) -> None:
+        try:
+            claims = [await self._run_claimed(record) for record in records]
+        except OSError as error:
+            log.warning("batches of tenant %s in %s cannot be run: %s", tenant, self.folder.root, error)
+        else:
+            if any(claims):  # Others may have come meanwhile, also of tenants for whom there was no room.
+                self._news.set()
+        finally:
+            self._running.discard(tenant)
 
     def stop(self) -> None:
         self._gone.set()
@@ -111,10 +141,11 @@ class BatchRunner:
         for folder in self.folder.root.glob("tenant-*"):
             self.folder.purge(folder.name.removeprefix("tenant-"))
 
-    async def _run_claimed(self, record: BatchRecord) -> None:
+    async def _run_claimed(self, record: BatchRecord) -> bool:
+        """Run the batch unless another router does. Returns whether it ran here."""
         claim = None if self._gone.is_set() else await asyncio.to_thread(self.folder.claim, record)
         if claim is None:
-            return
+            return False
         try:
             with contextlib.suppress(ObjectNotFound):  # It was deleted meanwhile.
                 await self._run(await asyncio.to_thread(self.folder.batch, record.tenant, record.batch_id))
@@ -124,6 +155,7 @@ class BatchRunner:
             log.exception("batch %s is left for later", record.batch_id)
         finally:
             claim.close()
+        return True
 
     async def _run(self, record: BatchRecord) -> None:
         if record.is_over:
@@ -256,7 +288,6 @@ class _BatchRun:
                 if request.custom_id in done:
                     continue
                 await slots.acquire()
-                await self._runner.until_room()
                 await self._look_for_end()
                 if self._runner.is_stopping or self.is_cancelled:
                     break
@@ -282,7 +313,14 @@ class _BatchRun:
         tries = 0
         body = request.body_bytes()
         while True:
-            answered = await self._runner.answer(self.record.endpoint, body, self._client)
+            async with self._runner.slots.one(self.record.tenant):
+                await self._runner.until_room()
+                if self._runner.is_stopping or self.is_cancelled:
+                    return
+                if _now() >= self.record.expires_at:
+                    await self._expired(request)
+                    return
+                answered = await self._runner.answer(self.record.endpoint, body, self._client)
             if self._runner.is_stopping and answered.status != 200:
                 return  # It runs again when a router runs this batch next.
             tries += answered.status not in TRY_AGAIN

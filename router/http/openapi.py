@@ -1,7 +1,7 @@
 """The OpenAPI document of the public API, made from the types that bodies are decoded into. Pure."""
 
 import re
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 
@@ -10,7 +10,7 @@ from router.http import openapi_answers as answers
 from router.http.openapi_answers import Json
 from router.http.tokenizing import DetokenizeBody, TokenizeBody
 from router.messages.body import CountedBody, MessagesBody
-from router.openai.bodies import ChatBody, CompletionBody, EmbeddingBody
+from router.openai.bodies import ChatBody, CompletionBody, EmbeddingBody, SamplingBounds
 from router.responses.body import ResponsesBody
 
 ERRORS = {
@@ -42,10 +42,30 @@ class Operation(msgspec.Struct, frozen=True):
     query: dict[str, Json] = {}
 
 
-_PAGE: dict[str, Json] = {
-    "limit": {"type": "integer", "minimum": 1, "maximum": 100},
-    "after": answers.TEXT,
+def _page(most: int) -> dict[str, Json]:
+    return {"limit": {"type": "integer", "minimum": 1, "maximum": most}, "after": answers.TEXT}
+
+
+_PAGE, _LONG_PAGE = _page(100), _page(10_000)
+_RANGES: dict[str, tuple[float, float | None]] = {
+    "temperature": (0, 2),
+    "top_p": (0, 1),
+    "n": (1, None),
+    "best_of": (1, None),
+    "top_logprobs": (0, 20),
+    "prompt_logprobs": (0, 20),
+    "max_completion_tokens": (1, None),
+    "max_output_tokens": (1, None),
+    "max_tokens": (1, None),
+    "logprobs": (0, 20),
+    "min_tokens": (0, None),
+    "dimensions": (1, None),
+    "seed": (-(2**63), 2**63 - 1),
 }
+"""Ranges of numbers that no model and no setting makes narrower or wider, by field, in every body."""
+_LOWER = {("CompletionBody", "max_tokens"): 0}
+"""Lower bounds of one body alone: a completion may ask for its echo."""
+_ENUMS: dict[tuple[str, str], list[str]] = {("EmbeddingBody", "encoding_format"): ["float", "base64"]}
 _ORDER: dict[str, Json] = {"order": {"enum": ["asc", "desc"]}}
 _MODEL_QUERY: dict[str, Json] = {"model": answers.TEXT}
 
@@ -80,14 +100,16 @@ OPERATIONS = (
         DetokenizeBody,
     ),
     Operation("get", "/tokenizer_info", "Describe the tokenizer.", answers.ANY_OBJECT, query=_MODEL_QUERY),
-    Operation("get", "/v1/files", "List files.", answers.listed("list", answers.FILE), query=_PAGE | _ORDER),
+    Operation(
+        "get", "/v1/files", "List files.", answers.listed("list", answers.FILE), query=_LONG_PAGE | _ORDER
+    ),
     Operation("get", "/v1/files/{file_id}", "Describe a file.", answers.FILE),
     Operation("delete", "/v1/files/{file_id}", "Delete a file.", answers.DELETED),
     Operation(
         "get", "/v1/files/{file_id}/content", "Read a file.", answers.TEXT, media="application/octet-stream"
     ),
     Operation("post", "/v1/batches", "Run the requests of a file.", answers.BATCH, BatchBody),
-    Operation("get", "/v1/batches", "List batches.", answers.listed("list", answers.BATCH), query=_PAGE),
+    Operation("get", "/v1/batches", "List batches.", answers.listed("list", answers.BATCH), query=_LONG_PAGE),
     Operation("get", "/v1/batches/{batch_id}", "Describe a batch.", answers.BATCH),
     Operation("post", "/v1/batches/{batch_id}/cancel", "Cancel a batch.", answers.BATCH),
     Operation("get", "/v1/models", "List models.", answers.listed("list", answers.MODEL)),
@@ -111,6 +133,8 @@ def document(*, body_bytes_max: int) -> Json:
     bodies = [one.body for one in OPERATIONS if one.body is not None]
     schemas, components = msgspec.json.schema_components(bodies, ref_template="#/components/schemas/{name}")
     schema_of = dict(zip(bodies, schemas, strict=True))
+    for body in bodies:
+        _narrow(components, body)
     paths: Json = {}
     for one in OPERATIONS:
         schema = None if one.body is None else schema_of[one.body]
@@ -128,6 +152,23 @@ def document(*, body_bytes_max: int) -> Json:
             "schemas": {**components, "Error": answers.ERROR, "MessagesError": answers.MESSAGES_ERROR}
         },
     }
+
+
+def _narrow(components: Json, body: type[msgspec.Struct]) -> None:
+    """Write ranges and values into the fields of a body's schema."""
+    properties = components.get(body.__name__, {}).get("properties", {})
+    annotations = get_type_hints(body, include_extras=True)
+    for name, field in properties.items():
+        found = [one for one in get_args(annotations[name]) if isinstance(one, SamplingBounds)]
+        low, high = (found[0].low, found[0].high) if found else _RANGES.get(name, (None, None))
+        low = _LOWER.get((body.__name__, name), low)
+        for branch in field.get("anyOf", [field]):
+            if low is not None and branch.get("type") in ("integer", "number"):
+                branch["minimum"] = low
+                if high is not None:
+                    branch["maximum"] = high
+            if (values := _ENUMS.get((body.__name__, name))) and branch.get("type") == "string":
+                branch["enum"] = values
 
 
 def _errors(path: str) -> Json:
@@ -158,7 +199,7 @@ def _operation(one: Operation, body: Json | None) -> Json:
 def _upload() -> Json:
     fields = answers.an_object(
         {"file": {"type": "string", "format": "binary"}, "purpose": {"enum": ["batch"]}}
-    )
+    ) | {"required": ["file", "purpose"]}
     answer: Json = {"description": "the file", "content": {"application/json": {"schema": answers.FILE}}}
     return {
         "summary": "Upload a file of requests.",

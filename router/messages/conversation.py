@@ -22,6 +22,7 @@ NAMES = FieldNames(
     {
         r"\btools\[(\d+)\]\.function\.parameters\b": r"tools[\1].input_schema",
         r"\btools\[(\d+)\]\.function\b": r"tools[\1]",
+        r"\.tool_call_id\b": ".tool_use_id",
     },
 )
 

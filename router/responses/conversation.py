@@ -23,7 +23,7 @@ NAMES = FieldNames(
         "reasoning_effort": "reasoning.effort",
         "truncate_prompt_tokens": "truncation",
     },
-    {r"\btools\[(\d+)\]\.function\b": r"tools[\1]"},
+    {r"\btools\[(\d+)\]\.function\b": r"tools[\1]", r"\.tool_call_id\b": ".call_id"},
 )
 
 

@@ -1,7 +1,7 @@
 """The messages and tools of a chat request, checked and put into the shape that chat templates read. Pure."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum, auto
 from typing import Any
 
@@ -71,7 +71,25 @@ def check_messages(messages: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]
             f"at most {MESSAGES_MAX} messages are allowed, not {len(messages)}", param="messages"
         )
     counts = _Counts()
-    return tuple(_check_message(message, f"messages[{at}]", counts) for at, message in enumerate(messages))
+    checked = tuple(_check_message(message, f"messages[{at}]", counts) for at, message in enumerate(messages))
+    _check_results(checked)
+    return checked
+
+
+def _check_results(messages: Sequence[dict[str, Any]]) -> None:
+    """Check that every result of a tool answers a call that came before it. Raises ClientError."""
+    called: set[str] | None = None
+    for at, message in enumerate(messages):
+        if message["role"] == "tool":
+            call_id = message.get("tool_call_id")
+            if called is None or (call_id is not None and call_id not in called):
+                raise _bad(
+                    f"messages[{at}].tool_call_id",
+                    "answers no tool call: there must be an assistant's message before it whose tool_calls "
+                    f"have {'one' if call_id is None else f'the id {call_id!r:.60}'}",
+                )
+        elif calls := message.get("tool_calls"):
+            called = (called or set()) | {call["id"] for call in calls if "id" in call}
 
 
 class _Counts:
@@ -110,7 +128,7 @@ def _check_message(message: dict[str, Any], where: str, counts: _Counts) -> dict
         raise _bad(f"{where}.tool_calls", "only an assistant's message has tool calls")
     else:
         checked["tool_calls"] = _check_calls(calls, f"{where}.tool_calls", counts)
-    if role == "tool" and not isinstance(message.get("tool_call_id", ""), str):
+    if role == "tool" and not isinstance(message.get("tool_call_id") or "", str):
         raise _bad(f"{where}.tool_call_id", "must be the id of the tool call that this answers")
     return checked
 

@@ -264,8 +264,8 @@ class Cluster:
         return httpx.AsyncClient(base_url=self.url, timeout=BOUND_S, **changes)
 
     def openai(self, **changes):
-        options = {"max_retries": 0, "timeout": BOUND_S} | changes
-        self.clients.append(openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", **options))
+        options = {"max_retries": 0, "timeout": BOUND_S, "api_key": "none"} | changes
+        self.clients.append(openai.AsyncOpenAI(base_url=f"{self.url}/v1", **options))
         return self.clients[-1]
 
     async def joined(self):

@@ -9,6 +9,9 @@ import pytest
 from router.batches.folder import StateFolder
 from router.batches.lines import check_lines, done_ids, result_line
 from router.batches.records import BatchBounds, BatchRecord, FileRecord
+from router.batches.slots import FairSlots
+from router.tenants.key_files import write_file
+from router.tenants.keys import KeyBook, KeyRecord, Tenant, digest_of, new_key
 from router.text.tokenizer import Tokenizer
 from tests.unit.router.http_fakes import BOUND_S, MODEL, FakeWorker, cluster, make_folder
 
@@ -82,6 +85,55 @@ async def test_a_restart_goes_on_without_asking_again(folder, spell, tmp_path):
         assert batch.request_counts.completed == 6
         assert (await results(client, batch.output_file_id)).keys() == set("012345")
     assert 0 < len(second.started) < 6
+
+
+async def test_a_long_batch_of_one_tenant_holds_up_none_of_another(folder, spell, tmp_path):
+    path, keys = tmp_path / "keys.json", {name: new_key() for name in ("long", "short")}
+    write_file(path, KeyBook({name: Tenant() for name in keys}, tuple(
+        KeyRecord(digest_of(key), name) for name, key in keys.items()
+    )))  # fmt: skip
+    worker = FakeWorker(reply=spell("ab"))
+    settings = {"files_dir": str(tmp_path / "f"), "batch_in_flight_max": 2, "keys": str(path)}
+    async with cluster(folder, worker, **settings) as c:
+        worker.gate.clear()
+        clients = {name: c.openai(api_key=key) for name, key in keys.items()}
+        long = await made(clients["long"], [line(f"l{number}") for number in range(60)])
+        await worker.until(lambda: len(worker.started) == 2)
+        short = await made(clients["short"], [line("s")])
+        worker.gate.set()
+        short = await over(clients["short"], short)
+        assert short.status == "completed"
+        assert (await clients["long"].batches.retrieve(long.id)).request_counts.completed < 60
+        long = await over(clients["long"], long)
+        assert (long.status, long.request_counts.completed) == ("completed", 60)
+
+
+async def test_slots_go_to_whoever_has_the_fewest_and_then_in_turn():
+    slots, order, gates = FairSlots(2), [], {}
+
+    async def use(name):
+        async with slots.one(name[0]):
+            order.append(name)
+            gates[name] = asyncio.Event()
+            await gates[name].wait()
+
+    async def settled():
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+    tasks = {}
+    for name in ("a1", "a2", "a3", "a4", "b1", "c1", "b2"):
+        tasks[name] = asyncio.ensure_future(use(name))
+        await settled()
+    assert order == ["a1", "a2"]
+    tasks["b1"].cancel()
+    for name in ("a1", "a2", "b2", "c1", "a3", "a4"):
+        gates[name].set()
+        await settled()
+    await asyncio.gather(*tasks.values(), return_exceptions=True)
+    assert order == ["a1", "a2", "b2", "a3", "c1", "a4"]
+    async with asyncio.timeout(BOUND_S), slots.one("d"), slots.one("d"):
+        pass
 
 
 async def test_a_cancelled_batch_keeps_what_it_has(folder, spell, tmp_path):

@@ -6,6 +6,7 @@ import pytest
 from baton.config.router import RouterConfig
 from baton.core.ids import SequenceId, WorkerId
 from baton.core.messages import (
+    STILL_COMPILED,
     FailureReason,
     Phase,
     RefusalReason,
@@ -15,6 +16,7 @@ from baton.core.messages import (
     SequenceRefused,
 )
 from baton.core.sampling import FinishReason
+from router.decisions.attempts import COMPILE_RETRY_S
 from router.decisions.events import ClientGone, FailureKind, WorkerUpdated
 from tests.unit.router.script import Script
 
@@ -142,6 +144,24 @@ def test_busy_everywhere_ends_with_no_capacity_and_a_hint_when_to_come_back():
     assert end.kind is FailureKind.NO_CAPACITY
     assert end.retry_after_s >= 1.0
     assert end.message.endswith("within 5 s: p refused it, busy: its grammar was not ready")
+
+
+def test_a_grammar_that_is_still_being_compiled_is_said_and_when_to_come_back_for_it():
+    script = Script(queue_wait_s=5.0)
+    script.pair()
+    script.submit()
+    while not script.core.is_idle:
+        while "p" in script.phases():
+            script.refused(
+                "p", RefusalReason.BUSY, message=f"{STILL_COMPILED} after 2 s: this machine is busy"
+            )
+        script.at(script.core.next_tick_s)
+    end = script.ends["s"]
+    assert end.kind is FailureKind.NO_CAPACITY
+    assert end.retry_after_s == COMPILE_RETRY_S
+    assert end.message.startswith(
+        "the grammar is still being compiled, and was not ready within 5 s: p refused"
+    )
 
 
 def test_a_refusal_before_a_loss_does_not_explain_the_wait_after_it():

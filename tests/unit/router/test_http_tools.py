@@ -305,3 +305,31 @@ async def test_a_grammar_begins_after_the_reasoning_and_after_what_the_template_
             found = await ask(c, tools=[], response_format=form, extra_body=extra)
             assert found[:2] == (content, reasoning)
             assert c.worker.started[0].sampling.grammar.after_token_ids == after
+
+
+OTHER_CALL = {"id": "2", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        [],
+        [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}],
+        [{"role": "assistant", "content": None, "tool_calls": [OTHER_CALL]}],
+    ],
+)
+async def test_a_result_of_no_call_is_a_400_that_names_it(folder, before):
+    async with cluster(folder, FakeWorker()) as c, c.http() as http:
+        messages = [*before, {"role": "tool", "tool_call_id": "1", "content": "rain"}]
+        answer = await http.post("/v1/chat/completions", json={"model": MODEL, "messages": messages})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == f"messages[{len(before)}].tool_call_id"
+    assert "answers no tool call" in answer.json()["error"]["message"]
+
+
+async def test_half_of_a_surrogate_pair_in_a_body_is_a_400(folder):
+    async with cluster(folder, FakeWorker()) as c, c.http() as http:
+        messages = [{"role": "user", "content": "HALF"}]
+        body = json.dumps({"model": MODEL, "messages": messages}).replace("HALF", r"\ud800")
+        answer = await http.post("/v1/chat/completions", content=body)
+    assert answer.status_code == 400

@@ -101,6 +101,15 @@ WRONG = {
     "messages": [],
     "messages[0].role": [{"role": "nobody", "content": "x"}],
     "messages[0].content[0]": [{"role": "user", "content": [{"type": "image"}]}],
+    "messages[0].content[1].tool_use_id": [
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "x"},
+                {"type": "tool_result", "tool_use_id": "7", "content": "y"},
+            ],
+        }
+    ],
     "messages[0].content[0].tool_use_id": [{"role": "user", "content": [{"type": "tool_result"}]}],
     "messages[0].content[0].input": [
         {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": 1}]}

@@ -160,6 +160,7 @@ WRONG = {
     "input[0].type": [{"type": "computer_call"}],
     "input[0].content[0]": [{"role": "user", "content": [{"type": "input_image"}]}],
     "input[1].call_id": [{"role": "user", "content": "x"}, {"type": "function_call_output", "output": ""}],
+    "input[0].call_id": [{"type": "function_call_output", "call_id": "1", "output": "x"}],
     "input[0].arguments": [{"type": "function_call", "call_id": "1", "name": "f", "arguments": "{"}],
     "max_output_tokens": 0,
     "temperature": 3,

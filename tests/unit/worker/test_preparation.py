@@ -12,6 +12,7 @@ import pytest
 from baton.core.errors import SetupError
 from baton.core.hashing import HASH_BYTES
 from baton.core.messages import (
+    STILL_COMPILED,
     AdapterRef,
     CancelSequence,
     FailureReason,
@@ -350,10 +351,9 @@ class Stuck(Store):
     def __init__(self):
         super().__init__()
         self.go_on, self.begun, self.niceness = threading.Event(), [], 0
-        self.niceness_at_start = 0
 
     def warm(self):
-        self.niceness_at_start = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+        pass
 
     def prepare(self, grammar, *, is_continued=False):
         self.begun.append(grammar.text)
@@ -362,22 +362,43 @@ class Stuck(Store):
         super().prepare(grammar)
 
 
-async def test_one_grammar_compiles_at_a_time_and_gives_way_and_those_given_up_are_never_begun():
+async def test_one_grammar_compiles_at_a_time_and_those_given_up_are_never_begun():
     store = Stuck()
     with compiling_threads() as threads:
         threads.submit(warm_compiler, store)
-        bench = Bench(GrammarPreparer(store, threads), prepare_s=0.05)
+        bench = Bench(GrammarPreparer(store, threads, prepare_s=0.05), prepare_s=0.05)
         for text in ("a", "b", "c"):
             bench.tell(start(text, 0, grammar=Grammar(GrammarKind.REGEX, text)))
         await bench.settle()
-        reasons = [bench.answers.get_nowait().reason for _ in range(3)]
-        assert reasons == [RefusalReason.BUSY] * 3
+        refusals = [bench.answers.get_nowait() for _ in range(3)]
+        assert [one.reason for one in refusals] == [RefusalReason.BUSY] * 3
+        assert all(one.message.startswith(STILL_COMPILED) for one in refusals)
+        assert sorted(one.message.rpartition(": ")[2] for one in refusals) == [
+            "others come first for the compiler",
+            "others come first for the compiler",
+            "this machine is busy",
+        ]
         store.go_on.set()
         await asyncio.wrap_future(threads.submit(str))
         assert store.begun == ["a"]
         here = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-        assert store.niceness_at_start == here
-        assert store.niceness == min(19, here + 10)
+        assert store.niceness == here, "the thread must not hold the interpreter's lock and wait for others"
+
+
+async def test_the_time_of_its_own_grammar_begins_with_its_turn():
+    store = Stuck()
+    with compiling_threads() as threads:
+        preparer = GrammarPreparer(store, threads, prepare_s=1000.0)
+        bench = Bench(preparer, prepare_s=1000.0)
+        for text in ("a", "b"):
+            bench.tell(start(text, time_left_s=9000.0, grammar=Grammar(GrammarKind.REGEX, text)))
+        # An impatient one gives up its turn, and only its turn.
+        impatient = GrammarPreparer(store, threads, prepare_s=0.0)
+        with pytest.raises(NotPrepared, match="still being compiled after 0 s"):
+            await impatient.prepare(start("c", grammar=Grammar(GrammarKind.REGEX, "c")), set)
+        store.go_on.set()
+        await bench.settle()
+    assert [seq_id for seq_id, _ in bench.core.starts] == ["a", "b"]
 
 
 async def test_tenants_have_their_grammars_compiled_in_turn():
