@@ -18,10 +18,10 @@ from router.text.conversation import Template
 from router.text.generic_tools import has_calls, with_tools_as_text
 from router.text.model_card import ModelCard, prompt_too_long, read_model_card
 from router.text.quick_encoder import QuickEncoder
+from router.text.remembered_encoders import remembered_encoder
 from router.text.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from router.text.template_bounds import THREAD_S, TookTooLong, run_bounded
 from router.text.template_sizes import bound_operations
-from router.text.tested_encoders import tested_encoder
 from router.text.text_bound import characters_per_token_max
 from router.text.token_bytes import TokenBytes, token_bytes_of
 from router.text.tokenizer_files import check_tokenizer_files, largest_id
@@ -110,7 +110,7 @@ class Tokenizer:
         self.why_not_quick = "it is written in Python" if may_be_quick else "it was switched off"
         """Reason why there is no quick encoder; empty: there is one."""
         if rust is not None and may_be_quick:
-            self._quick, self.why_not_quick = tested_encoder(rust, rust_json)
+            self._quick, self.why_not_quick = remembered_encoder(rust, rust_json)
         self._characters_per_token = None if rust is None else characters_per_token_max(rust_json)
         added: dict[int, Any] = pretrained.added_tokens_decoder
         self._token_bytes: dict[int, bytes] = {}

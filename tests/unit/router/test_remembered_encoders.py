@@ -3,8 +3,8 @@
 import pytest
 from tokenizers import Tokenizer, models
 
-from router.text import tested_encoders as module
-from router.text.tested_encoders import tested_encoder
+from router.text import remembered_encoders as module
+from router.text.remembered_encoders import remembered_encoder
 from tests.unit.router.test_quick_encoder import made
 
 
@@ -28,7 +28,7 @@ def tests(monkeypatch):
 
 
 def ids(rust, text="It's the 1st of May."):
-    encoder, reason = tested_encoder(rust, rust.to_str())
+    encoder, reason = remembered_encoder(rust, rust.to_str())
     assert reason == ""
     return encoder.ids(text, with_special=False)
 
@@ -52,7 +52,7 @@ def test_another_tokenizer_library_or_test_is_tested(tests, monkeypatch, change)
 
 def test_a_refusal_is_remembered_with_its_reason(tests):
     rust = Tokenizer(models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
-    first, second = (tested_encoder(rust, rust.to_str()) for _ in range(2))
+    first, second = (remembered_encoder(rust, rust.to_str()) for _ in range(2))
     assert first == second == (None, "it is no byte-pair encoding")
     assert tests == [True]
 

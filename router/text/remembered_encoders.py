@@ -20,9 +20,9 @@ TEST_VERSION = 1
 REASON_BYTES_MAX = 1000
 
 
-def tested_encoder(rust: Any, tokenizer_json: str) -> tuple[QuickEncoder | None, str]:
-    """As `quick_encoder`, which tests this tokenizer unless the cache says that it was tested before. The cache
-    may be lost, or not be writable."""
+def remembered_encoder(rust: Any, tokenizer_json: str) -> tuple[QuickEncoder | None, str]:
+    """As `quick_encoder`, which tests this tokenizer unless the cache says that it was tested. The cache may be
+    lost, or not be writable."""
     file = cache_folder("tokenizers") / _key(tokenizer_json)
     known = _read(file)
     if known:
