@@ -1,4 +1,4 @@
-"""Which quick encoders were tested already, so that later starts of a router need not test them again.
+"""Tests of quick encoders are remembered, so that later starts of a router need not repeat them.
 
 A test takes half a second and leaves 30 MB of both libraries' caches behind. Its result is a file in the
 cache, named after all that it depends on.
@@ -16,13 +16,13 @@ from router.text.quick_encoder import PROBES, QuickEncoder, quick_encoder
 
 LIBRARIES = ("fastokens", "tokenizers")
 TEST_VERSION = 1
-"""To be raised with every change of what is tested, other than of the probes."""
+"""A change of what is tested raises it; the probes count by themselves."""
 REASON_BYTES_MAX = 1000
 
 
 def remembered_encoder(rust: Any, tokenizer_json: str) -> tuple[QuickEncoder | None, str]:
-    """As `quick_encoder`, which tests this tokenizer unless the cache says that it was tested. The cache may be
-    lost, or not be writable."""
+    """Return what `quick_encoder` returns, which tests this tokenizer unless the cache has its test.
+    The cache may be lost, or not be writable."""
     file = cache_folder("tokenizers") / _key(tokenizer_json)
     known = _read(file)
     if known:

@@ -16,7 +16,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def tests(monkeypatch):
-    """For each encoder that was asked for, whether it was tested."""
+    """True for each encoder that was tested, False for others that were asked for."""
     asked, real = [], module.quick_encoder
 
     def quick_encoder(rust, text, *, is_tested):
