@@ -49,6 +49,7 @@ class Pod:
     restarts: list[str] = field(default_factory=list[str])
     killed: list[str] = field(default_factory=list[str])
     _ready: dict[str, bool] = field(default_factory=dict[str, bool])
+    _started: dict[str, asyncio.Event] = field(default_factory=dict[str, asyncio.Event])
     _tasks: list["asyncio.Task[None]"] = field(default_factory=list["asyncio.Task[None]"])
 
     def container(self, name: str) -> str:
@@ -62,6 +63,7 @@ class Pod:
         for one in self.plan.spec.get("initContainers", ()):
             if one.get("restartPolicy") == "Always":
                 self._supervise(one)
+                await self._started[one["name"]].wait()
                 continue
             done = await self._run_once(one)
             if done.status:
@@ -125,7 +127,7 @@ class Pod:
         return await podman("start", "--attach", name, check=False, timeout_s=timeout_s)
 
     def _supervise(self, container: Mapping[str, Any]) -> None:
-        self._ready[container["name"]] = False
+        self._ready[container["name"]], self._started[container["name"]] = False, asyncio.Event()
         self._tasks.append(asyncio.create_task(self._keep(container)))
 
     async def _keep(self, container: Mapping[str, Any]) -> None:
@@ -166,6 +168,7 @@ class Pod:
                     await self._kill(container, name, "startup probe")
                     return
                 await asyncio.sleep(start.get("periodSeconds", 10))
+        self._started[container["name"]].set()
         probes = [self._readiness(container, name)]
         if live := container.get("livenessProbe"):
             probes.append(self._liveness(container, name, live))
