@@ -53,7 +53,8 @@ def _gpu_free(**more: Any) -> dict[str, Any]:
 EXPORTER = {
     "name": "exporter",
     "image": "LIGHT",
-    "command": ["sleep", "86400"],
+    # The first process of a container ends by SIGTERM only if it asks for that.
+    "command": ["/bin/sh", "-c", "trap 'exit 0' TERM; sleep 86400 & wait"],
     "securityContext": {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True},
 }
 NATIVE = {
