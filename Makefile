@@ -9,7 +9,7 @@ PORT   ?= 8000
 TORCH_INDEX ?=
 ARGS   ?=
 
-.PHONY: help setup serve test check lint types imports proto chart render images unit sim integration pictures explore fmt clean
+.PHONY: help setup serve test check lint types imports proto chart render images unit sim integration pods pictures explore fmt clean
 .DEFAULT_GOAL := help
 
 help: ## Show these targets
@@ -113,6 +113,11 @@ sim: $(VENV)/.installed ## Run the tests of the fault simulator; SEED=7 repeats 
 
 integration: $(VENV)/.installed ## Run the tests with real processes
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder tests/integration
+
+# What the tool is told: `make pods PODS="rdma-multi-node"` runs one variant with the images that are there.
+PODS ?= --build --all
+pods: $(VENV)/.installed ## Build the images and run the chart's pods on podman, as root; delete each in turn under load
+	$(BIN)/python -m tests.pods $(PODS) $(ARGS)
 
 pictures: $(VENV)/.installed ## Take the dashboard's pictures in docs/images anew: 20 minutes on a quiet machine
 	$(BIN)/python -m tests.pictures docs/images

@@ -309,6 +309,13 @@ def doctor(
         str,
         typer.Option(envvar="OPENAI_API_KEY", help="API key for the test request.", show_default=False),
     ] = "",
+    insecure: Annotated[
+        bool,
+        typer.Option(
+            "--insecure",
+            help="Do not check the router's certificate, which seldom has its name inside a cluster.",
+        ),
+    ] = False,
 ) -> None:
     """Check that every part is present, compatible and really in use.
 
@@ -319,7 +326,7 @@ def doctor(
     """
     from commands.doctor import examine
 
-    raise typer.Exit(examine(url, control=control, key=key))
+    raise typer.Exit(examine(url, control=control, key=key, verify=not insecure))
 
 
 @app.command()

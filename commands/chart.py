@@ -125,6 +125,7 @@ PLACED = {
     "extraVolumes": listed(ANYTHING | {"required": ["name"]}),
     "extraVolumeMounts": listed(ANYTHING | {"required": ["name", "mountPath"]}),
     "sidecars": listed(ANYTHING | {"required": ["name", "image"]}),
+    "initContainers": listed(ANYTHING | {"required": ["name", "image"]}),
 }
 SIZED = {"cpu": CPU, "memory": QUANTITY}
 RDMA = closed({"resource": text(pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$"), "count": whole(0, 16)})
@@ -327,6 +328,7 @@ def _redis() -> Schema:
             "peers": PEERS,
             "urlSecret": SECRET_KEY,
             "passwordSecret": SECRET_KEY,
+            "caSecret": SECRET_KEY,
             "image": closed({"registry": REGISTRY, **IMAGE["properties"]}),
             **SIZED,
             "storage": closed({"size": QUANTITY, "storageClassName": NAME_OR_NONE}),

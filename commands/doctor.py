@@ -60,15 +60,16 @@ class KnownWorker(msgspec.Struct, frozen=True):
     model: str = ""
 
 
-def examine(url: str, *, control: str = "", key: str = "") -> int:
+def examine(url: str, *, control: str = "", key: str = "", verify: bool = True) -> int:
     """Print the findings and return the exit status: 1 if a finding is bad. `control` is the address of the
     control plane, which knows the expert ranks; empty: this machine's. `key` is an API key for a test request
-    where there are expert ranks. Raises SetupError if there is no router at `url`."""
+    where there are expert ranks. `verify`: check the router's certificate. Raises SetupError if there is no
+    router at `url`."""
     config = load_config()
     secure(config.tls, config.access)
-    health = _health(url)
+    health = _health(url, verify=verify)
     workers = asyncio.run(_ask_workers(health))
-    experts = _experts(url, workers, control=control, key=key)
+    experts = _experts(url, workers, control=control, key=key, verify=verify)
     findings = [*diagnose(health, workers), *experts, *_machine()]
     console = new_console()
     for finding in findings:
@@ -77,9 +78,9 @@ def examine(url: str, *, control: str = "", key: str = "") -> int:
     return int(any(finding.level == "bad" for finding in findings))
 
 
-def _health(url: str) -> dict[str, Any]:
+def _health(url: str, *, verify: bool) -> dict[str, Any]:
     try:
-        health = httpx.get(f"{url.rstrip('/')}/health", timeout=HTTP_S).json()
+        health = httpx.get(f"{url.rstrip('/')}/health", timeout=HTTP_S, verify=verify).json()
         msgspec.convert(health, RouterHealth)
     except msgspec.ValidationError:
         raise SetupError(f"no Baton router at {url}: its /health is not that of a router") from None
@@ -128,11 +129,13 @@ def diagnose(health: Mapping[str, Any], workers: Sequence[KnownWorker]) -> Itera
     yield from _store(workers)
 
 
-def _experts(url: str, workers: Sequence[KnownWorker], *, control: str, key: str) -> list[Finding]:
+def _experts(
+    url: str, workers: Sequence[KnownWorker], *, control: str, key: str, verify: bool = True
+) -> list[Finding]:
     ids = [worker.worker_id for worker in workers]
     is_in_use = "experts.dispatched_rows" in _sums(workers)
     try:
-        seen = look_at_experts(url, ids, control=control, key=key)
+        seen = look_at_experts(url, ids, control=control, key=key, verify=verify)
     except LinkBroken as error:
         level: Level = "bad" if is_in_use else "note"
         return [Finding(level, f"expert ranks were not looked at, no answer of the control plane: {error}")]

@@ -45,13 +45,17 @@ class ExpertsSeen(msgspec.Struct, frozen=True):
     trials: tuple[ExpertTrial, ...]
 
 
-def look_at_experts(url: str, worker_ids: Sequence[str], *, control: str, key: str) -> ExpertsSeen | None:
+def look_at_experts(
+    url: str, worker_ids: Sequence[str], *, control: str, key: str, verify: bool = True
+) -> ExpertsSeen | None:
     """Send one request to each model that has expert ranks. None: the control plane of the router's cluster
     was not found. Raises LinkBroken if `control` does not answer."""
-    return asyncio.run(_look(url, worker_ids, control=control, key=key))
+    return asyncio.run(_look(url, worker_ids, control=control, key=key, verify=verify))
 
 
-async def _look(url: str, worker_ids: Sequence[str], *, control: str, key: str) -> ExpertsSeen | None:
+async def _look(
+    url: str, worker_ids: Sequence[str], *, control: str, key: str, verify: bool
+) -> ExpertsSeen | None:
     found = await _cluster(worker_ids, control)
     if found is None:
         return None
@@ -59,7 +63,7 @@ async def _look(url: str, worker_ids: Sequence[str], *, control: str, key: str) 
     client = OperateClient(address)
     try:
         models = sorted({group.model for group in state.experts})
-        trials = [await _try(client, url, model, key) for model in models]
+        trials = [await _try(client, url, model, key, verify) for model in models]
     finally:
         await client.close()
     return ExpertsSeen(state, tuple(trials))
@@ -90,9 +94,9 @@ async def _state(address: str) -> ClusterState:
         await client.close()
 
 
-async def _try(client: OperateClient, url: str, model: str, key: str) -> ExpertTrial:
+async def _try(client: OperateClient, url: str, model: str, key: str, verify: bool) -> ExpertTrial:
     before = _of_model(await client.state(), model)
-    error, needs_key = await _ask(url, model, key)
+    error, needs_key = await _ask(url, model, key, verify)
     ends_s = time.monotonic() + COUNTED_S
     while True:
         after = _of_model(await client.state(), model)
@@ -105,13 +109,13 @@ def _of_model(state: ClusterState, model: str) -> tuple[ExpertGroupState, ...]:
     return tuple(group for group in state.experts if group.model == model)
 
 
-async def _ask(url: str, model: str, key: str) -> tuple[str, bool]:
+async def _ask(url: str, model: str, key: str, verify: bool) -> tuple[str, bool]:
     """Why a request was not answered, empty if it was, and whether that is for want of an API key."""
     prompt = f"Rows travel to experts and back ({secrets.token_hex(8)})."
     body = {"model": model, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0}
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
-        async with httpx.AsyncClient(timeout=REQUEST_S) as http:
+        async with httpx.AsyncClient(timeout=REQUEST_S, verify=verify) as http:
             answer = await http.post(f"{url.rstrip('/')}/v1/completions", json=body, headers=headers)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         return str(error) or type(error).__name__, False

@@ -40,6 +40,8 @@ def show(state: ClusterState, console: Console | None = None) -> None:
     for group in state.experts:
         console.print(expert_summary(group))
     console.print(_replicas(state))
+    for line in _memory_lines(state):
+        console.print(line)
     for one in state.autoscale:
         console.print(_learnt(one, named=len(state.autoscale) > 1))
         console.print(_autoscale(one))
@@ -87,6 +89,16 @@ def _replicas(state: ClusterState) -> Table:
             r.worker_id or r.name, r.role, replica_state, span(r.for_s), *shown, escape(reason[:60])
         )
     return table
+
+
+def _memory_lines(state: ClusterState) -> Iterator[str]:
+    """Where workers' memory went, in one line for all that say the same."""
+    workers: dict[str, list[str]] = {}
+    for r in state.replicas:
+        if r.memory:
+            workers.setdefault(r.memory, []).append(r.name)
+    for memory, names in workers.items():
+        yield f"memory of {escape(', '.join(names))}: {escape(memory)}"
 
 
 def _learnt(state: AutoscaleState, *, named: bool) -> str:

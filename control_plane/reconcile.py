@@ -8,13 +8,13 @@ A replica's role can change. If one role of a model has too many replicas and an
 switch roles, and keep their weights, before any worker is stopped or started.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
 from baton.core.ids import WorkerId, replica_name
 from baton.core.lifecycle import Lifecycle
-from baton.core.messages import Member, Role
+from baton.core.messages import INFO_NOTE, MEMORY_NOTE, Member, Role
 from baton.core.operate import Pool, ReplicaState, ReplicaStatus, Version, replica_prefix
 from control_plane.reconcile_events import (
     Adopted,
@@ -144,6 +144,7 @@ class Reconciler:
             address=r.member.address if r.member else "",
             metrics_address=r.member.metrics_address if r.member else "",
             shape=r.member.shape if r.member else "",
+            memory=_memory(r.member.notes) if r.member else "",
         )
 
     def handle(self, event: ReconcileEvent, *, now_s: float) -> list[ReconcileAction]:
@@ -364,3 +365,9 @@ class Reconciler:
     def _id(self, replica: _ReplicaEntry) -> WorkerId:
         assert replica.worker_id is not None, f"{replica.name} has no process: {list(replica.life.history)}"
         return replica.worker_id
+
+
+def _memory(notes: Sequence[str]) -> str:
+    """What a worker says of its memory among its notes."""
+    begin = INFO_NOTE + MEMORY_NOTE
+    return next((note.removeprefix(begin) for note in notes if note.startswith(begin)), "")

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from baton.config import Config
 from baton.config.served_models import worker_count
-from baton.core.messages import INFO_NOTE
+from baton.core.messages import INFO_NOTE, MEMORY_NOTE
 from engine.execution.executor import Executor
 from engine.loading.load import with_kv_bytes
 from engine.model_files.host_memory import give_back_free_memory, own_bytes, resident_at
@@ -41,7 +41,7 @@ def memory_text(*, weights_bytes: int, pool_bytes: int, pool_tokens: int, runtim
         f"KV pool {_mb(pool_bytes)} ({pool_tokens:,} tokens)",
         f"libraries and working memory {_mb(runtime_bytes)}",
     )
-    return f"memory: {', '.join(parts)}; the store's arena is shared with this host's processes"
+    return f"{MEMORY_NOTE}{', '.join(parts)}; the store's arena is shared with this host's processes"
 
 
 def _mb(size: int) -> str:

@@ -428,6 +428,8 @@ class PeerHello(msgspec.Struct, frozen=True):
 # --- membership -----------------------------------------------------------------------------------
 
 INFO_NOTE = "info: "
+MEMORY_NOTE = "memory: "
+"""Beginning of a worker's note about where its memory went."""
 
 
 class Member(msgspec.Struct, frozen=True):

@@ -90,6 +90,8 @@ class ReplicaStatus(msgspec.Struct, frozen=True):
     metrics_address: str = ""
     shape: str = ""
     """The arrangement of its process's ranks, see `baton.core.shape`; empty: not known yet."""
+    memory: str = ""
+    """Where the memory of its process went at its start, in words; empty: not told."""
 
 
 class NodeState(msgspec.Struct, frozen=True):

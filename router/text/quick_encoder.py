@@ -6,12 +6,13 @@ two were seen to differ; the tokenizers library then does all the work. Each mod
 when it is loaded: both encode the probes below and every word of the vocabulary.
 """
 
-import json
 from collections.abc import Iterator
-from itertools import chain, islice
+from itertools import chain
 from typing import Any
 
 import fastokens
+
+from router.text.tokenizer_json import TokenizerParts, parts_of
 
 PROBES = (
     "",
@@ -58,19 +59,20 @@ class QuickEncoder:
             return None
 
 
-def quick_encoder(rust: Any) -> tuple[QuickEncoder | None, str]:
-    """Return a quick encoder that agrees with `rust`, a `tokenizers.Tokenizer`; or None and the reason why
-    there is none."""
-    tokenizer_json: str = rust.to_str()
-    parts: dict[str, Any] = json.loads(tokenizer_json)
+def quick_encoder(
+    rust: Any, tokenizer_json: str, *, is_tested: bool = False
+) -> tuple[QuickEncoder | None, str]:
+    """Return a quick encoder that agrees with `rust`, a `tokenizers.Tokenizer` that writes itself as
+    `tokenizer_json`; or None and the reason why there is none. `is_tested`: these two were seen to agree."""
+    parts = parts_of(tokenizer_json)
     if reason := _unsuitable(parts):
         return None, reason
     try:
         native = fastokens.Tokenizer.from_json_str(tokenizer_json)
     except Exception as error:  # A foreign file may make it raise anything.
         return None, f"fastokens cannot read it: {error}"
-    encoder = QuickEncoder(native, avoids=BYTE_TOKEN if parts["model"].get("byte_fallback") else "")
-    for text in chain(_probes(parts), _words(rust, encoder)):
+    encoder = QuickEncoder(native, avoids=BYTE_TOKEN if parts.model.byte_fallback else "")
+    for text in () if is_tested else chain(_probes(parts), _words(rust, encoder)):
         for with_special in (True, False):
             found = encoder.ids(text, with_special=with_special)
             if found is not None and found != tuple(rust.encode(text, add_special_tokens=with_special).ids):
@@ -78,23 +80,22 @@ def quick_encoder(rust: Any) -> tuple[QuickEncoder | None, str]:
     return encoder, ""
 
 
-def _unsuitable(parts: dict[str, Any]) -> str:
-    model: dict[str, Any] = parts["model"]
-    if model.get("type") != "BPE":
+def _unsuitable(parts: TokenizerParts) -> str:
+    if parts.model.type != "BPE":
         return "it is no byte-pair encoding"
-    if model.get("dropout"):
+    if parts.model.dropout:
         return "its merges drop out by chance"
     # The two differ (0.3.5) on such a token right after another added one.
-    if any(token.get("single_word") for token in parts.get("added_tokens") or []):
+    if any(token.get("single_word") for token in parts.added_tokens or ()):
         return "it has added tokens that match whole words only"
     return ""
 
 
-def _probes(parts: dict[str, Any]) -> Iterator[str]:
+def _probes(parts: TokenizerParts) -> Iterator[str]:
     yield from PROBES
     yield "".join(PROBES)
     last = ""
-    for token in (parts.get("added_tokens") or [])[-PROBED_ADDED_TOKENS:]:
+    for token in (parts.added_tokens or [])[-PROBED_ADDED_TOKENS:]:
         content: str = token["content"]
         yield content
         yield f"one {content} two{content}{last} three  {content}\n{content.upper()}{content[:-1]}"
@@ -104,11 +105,11 @@ def _probes(parts: dict[str, Any]) -> Iterator[str]:
 def _words(rust: Any, encoder: QuickEncoder) -> Iterator[str]:
     """Return texts of the vocabulary's words, as far as the two encoders may differ in them. A text has many
     words, since each 60,000 cost a second."""
-    vocab: dict[str, int] = rust.get_vocab(with_added_tokens=False)
-    words_left = iter(vocab.items())
-    while some := list(islice(words_left, WORDS_AT_ONCE)):
-        said: list[str] = rust.decode_batch([[i] for _, i in some], skip_special_tokens=False)
-        words = list({*said, *(word for word, _ in some)})
+    size: int = rust.get_vocab_size(with_added_tokens=True)
+    for first in range(0, size, WORDS_AT_ONCE):
+        some = range(first, min(first + WORDS_AT_ONCE, size))
+        said: list[str] = rust.decode_batch([[i] for i in some], skip_special_tokens=False)
+        words = list({*said, *(word for i in some if (word := rust.id_to_token(i)) is not None)})
         expected = rust.encode_batch_fast(words, add_special_tokens=False)
         for word, encoding in zip(words, expected, strict=True):
             if encoder.ids(word, with_special=False) not in (None, tuple(encoding.ids)):

@@ -1,7 +1,8 @@
 """The longest text that may fit into a number of tokens, as far as the kind of tokenizer tells."""
 
-import json
 from typing import Any
+
+from router.text.tokenizer_json import TokenizerParts, parts_of, words_of
 
 NFC_SHRINKS = 4
 """Most characters that canonical composition makes one of."""
@@ -16,15 +17,14 @@ def characters_per_token_max(tokenizer_json: str) -> int | None:
     whose normaliser drops nothing. Otherwise a single unknown token may stand for a whole word, and a
     normaliser may drop any number of spaces.
     """
-    parts: dict[str, Any] = json.loads(tokenizer_json)
-    model: dict[str, Any] = parts["model"]
-    added: list[dict[str, Any]] = parts.get("added_tokens") or []
-    normalizers = _flat(parts.get("normalizer"), "normalizers")
-    if model.get("type") != "BPE" or any(token.get("lstrip") or token.get("rstrip") for token in added):
+    parts = parts_of(tokenizer_json)
+    added = parts.added_tokens or []
+    normalizers = _flat(parts.normalizer, "normalizers")
+    if parts.model.type != "BPE" or any(token.get("lstrip") or token.get("rstrip") for token in added):
         return None
-    if not (model.get("byte_fallback") or _is_byte_level(parts)) or not all(map(_is_lossless, normalizers)):
+    if not (parts.model.byte_fallback or _is_byte_level(parts)) or not all(map(_is_lossless, normalizers)):
         return None
-    words = [*model["vocab"], *(token["content"] for token in added)]
+    words = [*words_of(parts.model), *(token["content"] for token in added)]
     shrinks = NFC_SHRINKS if any(one.get("type") == "NFC" for one in normalizers) else 1
     return shrinks * max(map(len, words), default=1)
 
@@ -37,10 +37,10 @@ def _flat(part: dict[str, Any] | None, inner: str) -> list[dict[str, Any]]:
     return [part]
 
 
-def _is_byte_level(parts: dict[str, Any]) -> bool:
+def _is_byte_level(parts: TokenizerParts) -> bool:
     """Return whether the pre-tokeniser maps every byte to a character of the vocabulary. No step may drop
     any."""
-    pre = _flat(parts.get("pre_tokenizer"), "pretokenizers")
+    pre = _flat(parts.pre_tokenizer, "pretokenizers")
     drops = any(one.get("behavior") == "Removed" for one in pre)
     return not drops and any(one.get("type") == "ByteLevel" for one in pre)
 

@@ -3,10 +3,11 @@
 Decoding a single token loses them: half a character becomes U+FFFD, and a leading space may be dropped.
 """
 
-import json
 import re
 from collections.abc import Callable
 from typing import Any
+
+from router.text.tokenizer_json import parts_of
 
 TokenBytes = Callable[[int], bytes]
 
@@ -24,11 +25,11 @@ def byte_of_character() -> dict[str, int]:
 def token_bytes_of(tokenizer_json: str, piece_of: Callable[[int], str | None]) -> TokenBytes:
     """Return the bytes of tokens. `tokenizer_json` is the Rust tokenizer as `to_str()` writes it. Unknown ids
     have no bytes."""
-    parts: dict[str, Any] = json.loads(tokenizer_json)
-    added = {
-        token["id"]: token["content"].encode("utf-8", "replace") for token in parts.get("added_tokens") or []
+    parts = parts_of(tokenizer_json)
+    added: dict[int, bytes] = {
+        token["id"]: token["content"].encode("utf-8", "replace") for token in parts.added_tokens or []
     }
-    decoders = _flat(parts.get("decoder"))
+    decoders = _flat(parts.decoder)
     characters = byte_of_character() if "ByteLevel" in [one["type"] for one in decoders] else None
     space = next((one.get("replacement", "▁") for one in decoders if one["type"] == "Metaspace"), "")
     replaces = [

@@ -17,7 +17,8 @@ from engine.model_files.resolve import FILES_WITHOUT_WEIGHTS, resolve_model
 from router.text.conversation import Template
 from router.text.generic_tools import has_calls, with_tools_as_text
 from router.text.model_card import ModelCard, prompt_too_long, read_model_card
-from router.text.quick_encoder import QuickEncoder, quick_encoder
+from router.text.quick_encoder import QuickEncoder
+from router.text.remembered_encoders import remembered_encoder
 from router.text.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from router.text.template_bounds import THREAD_S, TookTooLong, run_bounded
 from router.text.template_sizes import bound_operations
@@ -59,10 +60,6 @@ WAITING_MAX = 512
 
 def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def _quick(rust: Any) -> tuple[QuickEncoder | None, str]:
-    return (None, "it is written in Python") if rust is None else quick_encoder(rust)
 
 
 def _greet(pretrained: Any, template: str) -> None:
@@ -108,16 +105,20 @@ class Tokenizer:
         self._rust = rust
         self._has_strange_ids = largest_id(pretrained) >= card.vocab_size
         """True if the tokenizer knows ids that the model has no embedding for. Its texts are checked."""
-        self._quick, self.why_not_quick = _quick(rust) if may_be_quick else (None, "it was switched off")
+        rust_json = "" if rust is None else rust.to_str()
+        self._quick: QuickEncoder | None = None
+        self.why_not_quick = "it is written in Python" if may_be_quick else "it was switched off"
         """Reason why there is no quick encoder; empty: there is one."""
-        self._characters_per_token = None if rust is None else characters_per_token_max(rust.to_str())
+        if rust is not None and may_be_quick:
+            self._quick, self.why_not_quick = remembered_encoder(rust, rust_json)
+        self._characters_per_token = None if rust is None else characters_per_token_max(rust_json)
         added: dict[int, Any] = pretrained.added_tokens_decoder
         self._token_bytes: dict[int, bytes] = {}
         self._text_of_one: dict[int, str] = {}
         self._bytes_of: TokenBytes = (
             (lambda token: self.decode([token]).encode())
             if rust is None
-            else token_bytes_of(rust.to_str(), rust.id_to_token)
+            else token_bytes_of(rust_json, rust.id_to_token)
         )
         self.special_ids = frozenset(
             [*pretrained.all_special_ids, *(i for i, token in added.items() if token.special)]

@@ -104,6 +104,8 @@ SLEEPERS = {
     "simulator/faults/budget_place.py",  # a message takes virtual time
     "simulator/faults/router_links.py",  # a connection takes virtual time to open
     "tests/faulty_backend.py",  # delay is what it is for
+    "tests/pods/life.py",  # probes have periods
+    "tests/pods/drill.py",  # asks a dashboard until it has started
     "kv_transfer/backends/tcp_server.py",  # backoff when out of descriptors
     "router/http/tls.py",  # certificates are looked at at intervals
     "router/live/peers/follower.py",  # backoff before dialling again

@@ -1503,7 +1503,7 @@ class Pool(_message.Message):
     def __init__(self, model: _Optional[str] = ..., counts: _Optional[_Mapping[str, int]] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., surge_max: _Optional[int] = ..., unavailable_max: _Optional[int] = ...) -> None: ...
 
 class ReplicaStatus(_message.Message):
-    __slots__ = ("name", "model", "role", "state", "for_s", "version", "worker_id", "node", "deaths_in_a_row", "last_exit", "reason", "address", "metrics_address", "shape")
+    __slots__ = ("name", "model", "role", "state", "for_s", "version", "worker_id", "node", "deaths_in_a_row", "last_exit", "reason", "address", "metrics_address", "shape", "memory")
     NAME_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -1518,6 +1518,7 @@ class ReplicaStatus(_message.Message):
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
     name: str
     model: str
     role: Role
@@ -1532,7 +1533,8 @@ class ReplicaStatus(_message.Message):
     address: str
     metrics_address: str
     shape: str
-    def __init__(self, name: _Optional[str] = ..., model: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., state: _Optional[_Union[ReplicaState, str]] = ..., for_s: _Optional[float] = ..., version: _Optional[str] = ..., worker_id: _Optional[str] = ..., node: _Optional[str] = ..., deaths_in_a_row: _Optional[int] = ..., last_exit: _Optional[str] = ..., reason: _Optional[str] = ..., address: _Optional[str] = ..., metrics_address: _Optional[str] = ..., shape: _Optional[str] = ...) -> None: ...
+    memory: str
+    def __init__(self, name: _Optional[str] = ..., model: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., state: _Optional[_Union[ReplicaState, str]] = ..., for_s: _Optional[float] = ..., version: _Optional[str] = ..., worker_id: _Optional[str] = ..., node: _Optional[str] = ..., deaths_in_a_row: _Optional[int] = ..., last_exit: _Optional[str] = ..., reason: _Optional[str] = ..., address: _Optional[str] = ..., metrics_address: _Optional[str] = ..., shape: _Optional[str] = ..., memory: _Optional[str] = ...) -> None: ...
 
 class NodeState(_message.Message):
     __slots__ = ("node", "host", "is_alive", "is_drained", "cpus", "gpus")

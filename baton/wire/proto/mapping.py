@@ -2482,6 +2482,7 @@ def replica_status_fields(x: ReplicaStatus) -> dict[str, Any]:
         "address": x.address,
         "metrics_address": x.metrics_address,
         "shape": x.shape,
+        "memory": x.memory,
     }
 
 
@@ -2505,6 +2506,7 @@ def replica_status_from_pb(x: pb.ReplicaStatus) -> ReplicaStatus:
         address=x.address,
         metrics_address=x.metrics_address,
         shape=x.shape,
+        memory=x.memory,
     )
 
 

@@ -151,6 +151,15 @@ def test_a_url_that_is_none_is_told_in_one_line():
         examine("http://[")
 
 
+@pytest.mark.parametrize("verify", [True, False])
+def test_the_certificate_is_checked_unless_the_operator_says_otherwise(monkeypatch, verify):
+    asked = []
+    monkeypatch.setattr(httpx, "get", lambda *_, **how: asked.append(how["verify"]) or httpx.Response(404))
+    with pytest.raises(SetupError):
+        examine("https://h:1", verify=verify)
+    assert asked == [verify]
+
+
 def test_a_control_plane_that_is_silent_is_bad_only_where_experts_are_on_ranks(monkeypatch):
     def silent(*_, **__):
         raise LinkBroken("h:7000: no answer")

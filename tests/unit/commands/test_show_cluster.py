@@ -129,3 +129,14 @@ def test_workers_of_models_with_names_alike_are_told_apart():
     show(ClusterState("x", (), replicas), Console(file=out, width=80))
     rows = [line for line in out.getvalue().splitlines() if "worker-" in line]
     assert [model in row for model, row in zip(models, rows, strict=True)] == [True, True]
+
+
+def test_where_workers_memory_went_once_for_all_that_say_the_same():
+    def replica(name, memory):
+        return ReplicaStatus(name, "tiny", Role.DECODE, ReplicaState.RUNNING, 3.0, "", memory=memory)
+
+    some = (replica("a", "weights 1 MB"), replica("b", "weights 1 MB"), replica("c", ""), replica("d", "KV"))
+    out = StringIO()
+    show(ClusterState("x", (), some), Console(file=out, width=120))
+    lines = [line for line in out.getvalue().splitlines() if line.startswith("memory of")]
+    assert lines == ["memory of a, b: weights 1 MB", "memory of d: KV"]

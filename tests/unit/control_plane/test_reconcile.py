@@ -274,6 +274,13 @@ def test_a_survivor_is_as_old_as_it_says_until_something_befalls_it():
     assert [s.for_s for s in r.status(now_s=8.0)] == [2.0]
 
 
+def test_what_a_worker_says_of_its_memory_is_in_its_status():
+    r, start = one_decode()
+    notes = ("info: kernels: native", "info: memory: weights 1 MB", "store: none")
+    r.handle(MemberSeen(start.worker_id, Role.DECODE, notes=notes), now_s=1.0)
+    assert [s.memory for s in r.status(now_s=2.0)] == ["weights 1 MB"]
+
+
 def test_models_have_pools_and_names_of_their_own():
     r = Reconciler(policy=POLICY, life="x")
     pools = (

@@ -152,7 +152,11 @@ def test_an_external_redis_is_reached_through_the_policies():
         if v["name"] == "BATON_STORE__DIRECTORY"
     }
     password = "$(BATON_REDIS_PASSWORD_FOR_URL)"
-    assert urls == {f"rediss://baton:{password}@redis.example.com:6380/0"}
+    assert urls == {f"rediss://baton:{password}@redis.example.com:6380/0?ca=/etc/baton/redis-ca/ca.crt"}
+    trusting = {name.split("/", 1)[1] for name, _, spec in pods(docs) if "redis-ca" in str(spec)}
+    assert trusting == {"baton-router", "baton-control", "baton-store", "baton/head"}
+    [head] = [spec["containers"][0] for name, _, spec in pods(docs) if name.endswith("/head")]
+    assert environment(head)["RAY_REDIS_CA_CERT"] == "/etc/baton/redis-ca/ca.crt"
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode", "aggregated"])
@@ -236,6 +240,8 @@ def test_what_operators_add_is_in_every_pod():
         assert environment(main)["NCCL_DEBUG"] == "INFO"
         assert {"name": "scratch", "mountPath": "/scratch"} in main["volumeMounts"]
         assert sidecar["name"] == "exporter"
+        proxy = spec["initContainers"][-1]
+        assert (proxy["name"], proxy["restartPolicy"]) == ("proxy", "Always")
         assert {"name": "scratch", "emptyDir": {}} in spec["volumes"]
         assert spec["imagePullSecrets"] == [{"name": "mirror"}, {"name": "team"}]
 
@@ -260,6 +266,12 @@ def test_ways_in_lead_to_the_router():
     [router] = [spec["containers"][0] for name, _, spec in pods(docs) if name.endswith("-router")]
     assert router["readinessProbe"]["httpGet"]["scheme"] == "HTTPS"
     assert settings(docs)["BATON_ROUTER__TLS_CERT"] == "/etc/baton/router-tls/tls.crt"
+    [test] = [spec["containers"][0] for name, _, spec in pods(docs) if name.endswith("-test")]
+    assert test["args"] == ["https://baton-router:80"]
+    assert "--insecure" in test["command"][2], "the certificate has the clients' name"
+    assert "verify=False" in environment(test)["BATON_ASK"]
+    plain = str(list(pods(install("minimal"))))
+    assert "--insecure" not in plain
 
 
 def test_extra_objects_may_be_templates():

@@ -89,7 +89,7 @@ def made(kind):
 
 @cache
 def quick(kind):
-    encoder, why_not = quick_encoder(made(kind))
+    encoder, why_not = quick_encoder(made(kind), made(kind).to_str())
     assert encoder is not None, why_not
     return encoder
 
@@ -136,7 +136,7 @@ def _with(**changes):
     ],
 )
 def test_where_it_might_differ_there_is_none(tokenizer, why_not):
-    encoder, reason = quick_encoder(tokenizer)
+    encoder, reason = quick_encoder(tokenizer, tokenizer.to_str())
     assert encoder is None
     assert why_not in reason
 
@@ -144,7 +144,7 @@ def test_where_it_might_differ_there_is_none(tokenizer, why_not):
 def test_a_word_of_the_vocabulary_that_it_takes_otherwise_is_found_out(monkeypatch):
     """Such words exist: tokens of bytes, written out. The quick encoder does not handle texts with them."""
     monkeypatch.setattr(module, "BYTE_TOKEN", "")
-    encoder, reason = quick_encoder(made("llama2"))
+    encoder, reason = quick_encoder(made("llama2"), made("llama2").to_str())
     assert encoder is None
     assert "<0x" in reason
 
@@ -158,7 +158,7 @@ def test_one_that_says_something_else_is_not_used(monkeypatch):
         from_json_str = staticmethod(lambda _: real.from_json_str(json.dumps(other)))
 
     monkeypatch.setattr(module.fastokens, "Tokenizer", Wrong)
-    encoder, reason = quick_encoder(made("gpt2"))
+    encoder, reason = quick_encoder(made("gpt2"), made("gpt2").to_str())
     assert encoder is None
     assert "otherwise" in reason
 

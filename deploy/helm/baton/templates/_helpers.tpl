@@ -142,6 +142,10 @@ affinity:
 {{- with .sidecars }}{{ toYaml . }}{{ end }}
 {{- end }}
 
+{{- define "baton.initContainers" -}}
+{{- with .initContainers }}{{ toYaml . }}{{ end }}
+{{- end }}
+
 {{- define "baton.container" -}}
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
@@ -256,6 +260,30 @@ key: password
 {{- end }}
 {{- end }}
 
+{{- /* File of the authority that vouches for an external Redis, and how pods come to have it. */ -}}
+{{- define "baton.redisCaFile" -}}
+{{- with .Values.redis }}{{ if and (eq .mode "external") .tls .caSecret.name }}/etc/baton/redis-ca/{{ .caSecret.key }}{{ end }}{{ end }}
+{{- end }}
+
+{{- define "baton.redisCaMounts" -}}
+{{- if include "baton.redisCaFile" . }}
+- name: redis-ca
+  mountPath: /etc/baton/redis-ca
+  readOnly: true
+{{- end }}
+{{- end }}
+
+{{- define "baton.redisCaVolumes" -}}
+{{- if include "baton.redisCaFile" . }}
+- name: redis-ca
+  secret:
+    secretName: {{ .Values.redis.caSecret.name }}
+    items:
+      - key: {{ .Values.redis.caSecret.key }}
+        path: {{ .Values.redis.caSecret.key }}
+{{- end }}
+{{- end }}
+
 {{- /* Host and port of Redis, or nothing where only the URL of a Secret says it. */ -}}
 {{- define "baton.redisAddress" -}}
 {{- if eq .Values.redis.mode "own" }}{{ include "baton.fullname" . }}-redis:{{ (include "baton.ports" . | fromYaml).redis }}
@@ -285,7 +313,7 @@ key: password
 {{- $password := (include "baton.redisSecret" . | fromYaml).name | empty | ternary "" ":$(BATON_REDIS_PASSWORD_FOR_URL)" }}
 {{- $login := print .Values.redis.username $password }}
 - name: BATON_STORE__DIRECTORY
-  value: {{ .Values.redis.tls | ternary "rediss" "redis" }}://{{ with $login }}{{ . }}@{{ end }}{{ include "baton.redisAddress" . }}/0
+  value: {{ .Values.redis.tls | ternary "rediss" "redis" }}://{{ with $login }}{{ . }}@{{ end }}{{ include "baton.redisAddress" . }}/0{{ with include "baton.redisCaFile" . }}?ca={{ . }}{{ end }}
 {{- end }}
 {{- with .Values.router.tenantSaltSecret }}{{ if .name }}
 - name: BATON_ROUTER__TENANT_SALT
