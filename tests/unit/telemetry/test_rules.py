@@ -317,6 +317,16 @@ CASES = {
         "5m",
         set(),
     ),
+    "a worker is parked": (
+        {'baton_parked_workers{worker="decode-0"}': "0x4 1x60"} | SOMEBODY,
+        "8m",
+        {"BatonWorkersParked"},
+    ),
+    "a worker was parked for a moment": (
+        {'baton_parked_workers{worker="decode-0"}': "0x4 1 0x60"} | SOMEBODY,
+        "8m",
+        set(),
+    ),
     "a group is below strength": (
         group(expert_wanted_ranks="4") | phases(ready=3, starting=1) | SOMEBODY,
         "25m",

@@ -19,19 +19,21 @@ from baton.core.experts import (
 )
 from baton.core.ids import ExpertRankId
 from baton.wire.server import start_server
+from engine.experts.memory import RankFull
 from worker.expert_rank import ExpertRankFailed, ExpertRankService
 
 REF = ExpertRankRef(ExpertRankId("experts-decode-0.a1"), "host", "@s", "h:1", "secret")
-HELLO = ExpertRankHello(REF, "decode of m", "n1", 7, 2, 4, 100, 2, (), 1)
+HELLO = ExpertRankHello(REF, "decode of m", "n1", 7, 2, 4, 100, 2, (), 1, 3)
 
 
 class Engine:
-    """Loads wait while `gate` is closed; experts of `broken` cannot be loaded."""
+    """Loads wait while `gate` is closed; experts of `broken` cannot be loaded, and those of `full` find no
+    memory. One with a source is copied."""
 
-    layer_count, expert_count, expert_bytes, group_count, slots = 2, 4, 100, 1, 2
+    layer_count, expert_count, expert_bytes, group_count, slots, slots_max = 2, 4, 100, 1, 2, 3
 
     def __init__(self):
-        self.now_held, self.broken, self.log = set(), set(), []
+        self.now_held, self.broken, self.full, self.log = set(), set(), set(), []
         self.rows, self.busy_s, self.failure = 0, 0.0, None
         self.gate, self.begun = threading.Event(), threading.Event()
         self.gate.set()
@@ -46,7 +48,10 @@ class Engine:
         self.log.append(("load", expert, source))
         if expert in self.broken:
             raise SetupError("no such file")
+        if expert in self.full:
+            raise RankFull("no memory")
         self.now_held.add(expert)
+        return source is not None
 
     def drop_expert(self, expert):
         self.log.append(("drop", expert))
@@ -98,15 +103,17 @@ async def world():
 
 async def test_orders_are_done_and_answered_and_the_rank_ends_when_it_is_retired(world):
     control, engine, running = world
-    engine.broken = {3}
+    engine.broken, engine.full = {3}, {2}
     hello, link, reports, _ = await control.streams.get()
     assert hello == HELLO
     link.send(ExpertLoadOrder(1, 0))
     assert await reports.get() == ExpertLoaded(1, 0)
     link.send(ExpertLoadOrder(2, 5, REF))
-    assert await reports.get() == ExpertLoaded(2, 5)
+    assert await reports.get() == ExpertLoaded(2, 5, is_copied=True)
     link.send(ExpertLoadOrder(3, 3))
     assert await reports.get() == ExpertLoadFailed(3, 3, "no such file")
+    link.send(ExpertLoadOrder(4, 2))
+    assert await reports.get() == ExpertLoadFailed(4, 2, "no memory", is_full=True)
     link.send(ExpertDropOrder(0))
     link.send(ExpertRankRetired("not needed"))
     assert await running == "not needed"
