@@ -332,7 +332,9 @@ class Executor:
         device = self.kv.device
         tokens = torch.tensor(batch.tokens, dtype=torch.int64)
         rows = torch.tensor(batch.rows, dtype=torch.int64, device=device)
-        replayed = self.recorder.run(tokens, batch.layout) if self.recorder is not None else None
+        # The last layer of a recording computes, and counts, the rows of all sequences.
+        wants_all = self.recorder is not None and len(set(batch.rows)) == len(batch.layout.spans)
+        replayed = self.recorder.run(tokens, batch.layout) if self.recorder and wants_all else None
         hidden = model.forward(tokens.to(device), batch.layout, rows) if replayed is None else replayed[rows]
         if not batch.rows and device.type == "cuda":
             torch.cuda.synchronize(device)
