@@ -20,7 +20,6 @@ constexpr int64_t CHUNK_ROWS_MAX = 40 * TILE_ROWS;
 constexpr int64_t BLOCK_STEPS = 1024;   // over k, per pass: 256 KiB of a panel
 constexpr int64_t QUAD_STEPS = 512;     // of bytes: 128 KiB
 constexpr int64_t DECODE_STEPS = BATON_AMX ? 128 : 512;  // of a coded panel at once: 128 KiB, as bfloat16
-constexpr int64_t FEW_TILES = 12;       // up to these, decoding counts more than scaling short groups
 constexpr int64_t WIDEN_STEPS = 32;     // of a panel at once, as float32: the same
 constexpr int64_t TILE_STEPS = 128;     // of a panel that several rows of tiles share: the same; not tuned on AMX
 constexpr int64_t AMX_ROWS = 32;        // of two tiles
@@ -275,7 +274,7 @@ void panel_sums(const Job& job, int64_t tile_first, int64_t tile_end, int64_t pa
     const bool coded = m.format >= CODE8, wide = job.rows.dtype == F32;
     const bool decode = is_decoded(m, tiles > 1, wide);
 #if BATON_AVX512
-    if (decode && !wide && tiles > FEW_TILES && has_short_groups(m))
+    if (decode && !wide && tiles > 1 && has_short_groups(m))
         return panel_sums_of_groups(job, tile_first, tile_end, panel, result);
 #endif
     const char* weights = m.panels + panel * m.panel_bytes;

@@ -41,7 +41,7 @@ using shorts16 = int16_t __attribute__((vector_size(32)));
 
 // Sixteen whole numbers as the products read them. Pairs of 16 bits are inputs 0 and 2, 1 and 3 of a step:
 // this is how shifting the weights' bytes pairs those.
-BATON_INLINE void store_quads(quad_input* to, i32x16 values) {
+inline void store_quads(quad_input* to, i32x16 values) {
     if constexpr (BATON_QUAD_OFFSET == 128) {
         const bytes16 bytes = __builtin_convertvector(values + 128, bytes16);
         std::memcpy(to, &bytes, sizeof bytes);
@@ -56,7 +56,7 @@ BATON_INLINE void store_quads(quad_input* to, i32x16 values) {
     }
 }
 
-BATON_INLINE u32x16 bits_of(f32x16 x) {
+inline u32x16 bits_of(f32x16 x) {
     u32x16 bits;
     std::memcpy(&bits, &x, sizeof bits);
     return bits;
