@@ -90,7 +90,7 @@ def test_quantised_at_load_is_near_and_is_another_fingerprint(
     assert 1e-4 < error < error_max
 
 
-@pytest.mark.parametrize(("kind", "error_max"), [("llama", 0.04), ("mixtral", 0.08)])
+@pytest.mark.parametrize(("kind", "error_max"), [("llama", 0.08), ("mixtral", 0.12)])
 def test_w8a8_checkpoint_is_near_its_dense_meaning(tmp_path: Path, kind: Any, error_max: float) -> None:
     """Beside transformers on the dequantised weights, by both implementations."""
     dense = make_model(tmp_path / "plain", kind)
