@@ -30,6 +30,9 @@ def main() -> int:
         return 2
     try:
         return asyncio.run(_main(args))
+    except asyncio.CancelledError:
+        print("stopped; all pods are removed", file=sys.stderr)
+        return 143
     except (PodmanError, TimeoutError, AssertionError) as fault:
         print(f"FAILED: {fault}", file=sys.stderr)
         return 1
