@@ -30,6 +30,9 @@ def main() -> int:
         return 2
     try:
         return asyncio.run(_main(args))
+    except asyncio.CancelledError:
+        print("stopped; all pods are removed", file=sys.stderr)
+        return 143
     except (PodmanError, TimeoutError, AssertionError) as fault:
         print(f"FAILED: {fault}", file=sys.stderr)
         return 1
@@ -122,9 +125,9 @@ async def _run(
         os.chown(folder / "host" / host, USER, USER)
     redis = RedisOutside(f"{network}.10", images["redis"], folder, label)
     kept = make_secrets(folder, redis_url=redis.url)
-    values = (
-        redis.reached_by(values_of(variant, images)) if variant.external_redis else values_of(variant, images)
-    )
+    values = values_of(variant, images)
+    if variant.external_redis:
+        values = redis.reached_by(values)
     docs = render(variant, values, folder)
     release = release_of(docs, kept.by_name, network=network, outside={redis.HOST: redis.address})
     only = args.only.split(",") if args.only else ()

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,7 +67,7 @@ async def running(
     ca: Path | None,
     say: Say,
     only: Sequence[str] = (),
-) -> AsyncIterator[Run]:
+) -> AsyncGenerator[Run]:
     """Start the pods of these components (all, if none is named), side by side. All are removed in the
     end."""
     pods: dict[str, Pod] = {}

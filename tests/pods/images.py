@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.pods.podman import call, podman
+from tests.pods.podman import call
 
 ROOT = Path(__file__).parents[2]
 NEEDED = ("podman", "nsenter", "iptables", "openssl")
@@ -28,7 +28,3 @@ async def build(kinds: Sequence[str], base: str | None, options: Sequence[str]) 
         args = ["--format=docker", "--layers", "-f", str(ROOT / f"deploy/docker/Dockerfile.{kind}"), *options]
         args += [f"--build-arg=BASE={base}"] if base else []
         await call("podman", "build", *args, "-t", f"localhost/baton/{kind}:0.1.0", str(ROOT), timeout_s=3600)
-
-
-async def exists(image: str) -> bool:
-    return (await podman("image", "exists", image, check=False)).status == 0

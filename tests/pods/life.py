@@ -4,7 +4,7 @@ import asyncio
 import os
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -128,7 +128,14 @@ class Pod:
 
     def _supervise(self, container: Mapping[str, Any]) -> None:
         self._ready[container["name"]], self._started[container["name"]] = False, asyncio.Event()
-        self._tasks.append(asyncio.create_task(self._keep(container)))
+        self._tasks.append(asyncio.create_task(self._kept(container)))
+
+    async def _kept(self, container: Mapping[str, Any]) -> None:
+        """Say why a container cannot be kept, since nobody waits for this task."""
+        try:
+            await self._keep(container)
+        except (PodmanError, TimeoutError, OSError, KeyError) as fault:
+            self.say(f"{self.plan.name}: {container['name']} cannot run: {fault!r}")
 
     async def _keep(self, container: Mapping[str, Any]) -> None:
         """Start the container, and again whenever it ends."""
@@ -150,7 +157,7 @@ class Pod:
             await asyncio.sleep(BACK_OFF_S)
 
     @asynccontextmanager
-    async def _probed(self, container: Mapping[str, Any], name: str) -> AsyncIterator[None]:
+    async def _probed(self, container: Mapping[str, Any], name: str) -> AsyncGenerator[None]:
         task = asyncio.create_task(self._probe(container, name))
         try:
             yield

@@ -1,6 +1,6 @@
 """A Redis that is no part of the release: with a password, and with TLS at a second port."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +33,7 @@ class RedisOutside:
         return merged(values, {"redis": {"peers": peers}, "networkPolicy": {"extraEgress": []}})
 
     @asynccontextmanager
-    async def running(self, *, is_wanted: bool) -> AsyncIterator[None]:
+    async def running(self, *, is_wanted: bool) -> AsyncGenerator[None]:
         if not is_wanted:
             yield
             return

@@ -13,6 +13,7 @@ import yaml
 from baton.core.tokens import digest_of
 from tests.certificates import make_folder
 from tests.models import Kind
+from tests.pods.redis_outside import PASSWORD, TLS_PORT
 from tests.unit.deploy.chart import CHART, VALUES, helm, merged
 
 NAMESPACE = "baton"
@@ -74,7 +75,7 @@ ADDED: dict[str, Any] = {
 EXTERNAL: dict[str, Any] = {
     "mode": "external",
     "host": "redis.example.com",
-    "port": 6390,
+    "port": TLS_PORT,
     "tls": True,
     "passwordSecret": {"name": "baton-redis"},
     "caSecret": {"name": "redis-ca"},
@@ -178,7 +179,7 @@ def make_secrets(folder: Path, *, redis_url: str) -> Secrets:
     by_name = {
         "baton-keys": {"keys.toml": keys.read_text()},
         "baton-test-key": {"key": key},
-        "baton-redis": {"password": "secret7", "url": redis_url},
+        "baton-redis": {"password": PASSWORD, "url": redis_url},
         "baton-salt": {"salt": secrets.token_hex(16)},
         "baton-ray": {"token": secrets.token_hex(32)},
         "baton-tls": {n: (certificates / n).read_text() for n in ("ca.pem", "node.pem", "node.key")},
