@@ -122,13 +122,7 @@ class Executor:
         self.offloading, self.floor_s = loaded.offloading, loaded.floor_s
         # What ranks do together is not recorded on a device, nor are rows that go to other processes.
         recorded = recorded_sequences(engine, loaded.floor_s) if ranks is None and experts is None else 0
-        self.recorder = make_recorder(
-            *(loaded.model, loaded.kernels, loaded.kv),
-            sequences_max=recorded,
-            positions_max=loaded.context_tokens,
-            vocab_size=self.vocab_size,
-        )
-        self._replays_seen = 0
+        self.recorder, self._replays_seen = make_recorder(loaded, sequences_max=recorded), 0
         self._engine = engine
 
     load_count: ClassVar[int] = 0

@@ -22,10 +22,11 @@ from engine.execution.decode_inputs import DecodeInputs
 from engine.execution.graphs import CapturableModel, DecodeGraphs, is_capturable, make_graphs
 from engine.execution.rope_rows import RopeRows
 from engine.execution.step_buffers import StepBuffers
-from engine.execution.tracing import Trace, trace
+from engine.execution.tracing import StepTrace, trace
 from engine.kernels.interface import BatchLayout, Span
 from engine.kernels.native import NativeKernels
 from engine.kv.pool import KVPool
+from engine.loading.load import LoadedModel
 from engine.models.linear import StepContext
 from engine.native.library import library
 from engine.native.recording import NotRecordable
@@ -40,16 +41,9 @@ _SHARING_MAX, _BLOCKS_MAX = 4, 2**20
 """Block ids that a step has room for: so many times the pool's blocks, since sequences share prefixes."""
 
 
-def make_recorder(
-    model: object,
-    kernels: object,
-    pool: KVPool,
-    *,
-    sequences_max: int,
-    positions_max: int,
-    vocab_size: int,
-) -> "DecodeGraphs | DecodeReplay | None":
+def make_recorder(loaded: LoadedModel, *, sequences_max: int) -> "DecodeGraphs | DecodeReplay | None":
     """What records decode steps on this device; None: nothing does, for this model or with these kernels."""
+    model, kernels, pool = loaded.model, loaded.kernels, loaded.kv
     if pool.device.type != "cpu":
         return make_graphs(model, kernels, pool, sequences_max=sequences_max)
     if not sequences_max or not isinstance(model, CapturableModel) or not isinstance(kernels, NativeKernels):
@@ -57,8 +51,8 @@ def make_recorder(
     return DecodeReplay(
         *(model, kernels, pool),
         sequences_max=sequences_max,
-        positions_max=positions_max,
-        vocab_size=vocab_size,
+        positions_max=loaded.context_tokens,
+        vocab_size=loaded.spec.vocab_size,
     )
 
 
@@ -71,10 +65,10 @@ def _argmax() -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class _Recorded:
-    forward: Trace
+class _RecordedSize:
+    forward: StepTrace
     """Its result is the final hidden states, [n, hidden]."""
-    head: Trace
+    head: StepTrace
     """Its result is their logits, float32 [n, vocab]."""
 
     @property
@@ -111,8 +105,8 @@ class DecodeReplay:
             ropes=RopeRows(model.ropes, positions_max),
         )
         self._buffers = StepBuffers(_BYTES_MAX)
-        self._recorded: dict[int, _Recorded | None] = {}
-        """By batch size; None: it could not be recorded."""
+        self._recorded: dict[int, _RecordedSize | None] = {}
+        """Recordings by batch size; None: it could not be recorded."""
         self._trace_bytes = 0
         self._chosen = torch.zeros(sequences_max, dtype=torch.int64)
         self._params: dict[SeqKey, tuple[SamplingParams, bool]] = {}
@@ -193,7 +187,7 @@ class DecodeReplay:
         with torch.inference_mode():
             return choose(logits, [Draw(item.sampling, item.sample_index or 0) for item in items])
 
-    def _replay(self, count: int, made: Trace) -> None:
+    def _replay(self, count: int, made: StepTrace) -> None:
         try:
             made.replay()
         except NotRecordable:
@@ -233,15 +227,15 @@ class DecodeReplay:
         )
         return expected
 
-    def _record(self, count: int) -> _Recorded:
+    def _record(self, count: int) -> _RecordedSize:
         inputs = self._inputs
         plan: Any = self._kernels.decode_plan(inputs.spans[:count], inputs.tables, inputs.ropes(count))
         tokens = inputs.tokens[:count]
         forward = trace(lambda: self._model.compute(tokens, StepContext(plan), None), self._buffers)
-        return _Recorded(forward, trace(lambda: self._model.logits(forward.result), self._buffers))
+        return _RecordedSize(forward, trace(lambda: self._model.logits(forward.result), self._buffers))
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
-    """To the last bit."""
+    """Whether they are equal to the last bit."""
     kind = torch.int16 if one.element_size() == 2 else torch.int32
     return torch.equal(one.view(kind), other.view(kind))

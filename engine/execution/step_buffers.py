@@ -11,7 +11,7 @@ from engine.native.recording import NotRecordable
 _SIZE_MIN = 256
 
 
-class _Buffer:
+class _StepBuffer:
     def __init__(self, size: int) -> None:
         self.memory = torch.zeros(size, dtype=torch.uint8)
         self.storage: Any = self.memory.untyped_storage()
@@ -34,7 +34,7 @@ class StepBuffers:
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
-        self._by_size: dict[int, list[_Buffer]] = {}
+        self._by_size: dict[int, list[_StepBuffer]] = {}
         self._places: set[int] = set()
         self.memory_bytes = 0
 
@@ -54,7 +54,7 @@ class StepBuffers:
         if buffer is None:
             if self.memory_bytes + size > self._bytes_max:
                 raise NotRecordable(f"the results of a step take more than {self._bytes_max} bytes")
-            buffer = _Buffer(size)
+            buffer = _StepBuffer(size)
             of_size.append(buffer)
             self._places.add(buffer.storage.data_ptr())
             self.memory_bytes += size

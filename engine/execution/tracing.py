@@ -66,7 +66,7 @@ class TorchCall:
             kept.copy_(new)
 
 
-class Trace:
+class StepTrace:
     """A forward pass as it is made again."""
 
     def __init__(self, parts: Sequence[Replay | TorchCall], result: Tensor, torch_bytes: int) -> None:
@@ -89,14 +89,14 @@ class Trace:
                     part()
 
 
-def trace(compute: Callable[[], Tensor], buffers: StepBuffers) -> Trace:
+def trace(compute: Callable[[], Tensor], buffers: StepBuffers) -> StepTrace:
     """Run `compute`, which is a function of memory that stays where it is, and take it down. Effects on what
     outlives the step are taken down and not made. Raises NotRecordable."""
     tape = Tape()
     mode = _Mode(tape, buffers)
     with _open(tape), mode:
         result = compute()
-    return Trace(mode.finished(), result, mode.torch_bytes)
+    return StepTrace(mode.finished(), result, mode.torch_bytes)
 
 
 @contextmanager
