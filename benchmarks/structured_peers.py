@@ -86,7 +86,7 @@ class GuidancePeer:
                 found = [token for token in _bits(mask[0]) if token < END]
                 return [*found, END] if matcher.is_accepting() else found
 
-            return allowed, lambda token: bool(matcher.consume_token(token))
+            return allowed, matcher.consume_token
 
         return start
 

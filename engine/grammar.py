@@ -206,7 +206,9 @@ class GrammarStore:
         info = self._loaded_info()
         with self._compiler_lock:
             if self._tokens is None:
-                self._tokens = TokenBytes(info.decoded_vocab)
+                words = info.decoded_vocab[: self._vocab]
+                # Models have more tokens than their tokenizers: those have no text.
+                self._tokens = TokenBytes([*words, *[b""] * (self._vocab - len(words))])
             return self._tokens
 
     def _loaded_info(self) -> Any:

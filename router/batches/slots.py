@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 
 class FairSlots:
@@ -16,7 +16,7 @@ class FairSlots:
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
 
     @contextlib.asynccontextmanager
-    async def one(self, tenant: str) -> AsyncIterator[None]:
+    async def one(self, tenant: str) -> AsyncGenerator[None]:
         """Hold one slot."""
         await self._take(tenant)
         try:

@@ -103,6 +103,11 @@ class PlaceWait:
         """Whether the worker that was asked last had not compiled the sequence's grammar yet."""
         return STILL_COMPILED in self.last_refusal
 
+    def retry_after_s(self, hint_s: float) -> float:
+        """Return the client's Retry-After. `hint_s` follows from the queue, whose drain rate says nothing of
+        when a grammar will be ready."""
+        return COMPILE_RETRY_S if self.is_for_compiler else hint_s
+
     def explain(self, waits_for: str) -> str:
         """Say why no worker took the sequence. `waits_for` holds if none was asked."""
         if self.is_for_compiler:

@@ -25,14 +25,7 @@ from baton.core.messages import (
     Task,
 )
 from baton.core.sampling import FinishReason, SamplingParams
-from router.decisions.attempts import (
-    COMPILE_RETRY_S,
-    AttemptAccount,
-    PlaceWait,
-    backoff_s,
-    start_messages,
-    suspects,
-)
+from router.decisions.attempts import AttemptAccount, PlaceWait, backoff_s, start_messages, suspects
 from router.decisions.events import (
     Deliver,
     Failed,
@@ -226,8 +219,7 @@ class Flow:
             return self.refuse(FailureKind.DEADLINE, "the request's deadline passed", now_s=now_s)
         if self.is_wait_over(now_s):
             message = self._wait.explain(waits_for)
-            # The queue's drain rate says nothing of when a grammar will be ready.
-            retry_after_s = COMPILE_RETRY_S if self._wait.is_for_compiler else retry_after_s
+            retry_after_s = self._wait.retry_after_s(retry_after_s)
             return self.refuse(FailureKind.NO_CAPACITY, message, now_s=now_s, retry_after_s=retry_after_s)
         return []
 
