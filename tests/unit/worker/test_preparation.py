@@ -350,10 +350,7 @@ class Stuck(Store):
 
     def __init__(self):
         super().__init__()
-        self.go_on, self.begun, self.niceness = threading.Event(), [], 0
-
-    def warm(self):
-        pass
+        self.go_on, self.begun, self.niceness, self.warm = threading.Event(), [], 0, str
 
     def prepare(self, grammar, *, is_continued=False):
         self.begun.append(grammar.text)
@@ -373,26 +370,20 @@ async def test_one_grammar_compiles_at_a_time_and_those_given_up_are_never_begun
         refusals = [bench.answers.get_nowait() for _ in range(3)]
         assert [one.reason for one in refusals] == [RefusalReason.BUSY] * 3
         assert all(one.message.startswith(STILL_COMPILED) for one in refusals)
-        assert sorted(one.message.rpartition(": ")[2] for one in refusals) == [
-            "others come first for the compiler",
-            "others come first for the compiler",
-            "this machine is busy",
-        ]
+        waits = [one.message.rpartition(": ")[2] for one in refusals]
+        assert sorted(waits) == ["others come first for the compiler"] * 2 + ["this machine is busy"]
         store.go_on.set()
         await asyncio.wrap_future(threads.submit(str))
         assert store.begun == ["a"]
-        here = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-        assert store.niceness == here, "the thread must not hold the interpreter's lock and wait for others"
+        assert store.niceness == os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
 
 async def test_the_time_of_its_own_grammar_begins_with_its_turn():
     store = Stuck()
     with compiling_threads() as threads:
-        preparer = GrammarPreparer(store, threads, prepare_s=1000.0)
-        bench = Bench(preparer, prepare_s=1000.0)
+        bench = Bench(GrammarPreparer(store, threads, prepare_s=1000.0), prepare_s=1000.0)
         for text in ("a", "b"):
             bench.tell(start(text, time_left_s=9000.0, grammar=Grammar(GrammarKind.REGEX, text)))
-        # An impatient one gives up its turn, and only its turn.
         impatient = GrammarPreparer(store, threads, prepare_s=0.0)
         with pytest.raises(NotPrepared, match="still being compiled after 0 s"):
             await impatient.prepare(start("c", grammar=Grammar(GrammarKind.REGEX, "c")), set)
