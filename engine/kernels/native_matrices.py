@@ -23,7 +23,7 @@ _EVEN = 2
 _QUAD = 4
 """Inputs that share a step of bytes (`quads.h`)."""
 _QUAD_INPUTS_MAX = 1 << 17
-"""With more, a sum of products of bytes might not fit into 32 bits."""
+"""A sum of more products of bytes might not fit into 32 bits."""
 
 
 class NativeMatrix:

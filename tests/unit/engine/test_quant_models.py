@@ -92,7 +92,7 @@ def test_quantised_at_load_is_near_and_is_another_fingerprint(
 
 @pytest.mark.parametrize(("kind", "error_max"), [("llama", 0.08), ("mixtral", 0.12)])
 def test_w8a8_checkpoint_is_near_its_dense_meaning(tmp_path: Path, kind: Any, error_max: float) -> None:
-    """Beside transformers on the dequantised weights, by both implementations."""
+    """Both implementations are compared with transformers on the dequantised weights."""
     dense = make_model(tmp_path / "plain", kind)
     same = q.quantise_folder(dense, tmp_path / "quantised", module=q.int8_module, config=W8A8)
     model: Any = AutoModelForCausalLM.from_pretrained(same, dtype="float32")
