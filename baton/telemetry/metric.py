@@ -11,6 +11,7 @@ Unit = Literal[
     "ratio",
     "requests",
     "sequences",
+    "steps",
     "workers",
     "ranks",
     "experts",

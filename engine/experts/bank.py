@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -110,8 +109,7 @@ class ExpertBank:
         if not isinstance(held.weights, MovableMatrices):
             return ""
         sizes = "/".join(map(str, held.weights.sizes))
-        # The library's file is named after its sources, compiler and processor.
-        return f"{features()} {Path(library()._name).stem} {self.dtype} {sizes}"
+        return f"{features()} {library().path.stem} {self.dtype} {sizes}"
 
     def image_of(self, held: HeldExpert) -> Tensor:
         """Return the image of an expert, uint8. It is not to be written to."""

@@ -7,6 +7,7 @@ time of the call. What pointers point to has to stay where it is for as long as 
 
 import ctypes
 import threading
+from pathlib import Path
 from typing import Any, ClassVar
 
 _INTS_MAX = 16
@@ -169,3 +170,8 @@ class RecordableLibrary:
     def raw(self, name: str) -> Any:
         """The function itself, whose calls are on no tape."""
         return getattr(self._native, name)
+
+    @property
+    def path(self) -> Path:
+        """The library's file, which is named after its sources, the compiler and the class of processors."""
+        return Path(self._native._name)

@@ -9,6 +9,7 @@ from functools import cache
 
 import msgspec
 
+from engine.native.recording import RecordableLibrary
 from engine.parallel.order_codec import OrderDecoder, OrderEncoder
 from engine.parallel.orders import FollowerReport, RankOrder
 from engine.parallel.segment import OverSegment, Segment, SegmentSizes, functions, nanoseconds
@@ -22,7 +23,7 @@ _NOTHING = -2
 
 
 @cache
-def _functions() -> ctypes.CDLL:
+def _functions() -> RecordableLibrary:
     native = functions()
     native.baton_plan_send.argtypes = [_POINTER, _POINTER, _I64, _I64]
     native.baton_plan_next.argtypes, native.baton_plan_next.restype = [_POINTER, _I64], _I64

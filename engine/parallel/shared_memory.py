@@ -7,6 +7,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from engine.native.recording import RecordableLibrary
 from engine.parallel.group import (
     check_in_place,
     check_peer,
@@ -32,7 +33,7 @@ _ALL = -1
 
 
 @cache
-def _functions() -> ctypes.CDLL:
+def _functions() -> RecordableLibrary:
     native = functions()
     native.baton_all_reduce.argtypes = [_POINTER, _POINTER, _I64, _I32, _I64]
     native.baton_reduce_scatter.argtypes = [_POINTER, _POINTER, _POINTER, _POINTER, _I32, _I64]
