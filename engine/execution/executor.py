@@ -120,8 +120,7 @@ class Executor:
         """Tokens that the previous step sampled, by sequence. They take the place of `PENDING_TOKEN`."""
         self.adapters = adapter_slots(loaded, engine)
         self.offloading, self.floor_s = loaded.offloading, loaded.floor_s
-        # What ranks do together is not recorded on a device, nor are rows that go to other processes.
-        recorded = recorded_sequences(engine, loaded.floor_s) if ranks is None and experts is None else 0
+        recorded = recorded_sequences(engine, loaded.floor_s) if ranks is None else 0
         self.recorder, self._replays_seen = make_recorder(loaded, sequences_max=recorded), 0
         self._engine = engine
 

@@ -44,6 +44,8 @@ _SHARING_MAX, _BLOCKS_MAX = 4, 2**20
 def make_recorder(loaded: LoadedModel, *, sequences_max: int) -> "DecodeGraphs | DecodeReplay | None":
     """What records decode steps on this device; None: nothing does, for this model or with these kernels."""
     model, kernels, pool = loaded.model, loaded.kernels, loaded.kv
+    if not loaded.division.is_whole or loaded.has_remote_experts:
+        return None  # what ranks do together is not recorded, nor rows that go to other processes
     if pool.device.type != "cpu":
         return make_graphs(model, kernels, pool, sequences_max=sequences_max)
     if not sequences_max or not isinstance(model, CapturableModel) or not isinstance(kernels, NativeKernels):

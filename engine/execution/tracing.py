@@ -101,7 +101,8 @@ def trace(compute: Callable[[], Tensor], buffers: StepBuffers) -> StepTrace:
 
 @contextmanager
 def _open(tape: Tape) -> Generator[None]:
-    assert NativeFunction.tape is None, "one tape at a time"
+    if NativeFunction.tape is not None:
+        raise NotRecordable("another thread records")
     collects = gc.isenabled()
     gc.disable()  # finalisers run on any thread, and what they call is none of the step's
     NativeFunction.tape = tape

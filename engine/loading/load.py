@@ -72,6 +72,8 @@ class LoadedModel:
     """Memory that weights took, as the device or the kernel count it."""
     offloading: Offloading | None = None
     """None for a model that runs through transformers' modules."""
+    has_remote_experts: bool = False
+    """Its routed experts are on ranks of their own."""
 
     @property
     def floor_s(self) -> float:
@@ -137,6 +139,7 @@ def load_model(
         linears=linears,
         notes=tuple(notes),
         offloading=offloading,
+        has_remote_experts=routed is not None,
         weights_bytes=max(0, _taken(device) - before_bytes),
     )
 

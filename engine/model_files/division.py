@@ -81,6 +81,11 @@ class Division:
         return StagePlace(layers.start, is_first=layers.start == 0, is_last=layers.stop == count)
 
     @property
+    def is_whole(self) -> bool:
+        """Whether this rank has all of the model."""
+        return self.tensor == 1 and self.stage == ONLY_STAGE
+
+    @property
     def vocabulary(self) -> tuple[range, ...]:
         """Rows of the embedding and of the head that each tensor rank holds."""
         return tuple(_vocabulary(self.spec, self.tensor, rank) for rank in range(self.tensor))

@@ -235,7 +235,7 @@ def test_in_a_quarter_of_the_room_all_complete_with_their_own_tokens(overlap, sw
 def test_what_is_cheaper_of_swapping_and_computing_again(block_s, token_s, swaps):
     bench = Bench(blocks=11, step_tokens=32, swap_bytes=40)
     times = bench.scheduler.times
-    times._latest.theta = [0.001, token_s * 256, 0.0, 0.0, block_s * 16, 0.0, 0.0]
+    times._latest.theta = [0.001, token_s * 256, 0.0, 0.0, block_s * 16, 0.0, 0.0, 0.0]
     bench.step_s = lambda plan: times.predict_s(
         type(bench.scheduler._steps[0].work)(plan.token_count, moved_blocks=len(plan.swap_out))
     )

@@ -158,9 +158,13 @@ async def test_a_store_cannot_pose_as_a_worker(folder):
 async def test_only_routers_open_sessions(folder, party):
     async with serving(tls_of(folder)) as (_, address):
         secure(tls_of(folder, party))
-        with pytest.raises(LinkBroken, match=f"PERMISSION_DENIED: the caller's certificate is of {party}"):
-            async with worker_session(address, R):
-                pass
+        for _ in range(5):
+            with pytest.raises(LinkBroken) as refused:
+                async with worker_session(address, R):
+                    pass
+            if "Internal error from Core" not in str(refused.value):
+                break  # gRPC says that where the refusal overtakes what the caller writes
+        assert f"PERMISSION_DENIED: the caller's certificate is of {party}" in str(refused.value)
 
 
 @pytest.mark.parametrize("party", ["router", "worker", "store"])

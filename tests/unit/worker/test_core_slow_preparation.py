@@ -14,6 +14,7 @@ from tests.unit.worker.worker_pair import (
     failures,
     start,
 )
+from worker.core_starts import GRAMMAR_TIMES
 from worker.events import Drain, FromRouter, PreparationBegan, PreparationEnded, RouterLost
 
 PROMPT = tuple(range(10, 30))
@@ -93,7 +94,7 @@ def test_a_prefill_worker_that_never_hears_of_it_says_so_after_a_lease(pair):
 
 def test_a_decode_worker_that_never_asks_frees_the_blocks_in_the_end(pair):
     begin(pair, "p")
-    pair.advance(pair.prefill.engine.prepare_s + 6.0)
+    pair.advance(GRAMMAR_TIMES * pair.prefill.engine.prepare_s + 6.0)
     pair.assert_quiet()
 
 
@@ -112,7 +113,7 @@ def test_a_drain_waits_for_what_is_made_ready(pair, phase):
     assert [m.seq_id for m in refusals(worker)] == ["late"]
     tokens, _ = collected(worker, seq_id="s")
     assert tokens
-    pair.advance(worker.engine.prepare_s + 6.0)
+    pair.advance(GRAMMAR_TIMES * worker.engine.prepare_s + 6.0)
     assert worker.core.is_idle
 
 
