@@ -81,7 +81,10 @@ def main(parent_pid: int, *, is_whole: bool) -> None:
 
 def _wait(pid: int) -> int:
     """Wait for the fork, which gives way to others once it has computed for long. Returns its status."""
-    fd = os.pidfd_open(pid)
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:  # an old kernel, or a sandbox that forbids it: the fork keeps its priority
+        return os.waitpid(pid, 0)[1]
     try:
         while not select.select([fd], (), (), LOOK_S)[0]:
             if _processor_s(pid) >= URGENT_S:

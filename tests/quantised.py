@@ -129,6 +129,18 @@ def int8_module(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
     return {"weight": values, "weight_scale": scale}, values.float() * scale
 
 
+def grouped_int8_module(weight: torch.Tensor, *, group_size: int = 32) -> tuple[Tensors, torch.Tensor]:
+    """Groups of inputs that do not stand side by side, as compressed-tensors' `actorder: group` stores."""
+    in_size = weight.shape[1]
+    group_of = torch.from_numpy(np.random.default_rng(in_size).permutation(np.arange(in_size) // group_size))
+    scales = torch.stack(
+        [weight[:, group_of == group].abs().amax(1) / 127 for group in range(in_size // group_size)], dim=1
+    )
+    values = (weight / scales[:, group_of]).round().to(torch.int8)
+    tensors = {"weight": values, "weight_scale": scales, "weight_g_idx": group_of.to(torch.int32)}
+    return tensors, values.float() * scales[:, group_of]
+
+
 def fp8_module(weight: torch.Tensor, *, block: int = 0) -> tuple[Tensors, torch.Tensor]:
     if not block:
         scale = (weight.abs().amax(1, keepdim=True) / 448).float()

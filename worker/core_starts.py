@@ -2,6 +2,7 @@
 
 import msgspec
 
+from baton.config import GRAMMAR_TIMES
 from baton.core.ids import SeqKey
 from baton.core.messages import (
     FailureReason,
@@ -57,11 +58,6 @@ def refusal_of(
     if waiting is not None and waiting >= waiting_max:
         return SequenceRefused(*key, RefusalReason.NO_ROOM, f"{waiting_max} sequences are waiting")
     return None
-
-
-GRAMMAR_TIMES = 2.1
-"""How many times `engine.prepare_s` a sequence with a grammar has: once until its turn at the compiler comes,
-and once from then on. The compiler's own limits come a little before."""
 
 
 def preparation_s(start: StartSequence, prepare_s: float) -> float:

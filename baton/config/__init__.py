@@ -70,6 +70,9 @@ class ModelConfig(Section):
     """LoRA adapters that are served from the start, each as NAME=FOLDER_OR_HUB_ID."""
 
 
+GRAMMAR_TIMES = 2.1
+"""How many times `engine.prepare_s` a sequence with a grammar has: once until its turn at the compiler comes,
+and once from then on. The compiler's own limits come a little before."""
 PREPARE_S_MAX = 10.0
 """Longest time that a worker takes by itself to make a sequence ready. Whatever takes longer is stuck, or in
 a queue that is shorter elsewhere."""
@@ -135,10 +138,10 @@ class EngineConfig(Section):
     """Processor time that one grammar may take to compile. A request whose grammar needs more is refused with
     400. The grammars of other requests wait for it at most this long for each tenant."""
     prepare_s: Annotated[float, Field(ge=0, le=86_400)] = 0.0
-    """Longest time to wait for a compiled grammar or a loaded adapter. A sequence that waits longer goes to
-    another worker, so it must be shorter than `router.queue_wait_s` and `router.request_timeout_s`. 0: a
-    third of the shorter one, and at most 10 s. A worker's first one also loads the libraries that it needs.
-    """
+    """Longest time to wait for a loaded adapter, or for a grammar to be compiled: once while those before it
+    are, and once while it is. A sequence that waits longer goes to another worker, so twice that time must be
+    shorter than `router.queue_wait_s` and `router.request_timeout_s`. 0: a third of the shorter one, and at
+    most 10 s. A worker's first one also loads the libraries that it needs."""
     adapters_max: Annotated[int, Field(ge=1, le=1024)] = 16
     """LoRA adapters that one worker holds at once. The least recently used one makes room."""
     adapter_rank_max: Annotated[int, Field(ge=1, le=512)] = 64
@@ -383,11 +386,12 @@ class Config(BaseSettings):
     def _check_prepare_s(self, where: str) -> None:
         for name in ("queue_wait_s", "request_timeout_s"):
             limit_s, prepare_s = getattr(self.router, name), self.engine.prepare_s
-            if prepare_s >= limit_s:
+            if GRAMMAR_TIMES * prepare_s >= limit_s:
                 raise ValueError(
-                    f"{where}engine.prepare_s: {prepare_s:g} must be below router.{name}, {limit_s:g}: when "
-                    "a worker gives a request up after that time, none is left to try a second worker; "
-                    f"leave it out, or take {limit_s / 3:g} or less"
+                    f"{where}engine.prepare_s: {prepare_s:g}, which a grammar may take {GRAMMAR_TIMES:g} "
+                    f"times, must be below router.{name}, {limit_s:g}: when a worker gives a request up "
+                    "after that time, none is left to try a second worker; leave it out, or take "
+                    f"{limit_s / 3:g} or less"
                 )
 
     def settled(self) -> "Config":

@@ -111,16 +111,20 @@ def spans_for(
     if not config.otlp_endpoint:
         return Spans(None)
     # Imported late: it takes a third of a second, and most installations do not export.
-    if urlsplit(config.otlp_endpoint).path.strip("/"):
-        from baton.telemetry.otlp_http import HttpSpanExporter, headers_of
+    if is_http(config.otlp_endpoint):
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpSpanExporter
 
-        return Spans(
-            _provider(facts, BatchSpanProcessor(HttpSpanExporter(config.otlp_endpoint, headers_of())))
-        )
+        return Spans(_provider(facts, BatchSpanProcessor(HttpSpanExporter(config.otlp_endpoint))))
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
     otlp = OTLPSpanExporter(endpoint=config.otlp_endpoint, insecure=not _is_tls(config.otlp_endpoint))
     return Spans(_provider(facts, BatchSpanProcessor(otlp)))
+
+
+def is_http(endpoint: str) -> bool:
+    """Whether spans go by HTTP: to an address with a path, which gRPC has not."""
+    parts = urlsplit(endpoint)
+    return parts.scheme in ("http", "https") and bool(parts.path.strip("/"))
 
 
 def _is_tls(endpoint: str) -> bool:

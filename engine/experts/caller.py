@@ -207,7 +207,11 @@ class ExpertCaller:
     def finish(self, sent: Dispatch, weights: Tensor) -> Tensor:
         """Wait for the results and mix them: sum over j of weights[t, j] * result[t, j], in the order of j,
         in float32. weights float32 [T, k] -> [T, hidden]. Raises ExpertsUnavailable."""
-        begun_s, self._is_used = time.monotonic(), True
+        begun_s = time.monotonic()
+        with self._changed:
+            if self._is_closed:  # the rows' memory may be gone
+                raise ExpertsUnavailable("the worker ends")
+            self._is_used = True
         try:
             self._collect(sent)
         finally:
@@ -223,7 +227,9 @@ class ExpertCaller:
 
     def stats(self) -> CallerStats:
         numbers = (ctypes.c_int64 * 5)()
-        self._native.baton_caller_stats(self._caller, numbers)
+        with self._changed:
+            if not self._is_closed:
+                self._native.baton_caller_stats(self._caller, numbers)
         return CallerStats(*numbers, waited_s=self._waited_s)
 
     def close(self) -> None:

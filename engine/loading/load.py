@@ -97,8 +97,7 @@ def load_model(
     shares_pool: other processes may map the pool. routed: connects to expert ranks; None: the model's experts
     are loaded. `progress(layers loaded, layers in all)`.
 
-    Raises SetupError: no such model, an unsupported or damaged one, one that cannot be divided so, no such
-    device, too little memory.
+    Raises SetupError: no such device, too little memory, no such model, or one that cannot be used so.
     """
     device, (folder, spec) = torch_device(model.device), checked_spec(model)
     division, tokens = _division(spec, group, layers), context_tokens(spec, model)

@@ -177,6 +177,8 @@ def _group_scheme(group: object, outer: Mapping[str, Any], where: str) -> QuantS
     if layout in ("int-quantized", "naive-quantized") and kind == "int":
         if not symmetric:
             raise SetupError(f"{where}: compressed-tensors {layout} with zero points is not supported")
+        if strategy not in ("channel", "tensor", "group", "unknown"):
+            raise SetupError(f"{where}: compressed-tensors {layout} by {strategy} is not supported")
         supported = _bits(bits, (8,), "compressed-tensors", where)
         activation_bits = 8 if _rounds_tokens(fields.get("input_activations")) else 0
         return QuantScheme(

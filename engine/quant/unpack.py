@@ -104,11 +104,12 @@ class _Module:
         group = self._scheme.group_size
         if group and group < self._in:
             scales = self._tensor("weight_scale", None, (self._out, self._in // group)).float()
+            order = self._order(self._raw("weight_g_idx"), self._in // group)
         else:
-            group, scales = 0, self._row_scales("weight_scale")
-        return IntMatrix(
-            8, values.contiguous(), scales, None, group, activation_bits=self._scheme.activation_bits
-        )
+            group, scales, order = 0, self._row_scales("weight_scale"), None
+        values = values.contiguous() if order is None else values[:, order]
+        bits = self._scheme.activation_bits
+        return IntMatrix(8, values, scales, None, group, order=order, activation_bits=bits)
 
     def fp8(self) -> Fp8Matrix:
         """weight e4m3 [O, I], weight_scale as in `int8`, or weight_scale_inv (or weight_scale) by blocks."""

@@ -142,7 +142,8 @@ class BatchRunner:
             self.folder.purge(folder.name.removeprefix("tenant-"))
 
     async def _run_claimed(self, record: BatchRecord) -> bool:
-        """Run the batch unless another router does. Returns whether it ran here."""
+        """Run the batch unless another router does. Returns whether it ran here; one that failed is left for
+        the next look. Raises OSError."""
         claim = None if self._gone.is_set() else await asyncio.to_thread(self.folder.claim, record)
         if claim is None:
             return False
@@ -151,8 +152,11 @@ class BatchRunner:
                 await self._run(await asyncio.to_thread(self.folder.batch, record.tenant, record.batch_id))
         except OSError:
             raise
-        except Exception:
+        except Exception as error:
+            if isinstance(error, ExceptionGroup) and (failed := error.subgroup(OSError)) is not None:
+                raise OSError(f"batch {record.batch_id}: {failed.exceptions[0]}") from error
             log.exception("batch %s is left for later", record.batch_id)
+            return False
         finally:
             claim.close()
         return True

@@ -13,7 +13,7 @@ from commands.settings import load_config
         (["router.queue_wait_s=6"], 2.0),
         (["router.request_timeout_s=3"], 1.0),
         (["router.queue_wait_s=120"], 10.0),
-        (["engine.prepare_s=25"], 25.0),
+        (["engine.prepare_s=12"], 12.0),
     ],
 )
 def test_the_time_leaves_room_for_a_second_worker(sets, expected):

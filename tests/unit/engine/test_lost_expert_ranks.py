@@ -372,3 +372,20 @@ def test_a_rank_lost_in_each_phase_costs_no_result(cluster: Cluster, phase: str,
     found = caller.finish(sent, torch.rand((LARGE, CHOSEN), generator=made))
     assert torch.equal(found, expected)
     assert torch.equal(cluster.dispatch(2, LARGE), expected)
+
+
+def test_rows_of_a_caller_that_was_closed_meanwhile_are_given_up():
+    caller = ExpertCaller(
+        ExpertsConfig(),
+        layer_count=1,
+        expert_count=4,
+        hidden=8,
+        dtype=torch.float32,
+        name="closed",
+        report=lambda report: None,
+    )
+    sent = caller.begin(0, torch.ones(2, 8), torch.tensor([[0, 1], [2, 3]]))
+    caller.close()
+    with pytest.raises(ExpertsUnavailable):
+        caller.finish(sent, torch.ones(2, 2))
+    assert caller.stats().waited_s == 0.0

@@ -16,6 +16,9 @@ INT4 = q.compressed_config("pack-quantized", num_bits=4, type="int", strategy="g
 INT4_ZEROS = q.compressed_config("pack-quantized", num_bits=4, type="int", strategy="group", symmetric=False)
 INT8 = q.compressed_config("pack-quantized", num_bits=8, type="int", strategy="channel", symmetric=True)
 W8A8 = q.compressed_config("int-quantized", num_bits=8, type="int", strategy="channel", symmetric=True)
+W8_GROUPS = q.compressed_config(
+    "int-quantized", num_bits=8, type="int", strategy="group", symmetric=True, group_size=32
+)
 FP8 = q.compressed_config("float-quantized", num_bits=8, type="float", strategy="channel", symmetric=True)
 
 CASES = {
@@ -34,6 +37,7 @@ CASES = {
     "packed int4, act-order": (INT4, partial(q.packed_module, act_order=True)),
     "packed int8": (INT8, partial(q.packed_module, bits=8, group_size=0)),
     "int8": (W8A8, q.int8_module),
+    "int8, act-order": (W8_GROUPS, q.grouped_int8_module),
     "fp8": (FP8, q.fp8_module),
     "fp8 in blocks": (
         {"quant_method": "fp8", "weight_block_size": [32, 32]},
@@ -93,6 +97,10 @@ def test_missing_and_misshapen_tensors_are_named() -> None:
         (
             q.compressed_config("nvfp4-pack-quantized", num_bits=4, type="float", strategy="tensor_group"),
             "nvfp4",
+        ),
+        (
+            q.compressed_config("int-quantized", num_bits=8, type="int", strategy="block", symmetric=True),
+            "int-quantized by block",
         ),
         (INT4 | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "e5m2"),

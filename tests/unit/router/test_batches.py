@@ -10,6 +10,7 @@ from router.batches.folder import StateFolder
 from router.batches.lines import check_lines, done_ids, result_line
 from router.batches.records import BatchBounds, BatchRecord, FileRecord
 from router.batches.slots import FairSlots
+from router.http.batch_runner import BatchRunner
 from router.tenants.key_files import write_file
 from router.tenants.keys import KeyBook, KeyRecord, Tenant, digest_of, new_key
 from router.text.tokenizer import Tokenizer
@@ -106,6 +107,24 @@ async def test_a_long_batch_of_one_tenant_holds_up_none_of_another(folder, spell
         assert (await clients["long"].batches.retrieve(long.id)).request_counts.completed < 60
         long = await over(clients["long"], long)
         assert (long.status, long.request_counts.completed) == ("completed", 60)
+
+
+@pytest.mark.parametrize("error", [ValueError("a defect"), ExceptionGroup("two", [OSError("disk full")])])
+async def test_a_batch_that_fails_waits_for_the_next_look(folder, tmp_path, monkeypatch, error):
+    tries, is_tried = [], asyncio.Event()
+
+    async def fail(runner, record):
+        tries.append(record.batch_id)
+        is_tried.set()
+        raise error
+
+    monkeypatch.setattr(BatchRunner, "_run", fail)
+    async with cluster(folder, FakeWorker(), files_dir=str(tmp_path / "f")) as c:
+        await made(c.openai(), [line("a")])
+        await asyncio.wait_for(is_tried.wait(), BOUND_S)
+        for _ in range(50):  # as many answers as would show a loop without a pause
+            await c.openai().models.list()
+        assert len(tries) <= 2  # the first look, and the news of the batch
 
 
 async def test_slots_go_to_whoever_has_the_fewest_and_then_in_turn():

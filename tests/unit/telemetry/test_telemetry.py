@@ -8,7 +8,7 @@ from baton.config import TelemetryConfig
 from baton.telemetry import catalogue as cat
 from baton.telemetry.logs import configure_logs
 from baton.telemetry.metrics import Meter
-from baton.telemetry.tracing import OPEN_SPANS_MAX, spans_for
+from baton.telemetry.tracing import OPEN_SPANS_MAX, is_http, spans_for
 
 
 def test_a_counted_metric_is_rendered_with_its_labels():
@@ -99,3 +99,17 @@ def test_json_logs_are_one_object_per_line(capsys):
         assert json.loads(capsys.readouterr().err)["request_id"] == "cmpl-1"
     finally:
         logging.getLogger().handlers = before
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "expected"),
+    [
+        *(
+            (one, False)
+            for one in ("http://collector:4317", "https://c:4317/", "collector:4317", "10.0.0.1:4317")
+        ),
+        *((one, True) for one in ("http://collector:4318/v1/traces", "https://c/api/public/otel/v1/traces")),
+    ],
+)
+def test_an_endpoint_with_a_path_is_spoken_to_by_http(endpoint, expected):
+    assert is_http(endpoint) is expected

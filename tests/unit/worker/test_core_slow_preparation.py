@@ -2,6 +2,7 @@
 
 import pytest
 
+from baton.config import GRAMMAR_TIMES
 from baton.core.ids import SeqKey, SequenceId
 from baton.core.messages import Phase, SequenceFailed, SequenceRefused
 from baton.core.sampling import Grammar, GrammarKind, SamplingParams
@@ -14,7 +15,6 @@ from tests.unit.worker.worker_pair import (
     failures,
     start,
 )
-from worker.core_starts import GRAMMAR_TIMES
 from worker.events import Drain, FromRouter, PreparationBegan, PreparationEnded, RouterLost
 
 PROMPT = tuple(range(10, 30))
