@@ -20,6 +20,10 @@ class RowSender(Protocol):
         """Return the time since the start for which rows waited for experts that no rank held."""
         ...
 
+    def stalled_s(self) -> float:
+        """Return the time since the start in which rows waited, or some expert could not be reached."""
+        ...
+
     @property
     def epoch(self) -> int: ...
 
@@ -42,8 +46,10 @@ class ExpertRows:
             return result
         return msgspec.structs.replace(result, elapsed_s=max(0.0, result.elapsed_s - missing_s))
 
-    def missing_s(self) -> float:
-        return self._sender.missing_s()
+    def stalled_s(self) -> float:
+        """Return the time since the start in which any of the worker's processes may have had to wait
+        for experts."""
+        return self._sender.stalled_s()
 
     def notes(self) -> tuple[str, ...]:
         """Return what operators should know now, as notes of the worker."""

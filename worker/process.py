@@ -250,7 +250,7 @@ class WorkerProcess:
             spawn=self._background.spawn,
             crash=self._crash,
             timeout_s=self._config.engine.step_timeout_s,
-            stalled_s=self._rows.missing_s if self._rows is not None else lambda: 0.0,
+            stalled_s=self._rows.stalled_s if self._rows is not None else lambda: 0.0,
         )
         self._routers = RouterSessions(
             sink=preparation, status=self._status, set_role=self._role_switcher.ask

@@ -179,6 +179,11 @@ class ExpertCaller:
         with self._changed:
             return self._parking.waited_s(now_s=time.monotonic())
 
+    def stalled_s(self) -> float:
+        """Return the time since the start in which rows waited, or some expert could not be reached."""
+        with self._changed:
+            return self._parking.stalled_s(now_s=time.monotonic())
+
     # --- for the thread that computes ------------------------------------------------------------------
 
     def begin(self, layer: int, x: Tensor, chosen: Tensor) -> Dispatch:

@@ -136,6 +136,10 @@ class ExpertConnection:
         """Return the time since the start for which rows waited for experts that no rank held."""
         return self._caller.missing_s() if self._caller is not None else 0.0
 
+    def stalled_s(self) -> float:
+        """Return the time since the start in which rows waited, or some expert could not be reached."""
+        return self._caller.stalled_s() if self._caller is not None else 0.0
+
     @property
     def epoch(self) -> int:
         return self._caller.epoch if self._caller is not None else 0

@@ -52,3 +52,16 @@ def test_the_wait_under_way_counts():
     parking.rows_wait(now_s=1.0)
     parking.rows_wait(now_s=2.0)
     assert parking.waited_s(now_s=4.0) == 3.0
+
+
+def test_time_in_which_another_process_rows_may_wait_is_a_stall_and_no_wait():
+    parking = ExpertParking(1.0)
+    look(parking, 0.0, is_complete=True)
+    look(parking, 5.0)
+    assert parking.stalled_s(now_s=8.0) == 3.0
+    parking.rows_wait(now_s=8.0)
+    look(parking, 9.0, is_complete=True)
+    assert parking.stalled_s(now_s=10.0) == 5.0
+    parking.rows_are_sent(now_s=11.0)
+    assert parking.stalled_s(now_s=20.0) == 6.0
+    assert parking.waited_s(now_s=20.0) == 3.0

@@ -16,6 +16,8 @@ class FakeSender:
     def missing_s(self):
         return self.missing
 
+    stalled_s = missing_s
+
     def stats(self):
         return self.found
 
