@@ -125,6 +125,10 @@ class Handovers:
         early = self._early.get(key)
         return [] if early is None else [self._keep_waiting(key, early, now_s=now_s)]
 
+    def is_preparing(self, key: SeqKey) -> bool:
+        """Whether `prepare` was told of it, and neither `open` nor `close`."""
+        return key in self._preparing
+
     def open(self, key: SeqKey, *, unread_s: float = 0.0, now_s: float) -> list[Tell]:
         """A PREFILL phase was accepted. A request that came before it is answered now.
 

@@ -221,7 +221,7 @@ class WorkerCore:
             case FromRouter(router_id, message):
                 if self._out.has(router_id):  # else it came from a session that broke
                     self._on_router(router_id, message, now_s)
-                self._attempts.prepared(message)
+                self._phases.prepared(message, now_s)
             case PreparationBegan(key, phase):
                 self._on_preparation(key, phase, now_s)
             case PreparationEnded(key, reason):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 
 from baton.core.ids import RouterId, SeqKey, SequenceId
-from baton.core.messages import ResyncBlocks, RouterMessage, StartSequence
+from baton.core.messages import StartSequence
 from engine.scheduling.sequence import Sequence
 from worker.phase_clock import PhaseClock
 
@@ -51,11 +51,6 @@ class Attempts:
     def is_empty(self) -> bool:
         """Whether nothing runs and nothing is made ready."""
         return not self._by_key and not self.preparing
-
-    def prepared(self, message: RouterMessage) -> None:
-        """Forget that an attempt is made ready, because its start or its cancel came."""
-        if not isinstance(message, ResyncBlocks):
-            self.preparing.discard(SeqKey(message.seq_id, message.epoch))
 
     def get(self, key: SeqKey) -> Attempt | None:
         return self._by_key.get(key)

@@ -1,7 +1,8 @@
 """What the progress of a phase means to others: tokens for its router, blocks for its readers, and its
 end."""
 
-from baton.core.messages import FailureReason, Phase, SequenceFailed, Task
+from baton.core.ids import SeqKey
+from baton.core.messages import FailureReason, Phase, ResyncBlocks, RouterMessage, SequenceFailed, Task
 from baton.core.sampling import FinishReason
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Progress, Sequence
@@ -39,6 +40,16 @@ class Phases:
         self._loading = [
             a for a in self._loading if a.sequence is not None and a.sequence.incoming is not None
         ]
+
+    def prepared(self, message: RouterMessage, now_s: float) -> None:
+        """Forget that an attempt is made ready, because its start or its cancel was handled or dropped."""
+        if isinstance(message, ResyncBlocks):
+            return
+        key = SeqKey(message.seq_id, message.epoch)
+        self._attempts.preparing.discard(key)
+        if self._handovers.is_preparing(key):
+            # The start opened no hand-over, as when it was dropped because its router is lost.
+            self.tell_readers(self._handovers.close(key, "made ready and not started", now_s=now_s))
 
     def progressed(self, done: Progress, now_s: float, *, step_s: float) -> None:
         """Take in what a step that took `step_s` computed of an attempt."""

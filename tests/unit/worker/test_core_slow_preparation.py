@@ -6,6 +6,7 @@ from baton.config import GRAMMAR_TIMES
 from baton.core.ids import SeqKey, SequenceId
 from baton.core.messages import Phase, SequenceFailed, SequenceRefused
 from baton.core.sampling import Grammar, GrammarKind, SamplingParams
+from simulator.faults.at_rest import containers
 from tests.unit.worker.worker_pair import (
     ROUTER,
     Cluster,
@@ -132,8 +133,22 @@ def test_what_begins_to_be_made_ready_after_a_drain_is_refused(pair):
     assert [m.seq_id for m in refusals(pair.prefill)] == ["s"]
 
 
-def test_a_start_whose_router_is_gone_holds_nothing(pair):
-    tell(pair, "p", PreparationBegan(KEY, Phase.AGGREGATED))
+@pytest.mark.parametrize("phase", [Phase.PREFILL, Phase.AGGREGATED])
+def test_a_start_whose_router_is_gone_holds_nothing(pair, phase):
+    worker = pair.prefill
+    tell(pair, "p", PreparationBegan(KEY, phase))
     tell(pair, "p", RouterLost(ROUTER))
-    tell(pair, "p", FromRouter(ROUTER, start("s", PROMPT, phase=Phase.AGGREGATED, grammar=GRAMMAR)))
-    assert pair.prefill.core.is_idle
+    tell(pair, "p", FromRouter(ROUTER, start("s", PROMPT, phase=phase, grammar=GRAMMAR)))
+    assert worker.core.is_idle
+    assert not [where for where, _ in containers(worker.core) if "preparing" in where]
+
+
+def test_a_decode_worker_hears_that_the_router_of_a_prefill_phase_is_gone(pair):
+    tell(pair, "p", PreparationBegan(KEY, Phase.PREFILL))
+    begin(pair, "d")
+    tell(pair, "p", RouterLost(ROUTER))
+    begin(pair, "p")
+    [failed] = failures(pair.decode)
+    assert isinstance(failed, SequenceFailed)
+    assert "not started" in failed.message
+    pair.assert_quiet()
