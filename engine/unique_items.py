@@ -10,6 +10,7 @@ whose properties come in another order.
 
 import json
 import re
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 from enum import Enum, auto
 from typing import Any, NamedTuple
@@ -41,6 +42,63 @@ class _At(Enum):
     WORD = auto()
 
 
+class _Item(NamedTuple):
+    """An item that is there, with those before it."""
+
+    before: "_Item | None"
+    count: int
+    text: bytes
+    value: str
+
+
+class _Items:
+    """The items of one array: in order, sorted, and by value. Many scans share them. Each names its own last
+    item, and `at` leads there from whatever another scan has left."""
+
+    __slots__ = ("order", "texts", "values")
+
+    def __init__(self) -> None:
+        self.order: list[_Item] = []
+        self.texts: list[bytes] = []
+        self.values: set[str] = set()
+
+    def at(self, last: _Item | None) -> "_Items":
+        missing: list[_Item] = []
+        while last is not None and not self._has_item(last):
+            missing.append(last)
+            last = last.before
+        self._cut(0 if last is None else last.count)
+        for one in reversed(missing):
+            self.order.append(one)
+            insort(self.texts, one.text)
+            self.values.add(one.value)
+        return self
+
+    def _has_item(self, item: _Item) -> bool:
+        return item.count <= len(self.order) and self.order[item.count - 1] is item
+
+    def _cut(self, count: int) -> None:
+        while len(self.order) > count:
+            gone = self.order.pop()
+            del self.texts[bisect_left(self.texts, gone.text)]
+            self.values.discard(gone.value)
+
+    def has(self, begun: bytes) -> bool:
+        """Whether a text begins so."""
+        at = bisect_left(self.texts, begun)
+        return at < len(self.texts) and self.texts[at].startswith(begun)
+
+    def has_text(self, text: bytes) -> bool:
+        at = bisect_left(self.texts, text)
+        return at < len(self.texts) and self.texts[at] == text
+
+    def beginning(self, begun: bytes) -> Iterable[bytes]:
+        for at in range(bisect_left(self.texts, begun), len(self.texts)):
+            if not self.texts[at].startswith(begun):
+                return
+            yield self.texts[at]
+
+
 class _Container(NamedTuple):
     """An object or array that is open."""
 
@@ -52,9 +110,8 @@ class _Container(NamedTuple):
     place: int = 0
     start: int = -1
     """Where the item begins in `_Scan.text` that is under way, or owed after a comma; -1: there is none."""
-    texts: tuple[bytes, ...] = ()
-    """The normal texts of the items that are there."""
-    values: frozenset[str] = frozenset()
+    items: _Items | None = None
+    last: _Item | None = None
 
 
 class _Scan(NamedTuple):
@@ -110,12 +167,16 @@ class ItemScanner:
             case _At.OUTSIDE:
                 return self._outside(scan, byte)
             case _At.STRING:
-                word = scan.word + bytes((byte,))
+                top = scan.stack[-1]
+                is_kept = scan.is_watched or (top.is_object and top.is_key_next)
+                word = scan.word + bytes((byte,)) if is_kept else b'"'
                 if byte == 0x22:
                     return self._scalar_ended(scan._replace(word=word))
                 return scan._replace(word=word, at=_At.ESCAPE if byte == 0x5C else _At.STRING)
             case _At.ESCAPE:
-                return scan._replace(word=scan.word + bytes((byte,)), at=_At.STRING)
+                top = scan.stack[-1]
+                is_kept = scan.is_watched or (top.is_object and top.is_key_next)
+                return scan._replace(word=scan.word + bytes((byte,)) if is_kept else b'"', at=_At.STRING)
             case _At.NUMBER | _At.WORD:
                 if byte in _NUMBER_BYTES or 0x61 <= byte <= 0x7A:
                     return scan._replace(word=scan.word + bytes((byte,)))
@@ -142,13 +203,14 @@ class ItemScanner:
             case b"{" | b"[":
                 return self._opened(scan, byte, self._places_next(top))
             case b"}" | b"]":
-                return self._value_ended(scan._replace(stack=scan.stack[:-1], text=scan.text + one))
+                closed = scan._replace(stack=scan.stack[:-1])
+                return self._value_ended(closed._replace(text=_kept(closed, one)))
             case b",":
                 start = len(scan.text) + 1 if top.is_unique else -1
                 top = top._replace(is_key_next=top.is_object, place=top.place + 1, start=start)
-                return scan._replace(stack=(*scan.stack[:-1], top), text=scan.text + one)
+                return scan._replace(stack=(*scan.stack[:-1], top), text=_kept(scan, one))
             case b":":
-                return scan._replace(text=scan.text + one)
+                return scan._replace(text=_kept(scan, one))
             case b'"':
                 return scan._replace(at=_At.STRING, word=one)
             case _:
@@ -158,8 +220,10 @@ class ItemScanner:
         is_object = byte == 0x7B
         is_unique = not is_object and SchemaMap.is_unique(places)
         start = len(scan.text) + 1 if is_unique else -1
-        container = _Container(is_object, places, is_unique, is_key_next=is_object, start=start)
-        return scan._replace(stack=(*scan.stack, container), text=scan.text + bytes((byte,)))
+        items = _Items() if is_unique else None
+        container = _Container(is_object, places, is_unique, is_key_next=is_object, start=start, items=items)
+        opened = scan._replace(stack=(*scan.stack, container))
+        return opened._replace(text=_kept(opened, bytes((byte,))))
 
     def _places_next(self, top: _Container) -> Places:
         found: list[Any] = []
@@ -175,7 +239,7 @@ class ItemScanner:
 
     def _scalar_ended(self, scan: _Scan) -> _Scan | None:
         word = _in_one_spelling(scan.word) if scan.at is _At.NUMBER else scan.word
-        ended = scan._replace(at=_At.BETWEEN, word=b"", text=scan.text + word)
+        ended = scan._replace(at=_At.BETWEEN, word=b"", text=_kept(scan, word))
         top = scan.stack[-1]
         if top.is_object and top.is_key_next:
             top = top._replace(is_key_next=False, key=str(_value(word)))
@@ -190,33 +254,35 @@ class ItemScanner:
             return scan
         text = scan.text[top.start :]
         value = _identity(text)
-        if value in top.values:
+        assert top.items is not None
+        if value in top.items.at(top.last).values:
             return None
-        top = top._replace(start=-1, texts=(*top.texts, text), values=top.values | {value})
+        count = 1 if top.last is None else top.last.count + 1
+        top = top._replace(start=-1, last=_Item(top.last, count, text, value))
         return scan._replace(stack=(*scan.stack[:-1], top))
+
+
+def _kept(scan: _Scan, more: bytes) -> bytes:
+    """The text with more of it, as far as anybody compares it."""
+    return scan.text + more if scan.is_watched else b""
 
 
 def may_repeat(scan: _Scan) -> bool:
     """Whether an item that is under way may become one that is there already."""
     return any(
-        _may_become(scan.text[one.start :], scan, text)
+        _may_become(scan.text[one.start :], scan, one.items.at(one.last))
         for one in scan.stack
-        if one.is_unique and one.start >= 0
-        for text in one.texts
+        if one.items is not None and one.start >= 0
     )
 
 
-def _may_become(begun: bytes, scan: _Scan, text: bytes) -> bool:
-    if scan.at is not _At.NUMBER:
-        return text.startswith(begun + scan.word)
-    if not text.startswith(begun):
-        return False
-    rest = text[len(begun) :]
-    number = _NUMBER.match(rest)
-    if number is None:
-        return False
-    is_whole = _NUMBER.fullmatch(scan.word) is not None
-    return rest.startswith(scan.word) or not is_whole or _in_one_spelling(scan.word) == number[0]
+def _may_become(begun: bytes, scan: _Scan, items: _Items) -> bool:
+    if scan.at is not _At.NUMBER or items.has(begun + scan.word):
+        return items.has(begun + scan.word)
+    if _NUMBER.fullmatch(scan.word) is None:
+        return any(items.has(begun + bytes((byte,))) for byte in b"-0123456789")
+    same = begun + _in_one_spelling(scan.word)
+    return any(items.has(same + after) for after in (b",", b"]", b"}")) or items.has_text(same)
 
 
 def _in_one_spelling(number: bytes) -> bytes:
@@ -295,13 +361,14 @@ class UniqueItemsMatcher:
             return _tokens_of(mask)
         found = set(_tokens_of(mask & self._tokens.quotes))
         for one in scan.stack:
+            if one.items is None or one.start < 0:
+                continue
             begun = scan.text[one.start :] + scan.word
-            for text in one.texts if one.is_unique and one.start >= 0 else ():
-                if text.startswith(begun):
-                    rest = text[len(begun) : len(begun) + self._tokens.longest]
-                    found.update(
-                        t for end in range(1, len(rest) + 1) for t in self._tokens.of.get(rest[:end], ())
-                    )
+            for text in one.items.at(one.last).beginning(begun):
+                rest = text[len(begun) : len(begun) + self._tokens.longest]
+                found.update(
+                    t for end in range(1, len(rest) + 1) for t in self._tokens.of.get(rest[:end], ())
+                )
         return [token for token in found if mask[token >> 5] >> (token & 31) & 1]
 
     def _is_open(self, scan: _Scan, token: int) -> bool:
@@ -356,9 +423,10 @@ def scanner_of(grammar: Grammar) -> ItemScanner | None:
     # As the compiler was given it: what arrives is not trusted.
     checked = check_grammar(grammar, grammar.kind)
     if grammar.kind is GrammarKind.JSON_SCHEMA:
-        return ItemScanner([(b"", SchemaMap(checked))])
+        return ItemScanner([(b"", SchemaMap(checked))]) if SchemaMap.has_unique_arrays(checked) else None
     if grammar.kind is GrammarKind.STRUCTURAL_TAG:
-        return ItemScanner(list(_tags(checked)))
+        maps = list(_tags(checked))
+        return ItemScanner(maps) if any(one.has_unique_arrays(one.all) for _, one in maps) else None
     return None
 
 

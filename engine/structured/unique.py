@@ -176,6 +176,11 @@ class SchemaMap:
         self._root = root
 
     @property
+    def all(self) -> Any:
+        """The whole schema."""
+        return self._root
+
+    @property
     def root(self) -> Places:
         return self._flat((self._root,))
 

@@ -13,7 +13,7 @@ from baton.core.errors import ClientError
 from baton.core.sampling import Grammar, GrammarKind
 from engine.grammar_compile import TextMatcher, compile_grammar
 from engine.sampling.masks import mask_of
-from engine.unique_items import TokenBytes, UniqueItemsMatcher, scanner_of
+from engine.unique_items import TokenBytes, UniqueItemsMatcher, _Item, _Items, scanner_of
 from router.openai.response_format import schema_grammar, structural_grammar
 from tests.grammar_walks import Walker
 
@@ -222,3 +222,54 @@ def test_pieces_of_several_characters_and_rollback(name, seed):
 def test_the_kind_of_grammar_without_such_arrays_is_not_followed():
     assert scanner_of(Grammar(GrammarKind.REGEX, "uniqueItems")) is None
     assert scanner_of(schema_grammar({"type": "array"}, "s")) is None
+
+
+@pytest.mark.parametrize("text", ["uniqueItems", "an array of which uniqueItems is said"])
+def test_the_word_alone_makes_nothing_to_follow(text):
+    named = {"properties": {"uniqueItems": {"type": "string"}, "a": {"description": text}}}
+    assert scanner_of(schema_grammar(named, "s")) is None
+    assert scanner_of(schema_grammar({"type": "array", "uniqueItems": False}, "s")) is None
+
+
+def test_items_that_scans_share_are_those_of_each():
+    rng = random.Random(1)
+    for _ in range(100):
+        shared, versions = _Items(), [(None, ())]
+        for _ in range(60):
+            last, texts = rng.choice(versions)
+            found = shared.at(last)
+            assert (found.texts, found.values) == (sorted(texts), {one.decode() for one in texts})
+            assert [one.text for one in found.order] == list(texts)
+            begun = str(rng.randrange(40)).encode()
+            assert found.has(begun) == any(one.startswith(begun) for one in texts)
+            assert found.has_text(begun) == (begun in texts)
+            assert list(found.beginning(begun)) == sorted(one for one in texts if one.startswith(begun))
+            if (text := str(rng.randrange(400)).encode()) not in texts:
+                versions.append((_Item(last, len(texts) + 1, text, text.decode()), (*texts, text)))
+
+
+@settings(max_examples=25, deadline=None, derandomize=True, phases=[Phase.generate])
+@given(name=st.sampled_from(sorted(SCHEMAS)), seed=st.integers(0, 10**6))
+def test_what_was_tried_and_taken_back_changes_no_mask(name, seed):
+    rng, matcher, taken = random.Random(seed), WORDS.matcher(SCHEMAS[name]), []
+    for step in range(60):
+        allowed = [t for t in WORDS.allowed(matcher) if t not in (0x20, 256)]
+        if taken and (not allowed or rng.random() < 0.3):
+            count = rng.randint(1, min(8, len(taken)))
+            matcher.rollback(count)
+            del taken[-count:]
+        else:
+            token = rng.choice(allowed if rng.random() < 0.8 else range(len(WORDS.words)))
+            if matcher.accept(token):
+                taken.append(token)
+        if step % 5 == 0:
+            fresh = WORDS.matcher(SCHEMAS[name])
+            assert all(fresh.accept(token) for token in taken)
+            assert WORDS.allowed(fresh) == WORDS.allowed(matcher)
+
+
+def test_text_outside_of_such_arrays_is_not_kept():
+    matcher = WORDS.matcher({"properties": {"a": {}, "b": unique(True)}, "required": ["a", "b"]})
+    for token in b'{"a": ["' + b"x" * 5000 + b'", {"k": 1}], "b": [1':
+        assert matcher.accept(token)
+    assert max(len(one.text + one.word) for one in matcher._scans) < 10
