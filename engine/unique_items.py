@@ -26,6 +26,8 @@ KNOWN_MAX = 4096
 """Beginnings of items whose ways out are remembered."""
 KNOWN_BYTES_MAX = 1024
 """Longer beginnings are not remembered."""
+STEP_S_MAX = 0.01
+"""More than a step of a look takes by itself."""
 SCANS_KEPT = 64
 """Last tokens to each of which there is a scan. Of those before, each of so many has one: a scan may hold a
 long item, and whoever takes back more than draft tokens can wait."""
@@ -99,13 +101,12 @@ class UniqueItemsMatcher:
 
     def fill(self, mask: Mask) -> None:
         self._matcher.fill(mask)
-        # The thread's own time: being held up by others is not the schema's fault.
-        until_s = time.thread_time() + TOKEN_S_MAX
+        clock = _Clock()
         scan = self.scan
         for token in self._doubtful(scan, mask):
-            if time.thread_time() > until_s or not self._is_open(scan, token, until_s):
+            if clock.is_late() or not self._is_open(scan, token, clock):
                 mask[token >> 5] &= ~np.int32(np.uint32(1 << (token & 31)).view(np.int32))
-        self._is_slow |= time.thread_time() > until_s
+        self._is_slow |= clock.is_late()
 
     def _doubtful(self, scan: Scan, mask: Mask) -> list[int]:
         """The allowed tokens that may end or begin an item that is there already."""
@@ -125,7 +126,7 @@ class UniqueItemsMatcher:
                 )
         return [token for token in found if mask[token >> 5] >> (token & 31) & 1]
 
-    def _is_open(self, scan: Scan, token: int, until_s: float) -> bool:
+    def _is_open(self, scan: Scan, token: int, clock: "_Clock") -> bool:
         """Whether the text can go on after the token."""
         after = self._scanner.feed(scan, self._tokens.words[token])
         if after is None:
@@ -137,9 +138,24 @@ class UniqueItemsMatcher:
         known = self._ways.known(after)
         if known is not None or not self._matcher.accept(token):
             return bool(known)
-        found = self._ways.find(after, until_s)
+        found = self._ways.find(after, clock)
         self._matcher.rollback(1)
         return found
+
+
+class _Clock:
+    """The time of one look. It is the thread's own, since being held up by others is not the schema's fault,
+    and neither is a step that took very long: Python collected its garbage."""
+
+    def __init__(self) -> None:
+        self._last_s, self._spent_s = time.thread_time(), 0.0
+
+    def is_late(self) -> bool:
+        """Ask after each step."""
+        now_s = time.thread_time()
+        self._spent_s += min(now_s - self._last_s, STEP_S_MAX)
+        self._last_s = now_s
+        return self._spent_s > TOKEN_S_MAX
 
 
 class _WaysOut:
@@ -170,11 +186,11 @@ class _WaysOut:
             if len(scan.text) + len(scan.word) <= KNOWN_BYTES_MAX:
                 self._known[outer.items, scan.at, scan.text, scan.word] = outer.last, is_open
 
-    def find(self, scan: Scan, until_s: float) -> bool:
+    def find(self, scan: Scan, clock: "_Clock") -> bool:
         """Whether there is a way from where the matcher stands. What is not found in time is none."""
         scans, further = [scan], [self._further(scan)]
         found = False
-        while scans and not found and time.thread_time() <= until_s:
+        while scans and not found and not clock.is_late():
             ways = further[-1]
             if ways is None:
                 found = True

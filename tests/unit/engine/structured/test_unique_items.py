@@ -337,3 +337,11 @@ def test_text_outside_of_such_arrays_is_not_kept():
     for token in b'{"a": ["' + b"x" * 5000 + b'", {"k": 1}], "b": [1':
         assert matcher.accept(token)
     assert max(len(one.text + one.word) for one in matcher._scans if one) < 10
+
+
+def test_one_long_step_is_not_counted_in_full(monkeypatch):
+    times_s = iter([0.0, 5.0, *(5.0 + 0.005 * step for step in range(1, 40))])
+    monkeypatch.setattr(unique_items.time, "thread_time", lambda: next(times_s))
+    clock = unique_items._Clock()
+    assert not any(clock.is_late() for _ in range(10))
+    assert any(clock.is_late() for _ in range(20))
