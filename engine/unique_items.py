@@ -1,246 +1,37 @@
 """Arrays whose items must differ (`uniqueItems`), enforced while the text comes.
 
-No grammar can say that items differ. So a scanner follows the JSON of the text and knows the items of every
-such array, and the grammar's mask loses the tokens that would end an item that is there already, or after
-which nothing but such an item could come. The second is found by trying: where the text of an item may still
-become an earlier one, the grammar is asked for characters that lead away from it. So a mask is never empty
-for this reason. Items are compared as JSON schema compares them: 1 and 1.0 are equal, and so are objects
-whose properties come in another order.
+No grammar can say that items differ. So a scanner (`engine.unique_scan`) follows the JSON of the text and
+knows the items of every such array, and the grammar's mask loses the tokens that would end an item that is
+there already, or after which nothing but such an item could come. The second is found by trying: where the
+text of an item may still become an earlier one, the grammar is asked for characters that lead away from it.
 """
 
-import json
 import re
-from collections.abc import Iterable, Sequence
-from enum import Enum, auto
-from typing import Any, NamedTuple
+import time
+from collections.abc import Hashable, Iterable
+from typing import Any
 
 import numpy as np
 
 from baton.core.sampling import Grammar, GrammarKind
+from engine.grammar_compile import TOKEN_S_MAX
 from engine.sampling.constraints import Matcher
 from engine.sampling.masks import Mask, mask_of
 from engine.structured.grammars import check_grammar
-from engine.structured.unique import Places, SchemaMap
+from engine.structured.unique import SchemaMap
+from engine.structured.unique_places import tags_of
+from engine.unique_scan import At, Item, ItemScanner, Scan, is_zero_for_ever, may_repeat
 
-TRIES_MAX = 400
-"""Characters that are tried to find out whether another item can come. Beyond it the token is left out."""
-_SPACE = b" \t\r\n"
-_NUMBER = re.compile(rb"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
-_NUMBER_BYTES = frozenset(b"+-.0123456789eE")
+KNOWN_MAX = 4096
+"""Beginnings of items whose ways out are remembered."""
+KNOWN_BYTES_MAX = 1024
+"""Longer beginnings are not remembered."""
+STEP_S_MAX = 0.01
+"""More than a step of a look takes by itself."""
+SCANS_KEPT = 64
+"""Last tokens to each of which there is a scan. Of those before, each of so many has one: a scan may hold a
+long item, and whoever takes back more than draft tokens can wait."""
 _MANY_ITEMS = re.compile(rb"\[.*,", re.DOTALL)
-
-
-class _At(Enum):
-    """What the scanner reads."""
-
-    OUTSIDE = auto()
-    BETWEEN = auto()
-    STRING = auto()
-    ESCAPE = auto()
-    NUMBER = auto()
-    WORD = auto()
-
-
-class _Container(NamedTuple):
-    """An object or array that is open."""
-
-    is_object: bool
-    places: Places
-    is_unique: bool = False
-    is_key_next: bool = False
-    key: str = ""
-    place: int = 0
-    start: int = -1
-    """Where the item begins in `_Scan.text` that is under way, or owed after a comma; -1: there is none."""
-    texts: tuple[bytes, ...] = ()
-    """The normal texts of the items that are there."""
-    values: frozenset[str] = frozenset()
-
-
-class _Scan(NamedTuple):
-    """Where the scanner stands in a text."""
-
-    at: _At = _At.OUTSIDE
-    stack: tuple[_Container, ...] = ()
-    word: bytes = b""
-    """The scalar under way; outside of JSON, the last bytes."""
-    text: bytes = b""
-    """The JSON without white space, with numbers in one spelling each."""
-    places: Places = ()
-    """What the JSON that comes next is made of."""
-
-    @property
-    def is_watched(self) -> bool:
-        return any(one.is_unique for one in self.stack)
-
-
-class ItemScanner:
-    """Follows texts of one schema, or of one structural tag, whose `begin` texts name the schema that holds
-    after them."""
-
-    def __init__(self, maps: Sequence[tuple[bytes, SchemaMap]]) -> None:
-        """`maps` are pairs of the text before and the schema after it; an empty text means the very start."""
-        self._maps = maps
-        self._tail = max((len(begin) for begin, _ in maps), default=0)
-        self._owner: dict[int, SchemaMap] = {}
-
-    def start(self) -> _Scan:
-        return _Scan(places=self._begun(b""))
-
-    def feed(self, scan: _Scan, data: bytes) -> _Scan | None:
-        """Return where the scanner stands after `data`; None: an item is there already."""
-        found: _Scan | None = scan
-        for byte in data:
-            found = self._fed(found, byte)
-            if found is None:
-                return None
-        return found
-
-    def _begun(self, tail: bytes) -> Places:
-        places: list[Any] = []
-        for begin, schemas in self._maps:
-            if tail.endswith(begin) if begin else not tail:
-                for place in schemas.root:
-                    self._owner[id(place)] = schemas
-                    places.append(place)
-        return tuple(places)
-
-    def _fed(self, scan: _Scan, byte: int) -> _Scan | None:
-        match scan.at:
-            case _At.OUTSIDE:
-                return self._outside(scan, byte)
-            case _At.STRING:
-                word = scan.word + bytes((byte,))
-                if byte == 0x22:
-                    return self._scalar_ended(scan._replace(word=word))
-                return scan._replace(word=word, at=_At.ESCAPE if byte == 0x5C else _At.STRING)
-            case _At.ESCAPE:
-                return scan._replace(word=scan.word + bytes((byte,)), at=_At.STRING)
-            case _At.NUMBER | _At.WORD:
-                if byte in _NUMBER_BYTES or 0x61 <= byte <= 0x7A:
-                    return scan._replace(word=scan.word + bytes((byte,)))
-                ended = self._scalar_ended(scan)
-                return None if ended is None else self._between(ended, byte)
-            case _At.BETWEEN:
-                return self._between(scan, byte)
-
-    def _outside(self, scan: _Scan, byte: int) -> _Scan:
-        if scan.places and byte in b"{[":
-            opened = scan._replace(at=_At.BETWEEN, word=b"", text=b"")
-            return self._opened(opened, byte, scan.places)
-        if scan.places and byte in _SPACE:
-            return scan
-        tail = (scan.word + bytes((byte,)))[-self._tail :] if self._tail else b"-"
-        return scan._replace(word=tail, places=self._begun(tail))
-
-    def _between(self, scan: _Scan, byte: int) -> _Scan | None:
-        if byte in _SPACE:
-            return scan
-        top = scan.stack[-1]
-        one = bytes((byte,))
-        match one:
-            case b"{" | b"[":
-                return self._opened(scan, byte, self._places_next(top))
-            case b"}" | b"]":
-                return self._value_ended(scan._replace(stack=scan.stack[:-1], text=scan.text + one))
-            case b",":
-                start = len(scan.text) + 1 if top.is_unique else -1
-                top = top._replace(is_key_next=top.is_object, place=top.place + 1, start=start)
-                return scan._replace(stack=(*scan.stack[:-1], top), text=scan.text + one)
-            case b":":
-                return scan._replace(text=scan.text + one)
-            case b'"':
-                return scan._replace(at=_At.STRING, word=one)
-            case _:
-                return scan._replace(at=_At.NUMBER if byte in b"-0123456789" else _At.WORD, word=one)
-
-    def _opened(self, scan: _Scan, byte: int, places: Places) -> _Scan:
-        is_object = byte == 0x7B
-        is_unique = not is_object and SchemaMap.is_unique(places)
-        start = len(scan.text) + 1 if is_unique else -1
-        container = _Container(is_object, places, is_unique, is_key_next=is_object, start=start)
-        return scan._replace(stack=(*scan.stack, container), text=scan.text + bytes((byte,)))
-
-    def _places_next(self, top: _Container) -> Places:
-        found: list[Any] = []
-        for place in top.places:
-            schemas = self._owner[id(place)]
-            inner = (
-                schemas.property((place,), top.key) if top.is_object else schemas.item((place,), top.place)
-            )
-            for one in inner:
-                self._owner[id(one)] = schemas
-                found.append(one)
-        return tuple(found)
-
-    def _scalar_ended(self, scan: _Scan) -> _Scan | None:
-        word = _in_one_spelling(scan.word) if scan.at is _At.NUMBER else scan.word
-        ended = scan._replace(at=_At.BETWEEN, word=b"", text=scan.text + word)
-        top = scan.stack[-1]
-        if top.is_object and top.is_key_next:
-            top = top._replace(is_key_next=False, key=str(_value(word)))
-            return ended._replace(stack=(*scan.stack[:-1], top))
-        return self._value_ended(ended)
-
-    def _value_ended(self, scan: _Scan) -> _Scan | None:
-        if not scan.stack:
-            return scan._replace(at=_At.OUTSIDE, word=b"-", text=b"", places=())
-        top = scan.stack[-1]
-        if not top.is_unique:
-            return scan
-        text = scan.text[top.start :]
-        value = _identity(text)
-        if value in top.values:
-            return None
-        top = top._replace(start=-1, texts=(*top.texts, text), values=top.values | {value})
-        return scan._replace(stack=(*scan.stack[:-1], top))
-
-
-def may_repeat(scan: _Scan) -> bool:
-    """Whether an item that is under way may become one that is there already."""
-    return any(
-        _may_become(scan.text[one.start :], scan, text)
-        for one in scan.stack
-        if one.is_unique and one.start >= 0
-        for text in one.texts
-    )
-
-
-def _may_become(begun: bytes, scan: _Scan, text: bytes) -> bool:
-    if scan.at is not _At.NUMBER:
-        return text.startswith(begun + scan.word)
-    if not text.startswith(begun):
-        return False
-    rest = text[len(begun) :]
-    number = _NUMBER.match(rest)
-    if number is None:
-        return False
-    is_whole = _NUMBER.fullmatch(scan.word) is not None
-    return rest.startswith(scan.word) or not is_whole or _in_one_spelling(scan.word) == number[0]
-
-
-def _in_one_spelling(number: bytes) -> bytes:
-    """The same bytes for equal numbers."""
-    try:
-        value = json.loads(number)
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        return b"0" if value == 0 else str(value).encode()
-    except (ValueError, OverflowError):  # thousands of digits, or not a whole number yet
-        return number
-
-
-def _value(text: bytes) -> Any:
-    """The JSON value. What is no text in UTF-8 is compared as it will be decoded."""
-    decoded = text.decode(errors="replace")
-    try:
-        return json.loads(decoded)
-    except ValueError:  # a number of thousands of digits
-        return decoded
-
-
-def _identity(text: bytes) -> str:
-    return json.dumps(_value(text), sort_keys=True)
 
 
 class TokenBytes:
@@ -257,7 +48,9 @@ class TokenBytes:
         """Tokens that may end a string."""
         self.several = mask_of([t for t, word in enumerate(self.words) if _MANY_ITEMS.search(word)], size)
         """Tokens that open an array and go on behind its first item."""
-        self.single = {byte: self.of[bytes((byte,))][0] for byte in range(256) if bytes((byte,)) in self.of}
+        single = [self.of[bytes((byte,))][0] for byte in range(256) if bytes((byte,)) in self.of]
+        self.single_tokens = np.array(single, dtype=np.int64)
+        """Tokens of one byte, one for each."""
 
 
 class UniqueItemsMatcher:
@@ -266,82 +59,178 @@ class UniqueItemsMatcher:
 
     def __init__(self, matcher: Matcher, scanner: ItemScanner, tokens: TokenBytes) -> None:
         self._matcher, self._scanner, self._tokens = matcher, scanner, tokens
-        self._scans = [scanner.start()]
+        self._scans: list[Scan | None] = [scanner.start()]
+        """After each token, as far as they are kept."""
+        self._taken: list[int] = []
+        self._ways = _WaysOut(matcher, scanner, tokens)
+        self._is_slow = False
+
+    @property
+    def scan(self) -> Scan:
+        found = self._scans[-1]
+        assert found is not None
+        return found
 
     def accept(self, token: int) -> bool:
-        scan = self._scanner.feed(self._scans[-1], self._tokens.words[token])
+        if self._is_slow:
+            return False
+        scan = self._scanner.feed(self.scan, self._tokens.words[token])
         if scan is None or not self._matcher.accept(token):
             return False
         self._scans.append(scan)
+        self._taken.append(token)
+        old = len(self._taken) - SCANS_KEPT
+        if old > 0 and old % SCANS_KEPT:
+            self._scans[old] = None
         return True
 
     def rollback(self, count: int) -> None:
         self._matcher.rollback(count)
         if count:
-            del self._scans[-count:]
+            del self._scans[-count:], self._taken[-count:]
+            self._scan_again()
+
+    def _scan_again(self) -> None:
+        at = len(self._taken)
+        while (scan := self._scans[at]) is None:
+            at -= 1
+        for number, token in enumerate(self._taken[at:], at + 1):
+            scan = self._scanner.feed(scan, self._tokens.words[token])
+            assert scan is not None
+            self._scans[number] = scan
 
     def fill(self, mask: Mask) -> None:
         self._matcher.fill(mask)
-        scan = self._scans[-1]
+        clock = _Clock()
+        scan = self.scan
         for token in self._doubtful(scan, mask):
-            if not self._is_open(scan, token):
+            if clock.is_late() or not self._is_open(scan, token, clock):
                 mask[token >> 5] &= ~np.int32(np.uint32(1 << (token & 31)).view(np.int32))
+        self._is_slow |= clock.is_late()
 
-    def _doubtful(self, scan: _Scan, mask: Mask) -> list[int]:
+    def _doubtful(self, scan: Scan, mask: Mask) -> list[int]:
         """The allowed tokens that may end or begin an item that is there already."""
         if not scan.is_watched:
             return _tokens_of(mask & self._tokens.several)
-        if scan.at not in (_At.STRING, _At.ESCAPE):
+        if scan.at not in (At.STRING, At.ESCAPE):
             return _tokens_of(mask)
         found = set(_tokens_of(mask & self._tokens.quotes))
         for one in scan.stack:
+            if one.items is None or one.start < 0:
+                continue
             begun = scan.text[one.start :] + scan.word
-            for text in one.texts if one.is_unique and one.start >= 0 else ():
-                if text.startswith(begun):
-                    rest = text[len(begun) : len(begun) + self._tokens.longest]
-                    found.update(
-                        t for end in range(1, len(rest) + 1) for t in self._tokens.of.get(rest[:end], ())
-                    )
+            for text in one.items.at(one.last).beginning(begun):
+                rest = text[len(begun) : len(begun) + self._tokens.longest]
+                found.update(
+                    t for end in range(1, len(rest) + 1) for t in self._tokens.of.get(rest[:end], ())
+                )
         return [token for token in found if mask[token >> 5] >> (token & 31) & 1]
 
-    def _is_open(self, scan: _Scan, token: int) -> bool:
+    def _is_open(self, scan: Scan, token: int, clock: "_Clock") -> bool:
         """Whether the text can go on after the token."""
         after = self._scanner.feed(scan, self._tokens.words[token])
         if after is None:
             return False
-        if after is scan or not may_repeat(after):
+        if after is scan or not may_repeat(after) or self._scanner.has_more_items(after):
             return True
-        if not self._matcher.accept(token):
+        if is_zero_for_ever(after):
             return False
-        found = self._leads_away(after, [TRIES_MAX])
+        known = self._ways.known(after)
+        if known is not None or not self._matcher.accept(token):
+            return bool(known)
+        found = self._ways.find(after, clock)
         self._matcher.rollback(1)
         return found
 
-    def _leads_away(self, scan: _Scan, tries: list[int]) -> bool:
-        """Whether characters that the grammar allows make of the item under way one that is not there."""
-        if not may_repeat(scan):
-            return True
-        mask = mask_of((), len(self._tokens.words))
-        self._matcher.fill(mask)
-        further: list[tuple[int, _Scan]] = []
-        for byte, token in self._tokens.single.items():
-            if not mask[token >> 5] >> (token & 31) & 1 or (byte in _SPACE and scan.at is not _At.STRING):
+
+class _Clock:
+    """The time of one look. It is the thread's own, since being held up by others is not the schema's fault,
+    and neither is a step that took very long: Python collected its garbage."""
+
+    def __init__(self) -> None:
+        self._last_s, self._spent_s = time.thread_time(), 0.0
+
+    def is_late(self) -> bool:
+        """Ask after each step."""
+        now_s = time.thread_time()
+        self._spent_s += min(now_s - self._last_s, STEP_S_MAX)
+        self._last_s = now_s
+        return self._spent_s > TOKEN_S_MAX
+
+
+class _WaysOut:
+    """Looks for characters that the grammar allows and that make of an item under way one that is not there,
+    and remembers where there were some, or none."""
+
+    def __init__(self, matcher: Matcher, scanner: ItemScanner, tokens: TokenBytes) -> None:
+        self._matcher, self._scanner, self._tokens = matcher, scanner, tokens
+        self._mask = mask_of((), len(tokens.words))
+        self._known: dict[Hashable, tuple[Item | None, bool]] = {}
+
+    def known(self, scan: Scan) -> bool | None:
+        """Whether there is a way; None: nobody has looked."""
+        outer = next(one for one in scan.stack if one.is_unique)
+        assert outer.items is not None
+        last, is_open = self._known.get((outer.items, scan.at, scan.text, scan.word), (None, None))
+        if is_open is None or (is_open and last is outer.last):
+            return is_open
+        # Where there was none there is none with still more items.
+        is_before = last is None or outer.items.at(outer.last).has_item(last)
+        return False if not is_open and is_before else None
+
+    def _remember(self, scans: Iterable[Scan], *, is_open: bool) -> None:
+        if len(self._known) > KNOWN_MAX:
+            self._known.clear()
+        for scan in scans:
+            outer = next(one for one in scan.stack if one.is_unique)
+            if len(scan.text) + len(scan.word) <= KNOWN_BYTES_MAX:
+                self._known[outer.items, scan.at, scan.text, scan.word] = outer.last, is_open
+
+    def find(self, scan: Scan, clock: "_Clock") -> bool:
+        """Whether there is a way from where the matcher stands. What is not found in time is none."""
+        scans, further = [scan], [self._further(scan)]
+        found = False
+        while scans and not found and not clock.is_late():
+            ways = further[-1]
+            if ways is None:
+                found = True
+            elif not ways:
+                self._remember((scans.pop(),), is_open=False)
+                further.pop()
+                if scans:
+                    self._matcher.rollback(1)
+            else:
+                token, after = ways.pop()
+                known = self.known(after)
+                found = known is True
+                if known is None and self._matcher.accept(token):
+                    scans.append(after)
+                    further.append(self._further(after))
+        if found:
+            self._remember(scans, is_open=True)
+        if len(scans) > 1:
+            self._matcher.rollback(len(scans) - 1)
+        return found
+
+    def _further(self, scan: Scan) -> list[tuple[int, Scan]] | None:
+        """The tokens of one character after which the item may still become another, or None: some token
+        leads away."""
+        self._matcher.fill(self._mask)
+        found: list[tuple[int, Scan]] = []
+        for token in self._tokens.single_tokens[_allows(self._mask, self._tokens.single_tokens)].tolist():
+            byte = self._tokens.words[token]
+            if byte in (b" ", b"\t", b"\r", b"\n") and scan.at is not At.STRING:
                 continue
-            after = self._scanner.feed(scan, bytes((byte,)))
-            if after is not None and not may_repeat(after):
-                return True
-            if after is not None:
-                further.append((token, after))
-        for token, after in further:
-            tries[0] -= 1
-            if tries[0] < 0:
-                return False
-            if self._matcher.accept(token):
-                found = self._leads_away(after, tries)
-                self._matcher.rollback(1)
-                if found:
-                    return True
-        return False
+            after = self._scanner.feed(scan, byte)
+            if after is not None and (not may_repeat(after) or self._scanner.has_more_items(after)):
+                return None
+            if after is not None and not is_zero_for_ever(after):
+                found.append((token, after))
+        return found
+
+
+def _allows(mask: Mask, tokens: Any) -> Any:
+    return (mask[tokens >> 5] >> (tokens & 31) & 1).astype(bool)
 
 
 def _tokens_of(mask: Mask) -> list[int]:
@@ -356,20 +245,8 @@ def scanner_of(grammar: Grammar) -> ItemScanner | None:
     # As the compiler was given it: what arrives is not trusted.
     checked = check_grammar(grammar, grammar.kind)
     if grammar.kind is GrammarKind.JSON_SCHEMA:
-        return ItemScanner([(b"", SchemaMap(checked))])
+        return ItemScanner([(b"", SchemaMap(checked))]) if SchemaMap.has_unique_arrays(checked) else None
     if grammar.kind is GrammarKind.STRUCTURAL_TAG:
-        return ItemScanner(list(_tags(checked)))
+        maps = [(begin.encode(), SchemaMap(schema)) for begin, schema in tags_of(checked)]
+        return ItemScanner(maps) if any(one.has_unique_arrays(one.all) for _, one in maps) else None
     return None
-
-
-def _tags(node: Any) -> Iterable[tuple[bytes, SchemaMap]]:
-    if isinstance(node, list):
-        for one in node:
-            yield from _tags(one)
-    elif isinstance(node, dict):
-        content = node.get("content")
-        if node.get("type") == "tag" and isinstance(content, dict) and "json_schema" in content:
-            yield str(node["begin"]).encode(), SchemaMap(content["json_schema"])
-        else:
-            for value in node.values():
-                yield from _tags(value)

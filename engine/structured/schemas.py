@@ -24,6 +24,7 @@ from engine.structured.refusal import refuse
 from engine.structured.size import check_size
 from engine.structured.strings import check_string
 from engine.structured.unique import ValueCounter
+from engine.structured.unique_places import check_unique_places
 from engine.structured.values import BESIDE_VALUES, check_values, identity
 
 SCHEMA_BYTES_MAX = 256 * 1024
@@ -77,6 +78,7 @@ def check_schema(schema: Any, where: str) -> Any:
         raise refuse(where, "$ref", f"{ref!r:.200} needs itself again and again, so that no text fulfils it")
     if isinstance(checked, dict) and (ref := circular_ref(checked)) is not None:
         raise refuse(where, "$ref", f"{ref!r:.200} leads back to itself with nothing between")
+    check_unique_places(checked, where)
     return checked
 
 

@@ -10,6 +10,7 @@ from engine.structured.refusal import refuse
 from engine.structured.schemas import SCHEMA_DEPTH_MAX, check_bytes, check_schema
 from engine.structured.size import BRANCHES_MAX, PARTS_MAX, check_size, too_large
 from engine.structured.unique import SchemaMap
+from engine.structured.unique_places import check_unique_tags
 
 _REPEATS = ("optional", "star", "plus", "repeat")
 _CHOICES = ("elements", "tags", "rules")
@@ -24,6 +25,7 @@ def check_structural_tag(tag: Any, where: str) -> dict[str, Any]:
         tag = {"type": "structural_tag", "format": _format_of_structures(tag, where)}
     check_bytes(tag, where)
     form = _FormatChecker(where).checked(tag["format"], f"{where}.format", depth=0, repeats=0, times=1)
+    check_unique_tags(form, where)
     checked = {"type": "structural_tag", "format": form}
     # What was rewritten is judged again by the worker, as a whole.
     check_bytes(checked, where)

@@ -176,6 +176,11 @@ class SchemaMap:
         self._root = root
 
     @property
+    def all(self) -> Any:
+        """The whole schema."""
+        return self._root
+
+    @property
     def root(self) -> Places:
         return self._flat((self._root,))
 
@@ -185,13 +190,28 @@ class SchemaMap:
         todo = [schema]
         while todo:
             node = todo.pop()
-            if isinstance(node, dict):
-                if node.get("uniqueItems") is True:
-                    return True
-                todo += node.values()
-            elif isinstance(node, list):
-                todo += node
+            if not isinstance(node, dict):
+                continue
+            if node.get("uniqueItems") is True:
+                return True
+            todo += [node.get(word) for word in ("items", "additionalProperties", "propertyNames")]
+            for word in ("anyOf", "oneOf", "allOf", "prefixItems"):
+                todo += node.get(word, ())
+            for word in ("properties", "patternProperties", "$defs", "definitions"):
+                todo += node.get(word, {}).values()
         return False
+
+    def least(self, schema: Any) -> float:
+        """How many values a schema within this one has at least."""
+        return ValueCounter(self._resolved).least(schema)
+
+    def _resolved(self, schema: Any) -> Any:
+        for _ in range(8):
+            ref = schema.get("$ref") if isinstance(schema, dict) else None
+            if not isinstance(ref, str):
+                break
+            schema = self._target(ref)
+        return schema
 
     def property(self, places: Places, name: str) -> Places:
         """The schemas of a property's value."""

@@ -11,9 +11,11 @@ from xgrammar import GrammarCompiler, GrammarMatcher, TokenizerInfo
 
 from baton.core.errors import ClientError
 from baton.core.sampling import Grammar, GrammarKind
+from engine import unique_items
 from engine.grammar_compile import TextMatcher, compile_grammar
 from engine.sampling.masks import mask_of
 from engine.unique_items import TokenBytes, UniqueItemsMatcher, scanner_of
+from engine.unique_scan import Item, Items
 from router.openai.response_format import schema_grammar, structural_grammar
 from tests.grammar_walks import Walker
 
@@ -43,6 +45,10 @@ SCHEMAS = {
     "objects": unique(POINT, minItems=3),
     "any": unique(True, minItems=2),
     "sets of sets": unique(unique({"type": "boolean"}), minItems=5),
+    "listed numbers": unique(
+        {"enum": [0.1, 1e20, 1.5e-10, 0.00015, 12345678901234567890.0, 3, -0.0]}, minItems=7
+    ),
+    "many values that begin alike": unique({"enum": [f"item-{n:03}" for n in range(60)]}, minItems=60),
     "branches": unique(
         {"anyOf": [{"const": 1}, {"type": "number", "maximum": 3}, {"type": "null"}]}, minItems=2
     ),
@@ -56,6 +62,11 @@ SCHEMAS = {
         "$ref": "#/$defs/node",
     },
 }
+
+
+TWO_ZEROS = {"type": "array", "items": {"enum": [0]}, "minItems": 2, "maxItems": 2}
+A = "s.properties.a.uniqueItems"
+INNER = "s.properties.a.items.uniqueItems"
 
 
 def compiled(schema):
@@ -106,12 +117,37 @@ def test_different_items_come_in_any_order(items, texts):
         (unique({"type": "string", "pattern": "^a?$"}, minItems=3), "s.minItems"),
         ({"uniqueItems": True, "prefixItems": [True, True]}, "s.uniqueItems"),
         ({"type": "array", "uniqueItems": "yes"}, "s.uniqueItems"),
+        ({"anyOf": [TWO_ZEROS, unique({"type": "string"})]}, "s.uniqueItems"),
+        ({"anyOf": [{"prefixItems": [True, True], "items": False}, unique(True)]}, "s.uniqueItems"),
+        ({"anyOf": [{"const": [0, 0]}, unique(True)]}, "s.uniqueItems"),
+        ({"anyOf": [{"const": {"a": [1, [2, 2]]}}, {"properties": {"a": unique(unique(True))}}]}, INNER),
+        (
+            {
+                "properties": {"a": {"anyOf": [{"$ref": "#/$defs/b"}, unique(True)]}},
+                "$defs": {"b": TWO_ZEROS},
+            },
+            A,
+        ),
+        (unique({"enum": ["x" * 600 + "a", "x" * 600 + "b"]}), "s.items.enum"),
     ],
 )
 def test_what_cannot_be_is_refused(schema, path):
     with pytest.raises(ClientError) as refusal:
         schema_grammar(schema, "s")
     assert refusal.value.param == path
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"anyOf": [{"const": [0, 1]}, unique(True), {"type": "array", "maxItems": 1}]},
+        {"anyOf": [unique({"type": "string"}), unique({"type": "integer"}), {"type": "null"}]},
+        {"properties": {"a": unique(True), "b": {"type": "array"}}},
+        {"additionalProperties": unique(True), "properties": {"b": {"type": "array"}}},
+    ],
+)
+def test_arrays_at_different_places_may_disagree(schema):
+    assert schema_grammar(schema, "s")
 
 
 def test_a_call_of_a_tool_has_them_too():
@@ -133,6 +169,16 @@ def test_a_call_of_a_tool_has_them_too():
     )
     assert WALKER.accepts(found, first + "\n" + second)
     assert not WALKER.accepts(found, second + "\n" + first.replace("2", "1"))
+
+
+def test_tags_that_begin_alike_cannot_be_told_apart():
+    tags = [
+        {"type": "tag", "begin": begin, "end": "</a>", "content": {"type": "json_schema", "json_schema": one}}
+        for begin, one in (("<a>", unique(True)), ("<b><a>", {"type": "array"}))
+    ]
+    with pytest.raises(ClientError) as refusal:
+        structural_grammar({"type": "structural_tag", "format": {"type": "or", "elements": tags}}, "s")
+    assert "begin" in str(refusal.value)
 
 
 def test_a_schema_outside_of_a_tag_cannot_be_watched():
@@ -222,3 +268,80 @@ def test_pieces_of_several_characters_and_rollback(name, seed):
 def test_the_kind_of_grammar_without_such_arrays_is_not_followed():
     assert scanner_of(Grammar(GrammarKind.REGEX, "uniqueItems")) is None
     assert scanner_of(schema_grammar({"type": "array"}, "s")) is None
+
+
+@pytest.mark.parametrize("text", ["uniqueItems", "an array of which uniqueItems is said"])
+def test_the_word_alone_makes_nothing_to_follow(text):
+    named = {"properties": {"uniqueItems": True, "a": {"description": text}}}
+    assert scanner_of(schema_grammar(named, "s")) is None
+    assert scanner_of(schema_grammar({"type": "array", "uniqueItems": False}, "s")) is None
+
+
+def test_items_that_scans_share_are_those_of_each():
+    rng = random.Random(1)
+    for _ in range(100):
+        shared, versions = Items(), [(None, ())]
+        for _ in range(60):
+            last, texts = rng.choice(versions)
+            found = shared.at(last)
+            assert (found.texts, found.values) == (sorted(texts), {one.decode() for one in texts})
+            assert [one.text for one in found.order] == list(texts)
+            begun = str(rng.randrange(40)).encode()
+            assert found.has(begun) == any(one.startswith(begun) for one in texts)
+            assert found.has_text(begun) == (begun in texts)
+            assert list(found.beginning(begun)) == sorted(one for one in texts if one.startswith(begun))
+            if (text := str(rng.randrange(400)).encode()) not in texts:
+                versions.append((Item(last, len(texts) + 1, text, text.decode()), (*texts, text)))
+
+
+@settings(max_examples=25, deadline=None, derandomize=True, phases=[Phase.generate])
+@given(name=st.sampled_from(sorted(SCHEMAS)), seed=st.integers(0, 10**6))
+def test_what_was_tried_and_taken_back_changes_no_mask(name, seed):
+    rng, matcher, taken = random.Random(seed), WORDS.matcher(SCHEMAS[name]), []
+    for step in range(60):
+        allowed = [t for t in WORDS.allowed(matcher) if t not in (0x20, 256)]
+        if taken and (not allowed or rng.random() < 0.3):
+            count = rng.randint(1, min(8, len(taken)))
+            matcher.rollback(count)
+            del taken[-count:]
+        else:
+            token = rng.choice(allowed if rng.random() < 0.8 else range(len(WORDS.words)))
+            if matcher.accept(token):
+                taken.append(token)
+        if step % 5 == 0:
+            fresh = WORDS.matcher(SCHEMAS[name])
+            assert all(fresh.accept(token) for token in taken)
+            assert WORDS.allowed(fresh) == WORDS.allowed(matcher)
+
+
+def test_a_look_that_takes_too_long_ends_the_text(monkeypatch):
+    matcher = WORDS.matcher(unique({"type": "string"}))
+    assert all(matcher.accept(token) for token in b'["a","')
+    monkeypatch.setattr(unique_items, "TOKEN_S_MAX", -1.0)
+    assert ord("a") not in WORDS.allowed(matcher)
+    assert not matcher.accept(ord("b"))
+
+
+def test_a_long_way_is_searched_once():
+    same = "p" * 450
+    matcher = WORDS.matcher(unique({"enum": [same + end for end in "abc"]}, minItems=3))
+    for ends in ("a", "b", "c"):
+        for token in (b"[" if ends == "a" else b",") + f'"{same}{ends}"'.encode():
+            assert token in WORDS.allowed(matcher)
+            assert matcher.accept(token)
+    assert ord("]") in WORDS.allowed(matcher)
+
+
+def test_text_outside_of_such_arrays_is_not_kept():
+    matcher = WORDS.matcher({"properties": {"a": {}, "b": unique(True)}, "required": ["a", "b"]})
+    for token in b'{"a": ["' + b"x" * 5000 + b'", {"k": 1}], "b": [1':
+        assert matcher.accept(token)
+    assert max(len(one.text + one.word) for one in matcher._scans if one) < 10
+
+
+def test_one_long_step_is_not_counted_in_full(monkeypatch):
+    times_s = iter([0.0, 5.0, *(5.0 + 0.005 * step for step in range(1, 40))])
+    monkeypatch.setattr(unique_items.time, "thread_time", lambda: next(times_s))
+    clock = unique_items._Clock()
+    assert not any(clock.is_late() for _ in range(10))
+    assert any(clock.is_late() for _ in range(20))
