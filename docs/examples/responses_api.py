@@ -62,7 +62,13 @@ def events() -> None:
 
 
 def tools() -> None:
-    ask = {"model": MODEL, "tools": [TOOL], "tool_choice": "required", "max_output_tokens": 80}
+    ask = {
+        "model": MODEL,
+        "tools": [TOOL],
+        "tool_choice": "required",
+        "max_output_tokens": 80,
+        "temperature": 0,
+    }
     question = [{"role": "user", "content": "What is the weather in Paris?"}]
     found = client.responses.create(**ask, input=question)
     (call,) = [item for item in found.output if item.type == "function_call"][:1]
