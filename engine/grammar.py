@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from baton.core.sampling import Grammar, GrammarKind
 from engine.compiling import (
@@ -26,6 +26,7 @@ from engine.compiling import (
 from engine.grammar_compile import GrammarError, TextMatcher, check_start, compile_grammar, one_line
 from engine.sampling.constraints import Matcher
 from engine.unique_items import TokenBytes, UniqueItemsMatcher, scanner_of
+from engine.unique_scan import ItemScanner
 from engine.vocabulary_process import VocabularyUnread, read_vocabulary
 
 log = logging.getLogger(__name__)
@@ -42,6 +43,12 @@ CONTINUED_TIMES = 3.0
 
 class CompilerBusy(Exception):
     """The grammar was not compiled, and it is not the grammar's fault. Another worker may do it."""
+
+
+class _Compiled(NamedTuple):
+    grammar: Any
+    scanner: ItemScanner | None
+    """What follows the items of arrays that must differ; None: there are none."""
 
 
 class GrammarStore:
@@ -61,7 +68,7 @@ class GrammarStore:
         self._folder, self._vocab, self._eos = folder, vocab, tuple(eos_token_ids)
         self._process, self._now = process, now
         self._lock = threading.Lock()
-        self._compiled: OrderedDict[tuple[GrammarKind, str], Any] = OrderedDict()
+        self._compiled: OrderedDict[tuple[GrammarKind, str], _Compiled] = OrderedDict()
         self._under_way: dict[tuple[GrammarKind, str], Future[Any]] = {}
         self._refused: OrderedDict[tuple[GrammarKind, str], tuple[str, float]] = OrderedDict()
         """What took too long, with the message and until when it is refused."""
@@ -118,11 +125,11 @@ class GrammarStore:
             if compiled is not None:
                 self._compiled.move_to_end(key)
         if compiled is None:
-            compiled = compile_grammar(self._loaded_compiler(), grammar)
-            self._keep(key, compiled)
-        matcher = TextMatcher(GrammarMatcher(compiled, override_stop_tokens=stops))
-        scanner = scanner_of(grammar)
-        return matcher if scanner is None else UniqueItemsMatcher(matcher, scanner, self._loaded_tokens())
+            compiled = self._keep(grammar, compile_grammar(self._loaded_compiler(), grammar))
+        matcher = TextMatcher(GrammarMatcher(compiled.grammar, override_stop_tokens=stops))
+        if compiled.scanner is None:
+            return matcher
+        return UniqueItemsMatcher(matcher, compiled.scanner, self._loaded_tokens())
 
     def close(self) -> None:
         if self._process is not None:
@@ -131,25 +138,29 @@ class GrammarStore:
     def _compile(self, grammar: Grammar, future: "Future[Any]", times: float) -> None:
         key = (grammar.kind, grammar.text)
         try:
-            compiled = self._from_process(grammar, times)
+            compiled = self._keep(grammar, self._from_process(grammar, times))
         except BaseException as error:
             with self._lock:
                 del self._under_way[key]
             future.set_exception(error)
             return
-        self._keep(key, compiled)
         with self._lock:
             del self._under_way[key]
         future.set_result(compiled)
 
-    def _keep(self, key: tuple[GrammarKind, str], compiled: Any) -> None:
+    def _keep(self, grammar: Grammar, compiled: Any) -> _Compiled:
+        """Keep a grammar with all that its matchers need, so that the engine's thread does not make it."""
+        key, scanner = (grammar.kind, grammar.text), scanner_of(grammar)
+        if scanner is not None:
+            self._loaded_tokens()
         with self._lock:
-            if key in self._compiled:
-                return
-            self._compiled[key] = compiled
-            self._bytes += compiled.memory_size_bytes
+            if key not in self._compiled:
+                self._compiled[key] = _Compiled(compiled, scanner)
+                self._bytes += compiled.memory_size_bytes
+            found = self._compiled[key]
             while self._bytes > CACHE_BYTES and len(self._compiled) > 1:
-                self._bytes -= self._compiled.popitem(last=False)[1].memory_size_bytes
+                self._bytes -= self._compiled.popitem(last=False)[1].grammar.memory_size_bytes
+            return found
 
     def _from_process(self, grammar: Grammar, times: float) -> Any:
         """Have the process compile the grammar, with `times` the usual time."""

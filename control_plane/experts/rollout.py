@@ -144,10 +144,12 @@ class ExpertRollout:
         return load_id in self._loads
 
     def needs(self, rank: RankId) -> bool:
-        """Whether a map in use names the rank, or it holds an expert that no other rank holds."""
+        """Whether a map in use names the rank, or it holds or loads an expert that no other rank holds."""
         maps = (self._named, *self._old.values())
         is_named = any(rank in names for named in maps for names in named.values())
-        return is_named or any(self._holders[key] == {rank} for key in self._held.get(rank, ()))
+        is_sole_holder = any(self._holders[key] == {rank} for key in self._held.get(rank, ()))
+        loads = (load.wanted for load in self._loads.values() if load.wanted.rank == rank)
+        return is_named or is_sole_holder or any(one.key not in self._holders for one in loads)
 
     @property
     def is_idle(self) -> bool:
@@ -247,6 +249,8 @@ class ExpertRollout:
             )
             if one.target in self._held and (one.key, one.target) not in under_way
         ]
+        for one in (*self._wanted, *(load.wanted for load in self._loads.values())):
+            one.is_spare &= one.rank not in self._target.get(one.key, ())
 
     def _ended(self, load_id: LoadId) -> _Load | None:
         load = self._loads.pop(load_id, None)
@@ -276,12 +280,12 @@ class ExpertRollout:
         """Have the rank with most memory load an expert in place of the one that could not."""
         if any(one.is_spare and one.key == wanted.key for one in self._wanted):
             return
+        # A rank that wants it for the target loads it once, or its memory would be counted twice.
+        asked = {one.rank for one in self._wanted if one.key == wanted.key} | {wanted.rank}
         able = [
             one.rank_id
             for one in self._ranks.values()
-            if one.rank_id != wanted.rank
-            and one.state is ExpertRankState.READY
-            and self._free[one.rank_id] > 0
+            if one.rank_id not in asked and one.state is ExpertRankState.READY and self._free[one.rank_id] > 0
         ]
         if able:
             other = max(able, key=lambda one: (self._free[one] - self._loading[one], one))

@@ -79,6 +79,21 @@ def only(actions, kind):
     return [one for one in actions if isinstance(one, kind)]
 
 
+def test_a_rank_is_needed_while_it_loads_what_nobody_has():
+    script = Script({0: ("a",)}, ranks=[rank("a", slots=2), rank("b", slots=2)], experts=2)
+    (load,) = only(script.send(script.target({0: ("a",), 1: ("b",)})), LoadExpert)
+    assert script.rollout.needs(RankId("b"))
+    script.send(ExpertAnnounced(load.load_id), after_s=1.0)
+    assert script.rollout.needs(RankId("b"))
+
+
+def test_a_rank_that_loads_what_another_holds_may_leave():
+    script = Script({0: ("a",)}, ranks=[rank("a"), rank("b")], experts=1)
+    (load,) = only(script.send(script.target({0: ("a", "b")})), LoadExpert)
+    assert load.rank_id == "b"
+    assert not script.rollout.needs(RankId("b"))
+
+
 def test_an_expert_moves_only_after_it_is_announced_and_is_dropped_only_when_the_old_epoch_is_unused():
     script = Script({0: ["a"], 1: ["b"]}, ranks=[rank("a", slots=2), rank("b", slots=2)], experts=2)
     (load,) = script.send(script.target({0: ["b"], 1: ["b"]}))
@@ -244,6 +259,16 @@ def test_a_load_that_nobody_answers_is_dropped_and_tried_again():
     assert script.named() == {0: {"a"}}
 
 
+def test_a_rank_that_wants_an_expert_itself_is_not_asked_in_place_of_another():
+    ranks = [rank("a"), rank("b", slots=2), rank("c", slots=2)]
+    script = Script({0: ["a"]}, ranks=ranks, experts=1)
+    script.send(script.target({0: ["b", "c"]}))
+    script.send(ExpertRankLost(RankId("a")))
+    sent = only(script.send(RolloutTick(), after_s=31.0), LoadExpert)
+    sent += only(script.send(RolloutTick(), after_s=31.0), LoadExpert)
+    assert len({one.rank_id for one in sent}) == len(sent)
+
+
 def test_a_new_target_forgets_what_is_not_wanted_any_more():
     ranks = [rank("a", slots=2), rank("b", slots=2)]
     script = Script({0: ["a"], 1: ["b"]}, ranks=ranks, experts=2)
@@ -288,6 +313,8 @@ class AnyRollout(RuleBasedStateMachine):
         assert action.rank_id in self.ranks
         assert action.source is None or self.held[action.source][action.key]
         assert self.held[action.rank_id][action.key] == 0
+        under_way = {(one.rank_id, one.key) for one in self.loads.values()}
+        assert (action.rank_id, action.key) not in under_way, "a rank loads an expert twice"
         missing = not any(held[action.key] for held in self.held.values())
         if not missing or any(one.key == action.key for one in self.loads.values()):
             self.sent.append((self.now_s, action))
@@ -344,6 +371,8 @@ class AnyRollout(RuleBasedStateMachine):
     @precondition(lambda self: len(self.maps) < 8)
     @rule(above=st.integers(0, 40))
     def raise_epoch(self, above):
+        # Somebody knows the map of that epoch, and uses it until it is said to be unused.
+        self.maps.setdefault(above, self.rollout.map)
         self.send(EpochRaised(above))
         assert self.latest > above
 
