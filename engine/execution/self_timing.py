@@ -25,7 +25,7 @@ CONTEXTS = (64, 1024)
 DRAFTS = 4
 """Draft tokens of a sequence in the steps that tell what they cost."""
 FAR_POSITIONS, FAR_TOKENS = 8192, 64
-"""A short chunk that ends so far into its prompt tells what attention costs there, for little time."""
+"""A short chunk that ends so far into its prompt tells what attention costs there, in little time."""
 ROUNDS = 3
 """The first of each shape pays for what is made on first use, and does not count."""
 
@@ -115,7 +115,15 @@ def _shapes(
     for batch in batches[:2] if drafts else ():  # else drafts would be judged by a guess until they are used
         if batch * (1 + drafts) <= step_tokens_max and CONTEXTS[0] + drafts < positions_max:
             yield maker.decodes(batch, CONTEXTS[0], drafts=drafts)
-    for length in lengths[1:]:
+    for length in lengths[1:2]:
+        yield maker.prompt(0, length)
+    # What attention costs far into a prompt decides how long a long one takes. A full chunk there shows it as
+    # well, and on a slow processor there would be no time left for it.
+    far = min(positions_max, FAR_POSITIONS)
+    tokens = min(FAR_TOKENS, step_tokens_max)
+    if far > 4 * lengths[-1]:  # else a chunk of that prompt is as far in
+        yield maker.prompt(far - tokens, tokens)
+    for length in lengths[2:]:
         yield maker.prompt(0, length)
     for batch in batches:
         yield maker.decodes(batch, min(CONTEXTS[1], positions_max - 1))
@@ -123,10 +131,6 @@ def _shapes(
         yield maker.prompt(max(0, min(3 * length, positions_max - length)), length)
     for batch in batches[3:]:
         yield maker.decodes(batch, min(CONTEXTS[0], positions_max - 1))
-    far = min(positions_max, FAR_POSITIONS)
-    tokens = min(FAR_TOKENS, step_tokens_max)
-    if far > 4 * lengths[-1]:  # else a chunk of that prompt was as far in
-        yield maker.prompt(far - tokens, tokens)
 
 
 class _Maker:

@@ -56,6 +56,24 @@ def test_what_it_measures_tells_the_costs_apart():
         assert model.predict_s(work) == pytest.approx(true_s, rel=0.15)
 
 
+def test_a_slow_worker_learns_what_attention_costs_far_into_a_prompt():
+    """A token of a prompt takes a millisecond here, and the whole first chunk of one half of the budget."""
+
+    def seconds(plan):
+        (item, *_) = plan.items
+        if len(item.tokens) == 1:
+            return 0.012 + 0.002 * len(plan.items)
+        pairs = len(item.tokens) * item.first_position
+        return 0.012 + 1.3e-3 * len(item.tokens) + 3e-7 * pairs
+
+    model = StepTimeModel()
+    for work, elapsed_s in timed(Clocked(seconds), positions_max=16_384, block_count=1024):
+        model.observe(work, elapsed_s)
+    assert model.costs.pair_s == pytest.approx(3e-7, rel=0.3)
+    true_s = 16 * 0.012 + 1.3e-3 * 8192 + 3e-7 * 8192 * 8191 / 2
+    assert model.prompt_s(0, 8192) == pytest.approx(true_s, rel=0.15)
+
+
 @pytest.mark.parametrize("slowness", [1, 20, 200])
 def test_it_takes_about_as_long_as_it_may(slowness):
     engine = Clocked(lambda plan: slowness * linear_s(plan))
