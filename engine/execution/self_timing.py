@@ -17,17 +17,19 @@ from baton.core.sampling import SamplingParams
 from baton.core.steps import StepItem, StepPlan, StepResult
 from engine.scheduling.step_time import StepTimeModel, StepWork
 
-BUDGET_S = 1.5
+BUDGET_S = 2.0
 """Seconds for all steps together. A step that would take more than is left is skipped."""
 PROMPTS = (32, 128, 512, 2048)
 BATCHES = (1, 8, 32, 128)
 CONTEXTS = (64, 1024)
 DRAFTS = 4
 """Draft tokens of a sequence in the steps that tell what they cost."""
-FAR_POSITIONS, FAR_TOKENS = 8192, 64
+FAR_POSITIONS, FAR_TOKENS = 8192, 32
 """A short chunk that ends so far into its prompt tells what attention costs there, in little time."""
-ROUNDS = 3
+ROUNDS, ROUNDS_OF_LONG = 3, 2
 """The first of each shape pays for what is made on first use, and does not count."""
+LONG_STEP_S = 0.1
+"""One step that takes so long is told from noise, and there are others to measure."""
 
 B = TypeVar("B")
 Measured = list[tuple[StepWork, float]]
@@ -66,7 +68,10 @@ def time_steps(
         groups = _groups(items, stages if fills and work.decodes else 1)
         together = ROUNDS if fills else 1
         for round_number in range(0, ROUNDS, together):
-            if not is_first_of_kind and now() + together * times.predict_s(work) > ends_s:
+            predicted_s = times.predict_s(work)
+            is_late = now() + together * predicted_s > ends_s
+            is_enough = round_number >= ROUNDS_OF_LONG and predicted_s > LONG_STEP_S
+            if (is_late and not is_first_of_kind) or is_enough:
                 break
             results = execute([maker.plan(group) for _ in range(together) for group in groups])
             added_s = [one.elapsed_s - one.overlap_s for one in results]
@@ -112,20 +117,20 @@ def _shapes(
     yield maker.prompt(0, lengths[0])
     for batch in batches[1:3]:
         yield maker.decodes(batch, min(CONTEXTS[0], positions_max - 1))
+    for batch in batches[:3]:
+        yield maker.decodes(batch, min(CONTEXTS[1], positions_max - 1))
     for batch in batches[:2] if drafts else ():  # else drafts would be judged by a guess until they are used
         if batch * (1 + drafts) <= step_tokens_max and CONTEXTS[0] + drafts < positions_max:
             yield maker.decodes(batch, CONTEXTS[0], drafts=drafts)
-    for length in lengths[1:2]:
-        yield maker.prompt(0, length)
     # What attention costs far into a prompt decides how long a long one takes. A full chunk there shows it as
     # well, and on a slow processor there would be no time left for it.
     far = min(positions_max, FAR_POSITIONS)
     tokens = min(FAR_TOKENS, step_tokens_max)
     if far > 4 * lengths[-1]:  # else a chunk of that prompt is as far in
         yield maker.prompt(far - tokens, tokens)
-    for length in lengths[2:]:
+    for length in lengths[1:]:
         yield maker.prompt(0, length)
-    for batch in batches:
+    for batch in batches[3:]:
         yield maker.decodes(batch, min(CONTEXTS[1], positions_max - 1))
     for length in lengths[-2:]:
         yield maker.prompt(max(0, min(3 * length, positions_max - length)), length)
