@@ -19,9 +19,10 @@ class MeasuredRank(msgspec.Struct, frozen=True):
 
     costs: StepCosts
     beside: StepCosts
-    """The same while another rank computes the same beside it, on the same host."""
+    """The same while another rank computes the same beside it, on the same host, and no step is replayed, as
+    in workers of several ranks."""
     fixed_s: float
-    """Seconds of a step that are not divided."""
+    """Seconds of a step that are not divided, where it is not replayed."""
     sum_s: float
     """Seconds of a sum over two ranks, however small."""
     sum_byte_s: float
@@ -35,7 +36,9 @@ class MeasuredRank(msgspec.Struct, frozen=True):
 def divided_costs(rank: MeasuredRank, shape: Shape, role: Role) -> StepCosts:
     """Return the costs of the same model divided over the ranks of `shape`, context ranks left out."""
     tensor, stages = shape.tensor, shape.pipeline
-    whole = rank.costs if tensor * stages == 1 else rank.beside
+    if tensor * stages == 1:
+        return rank.costs
+    whole = rank.beside
     has_sums = tensor > 1
     sums_s = (2 * rank.layers + 1) * rank.sum_s * has_sums
     token_sums_s = 2 * rank.layers * rank.hidden * rank.element_bytes * rank.sum_byte_s * has_sums

@@ -140,8 +140,8 @@ class ModelProcess:
         """Seconds of one prompt in chunks as a scheduler makes them. `self_timed` comes first."""
         return self._request(ScheduledPrefill(tokens, chunk_tokens), float)
 
-    def self_timed(self, chunk_tokens: int) -> StepCosts:
-        return self._request(SelfTimed(chunk_tokens), StepCosts)
+    def self_timed(self, chunk_tokens: int, *, records: bool = True) -> StepCosts:
+        return self._request(SelfTimed(chunk_tokens, records), StepCosts)
 
     def profile(self, batch: int, context_tokens: int) -> dict[str, float]:
         return self._request(Profile(batch, context_tokens, PROFILE_STEPS), dict[str, float])

@@ -9,8 +9,9 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import assert_never
 
@@ -57,14 +58,16 @@ class TimedSteps:
         self._step_number = self._sequence_number = 0
         self._costs: StepCosts | None = None
 
-    def self_timed(self, chunk_tokens: int) -> StepCosts:
-        """The costs that this worker learns when it starts."""
+    def self_timed(self, chunk_tokens: int, *, records: bool) -> StepCosts:
+        """The costs that this worker learns when it starts, or would learn if it recorded no step."""
         times = StepTimeModel(chunk_tokens=chunk_tokens, stages=self._stages)
-        for work, elapsed_s in self._executor.time_itself(SELF_TIMING_S):
-            times.observe(work, elapsed_s)
+        with nullcontext() if records else unrecorded(self._executor):
+            for work, elapsed_s in self._executor.time_itself(SELF_TIMING_S):
+                times.observe(work, elapsed_s)
         costs = times.seen_costs
         assert costs is not None, "self-timing runs a few steps at least"
-        self._costs = costs
+        if records:
+            self._costs = costs
         return costs
 
     def scheduled_prefill(self, tokens: int, chunk_tokens: int) -> float:
@@ -142,6 +145,16 @@ class TimedSteps:
         )
 
 
+@contextmanager
+def unrecorded(executor: Executor) -> Generator[None]:
+    """Have no step recorded or replayed within the block."""
+    recorder, executor.recorder = executor.recorder, None
+    try:
+        yield
+    finally:
+        executor.recorder = recorder
+
+
 def _load(launch: Launch) -> Executor:
     model = ModelConfig(path=launch.model)
     engine = EngineConfig(threads=launch.threads, shape=launch.shape, rank_timeout_s=60.0)
@@ -162,13 +175,14 @@ def _answer(executor: Executor, steps: TimedSteps, request: Request, libraries: 
             return steps.prefill(tokens, chunk_tokens)
         case ScheduledPrefill(tokens, chunk_tokens):
             return steps.scheduled_prefill(tokens, chunk_tokens)
-        case SelfTimed(chunk_tokens):
-            return steps.self_timed(chunk_tokens)
+        case SelfTimed(chunk_tokens, records):
+            return steps.self_timed(chunk_tokens, records=records)
         case Decode(batch, context_tokens, count):
             return steps.decode(batch, context_tokens, count)
         case Profile(batch, context_tokens, count):
-            steps.decode(batch, context_tokens, 1)
-            return profiled(executor, lambda: steps.decode(batch, context_tokens, count - 1), count)
+            with unrecorded(executor):
+                steps.decode(batch, context_tokens, 1)
+                return profiled(executor, lambda: steps.decode(batch, context_tokens, count - 1), count)
         case Memory():
             return _memory(executor, libraries)
         case _:

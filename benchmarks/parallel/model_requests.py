@@ -29,6 +29,8 @@ class SelfTimed(msgspec.Struct, frozen=True, tag=True):
     """`StepCosts` that a worker learns when it times itself at its start."""
 
     chunk_tokens: int
+    records: bool = True
+    """Whether decode steps are recorded and replayed. Workers of several ranks do neither."""
 
 
 class ScheduledPrefill(msgspec.Struct, frozen=True, tag=True):
@@ -47,7 +49,8 @@ class Decode(msgspec.Struct, frozen=True, tag=True):
 
 
 class Profile(msgspec.Struct, frozen=True, tag=True):
-    """Seconds of one decode step of the leader, by what it does, in the mean of several steps."""
+    """Seconds of one decode step of the leader, by what it does, in the mean of several steps. None of them
+    is replayed: a replayed step has no parts."""
 
     batch: int
     context_tokens: int

@@ -76,8 +76,8 @@ def measure(
         for number in range(1 + sizes.rounds):
             progress(f"round {number} of {sizes.rounds}")
             learnt = {shape: worker.self_timed(sizes.chunk_tokens) for shape, worker in workers.items()}
-            other = at_once.submit(beside.self_timed, sizes.chunk_tokens)
-            shared = workers["1"].self_timed(sizes.chunk_tokens)
+            other = at_once.submit(beside.self_timed, sizes.chunk_tokens, records=False)
+            shared = workers["1"].self_timed(sizes.chunk_tokens, records=False)
             other.result()
             rank = _measured_rank(folder, learnt["1"], shared, workers["1"], sizes, links)
             measured = _measure_round(workers, sizes)
