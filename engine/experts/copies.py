@@ -5,9 +5,8 @@ bounded in bytes per second and in time. Whatever goes wrong, the expert is read
 """
 
 import socket
-import threading
-import time
 import zlib
+from time import monotonic, sleep
 
 import msgspec
 import torch
@@ -51,7 +50,7 @@ def fetch_image(
     """Return the image of an expert that a rank holds. kind: of image that this process can use. Raises
     PeerFailure."""
     what = f"expert {expert} of {ref.rank_id}"
-    ends_s = time.monotonic() + SLACK_S + SLACK_TIMES * byte_count / bytes_per_s
+    ends_s = monotonic() + SLACK_S + SLACK_TIMES * byte_count / bytes_per_s
     made: socket.socket | None = None
     try:
         host, port = split_address(ref.address)
@@ -76,15 +75,11 @@ def fetch_image(
 
 def _receive(made: socket.socket, into: memoryview, *, bytes_per_s: float, ends_s: float) -> None:
     """Fill `into` no faster than `bytes_per_s`: what is not read yet holds the sender up. Raises OSError."""
-    begun_s = time.monotonic()
+    begun_s = monotonic()
     for start in range(0, len(into), CHUNK_BYTES):
-        now_s = time.monotonic()
+        now_s = monotonic()
         if now_s >= ends_s:
             raise TimeoutError("it takes too long")
-        _pause(max(0.0, begun_s + start / bytes_per_s - now_s))
-        made.settimeout(max(0.01, ends_s - time.monotonic()))
+        sleep(max(0.0, begun_s + start / bytes_per_s - now_s))
+        made.settimeout(max(0.01, ends_s - monotonic()))
         receive_into(made, into[start : start + CHUNK_BYTES])
-
-
-def _pause(seconds: float) -> None:
-    threading.Event().wait(seconds)

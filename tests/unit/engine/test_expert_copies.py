@@ -144,7 +144,7 @@ def test_a_copy_keeps_to_its_bytes_per_second(tmp_path: Path, monkeypatch: pytes
         experts.ranks["a"].load_expert(1)
         bank = experts.ranks["a"]._bank
         monkeypatch.setattr("engine.experts.copies.CHUNK_BYTES", max(1, bank.image_bytes // 8))
-        monkeypatch.setattr("engine.experts.copies._pause", waits.append)
+        monkeypatch.setattr("engine.experts.copies.sleep", waits.append)
         fetch_image(experts.refs["a"], 1, bank.image_kind, bank.image_bytes, bytes_per_s=1.0, caller="b")
     finally:
         monkeypatch.undo()
