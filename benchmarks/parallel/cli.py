@@ -18,7 +18,7 @@ from benchmarks.parallel import links as links_bench
 from benchmarks.parallel import measure as model_bench
 from benchmarks.parallel import predictions
 from benchmarks.parallel.cores import cores_to_use
-from benchmarks.parallel.links import LinkResult, LinkSizes
+from benchmarks.parallel.links import WAKE, LinkResult, LinkSizes
 from benchmarks.parallel.measure import MemoryResult, ModelSizes, ShapeResult
 from benchmarks.parallel.predictions import PredictedTime, PredictionResult
 from simulator.divided import MeasuredRank
@@ -174,7 +174,8 @@ def _sums_table(links: LinkResult) -> Table:
 def _plans_table(links: LinkResult) -> Table:
     table = _table("A plan to a follower that sleeps, until it is decoded", "items", "p50 us", "p99 us")
     for one in links.plans:
-        table.add_row(str(one.items), *(f"{s * 1e6:.0f}" for s in (one.p50_s, one.p99_s)))
+        name = "waking it" if one.items == WAKE else str(one.items)
+        table.add_row(name, *(f"{s * 1e6:.0f}" for s in (one.p50_s, one.p99_s)))
     return table
 
 

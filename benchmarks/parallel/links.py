@@ -22,11 +22,14 @@ from baton.core.steps import StepItem, StepPlan
 from baton.wire.parent import end_with_parent
 from benchmarks.parallel.cores import on_cores
 from engine.parallel.order_channel import OrderReceiver, OrderSender
+from engine.parallel.orders import RaiseGenerations, RankOrder
 from engine.parallel.shared_memory import SharedMemoryGroup
 
 SUM_BYTES = tuple(2**power * 1024 for power in (4, 6, 8, 10, 12))
 DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32}
-PLAN_ITEMS = (1, 8, 64)
+WAKE = 0
+"""In place of a plan the smallest order that there is: it costs what it takes to wake a follower."""
+PLAN_ITEMS = (WAKE, 1, 8, 64)
 CONTEXT_TOKENS, BLOCK_TOKENS = 2048, 32
 """Context of the plans' sequences: it makes the length of their block tables."""
 IDLE_S = 1e-3
@@ -178,12 +181,16 @@ def _measure_plans(world: SharedMemoryGroup, orders: OrderSender, sizes: LinkSiz
         first = number * (1 + sizes.plans)
         for items in sizes.plan_items:
             # The first plan of a round is whole in the first round, and pays for what the ones before did.
-            plans = [decode_plan(first + i, items) for i in range(1 + sizes.plans)]
+            plans = [_order(first + i, items) for i in range(1 + sizes.plans)]
             times[items] += _plan_times(world, orders, plans)[1:]
     return [PlanLatency(items, *_p50_and_p99(seen)) for items, seen in times.items()]
 
 
-def _plan_times(world: SharedMemoryGroup, orders: OrderSender, plans: Sequence[StepPlan]) -> list[float]:
+def _order(number: int, items: int) -> RankOrder:
+    return RaiseGenerations((), ()) if items == WAKE else decode_plan(number, items)
+
+
+def _plan_times(world: SharedMemoryGroup, orders: OrderSender, plans: Sequence[RankOrder]) -> list[float]:
     sent_s: list[float] = []
     for plan in plans:
         time.sleep(IDLE_S)
