@@ -76,7 +76,7 @@ def test_an_example_of_a_client_works(cluster, weights, tmp_path, name):
     if not having:
         pytest.skip(f"not installed: {missing}")
     own = {"BATON_URL": cluster.url, "MODEL": cluster.model, "HF_HUB_OFFLINE": "1"}
-    own |= {"TOKENIZER": str(weights), "WEIGHTS": str(weights)}
+    own |= {"TOKENIZER": str(weights)}
     done = subprocess.run(
         [having[0], str(FOLDER / f"{name}.py")],
         cwd=tmp_path,
