@@ -92,8 +92,7 @@ def main() -> None:
             own = {"pretrained": weights, "dtype": "float32"}
             reference = evaluated(tasks, scored, "hf", own, "--device", "cpu")
             print("transformers in float32", reference)
-            # A word has some five tokens, and its perplexity is printed with seven digits: the order of
-            # float32 sums shows in the last ones.
+            # A word's perplexity is printed with seven digits; the last two have been seen to differ.
             words = [float(scores.pop("word_perplexity")) for scores in (found, reference)]
             assert found == reference
             assert math.isclose(*words, rel_tol=1e-4), words
