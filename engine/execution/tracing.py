@@ -124,6 +124,12 @@ class _Mode(TorchDispatchMode):
         """Storages that torch made for results, by address."""
         self.torch_bytes = 0
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Whether torch wraps this mode for its compiler. The wrapper imports the compiler, sympy and triton:
+        100 MB of a worker, and seconds of its start, for a compiler that nothing here calls."""
+        return False
+
     def finished(self) -> list[Replay | TorchCall]:
         self._cut()
         return self._parts

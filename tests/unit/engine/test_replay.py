@@ -3,6 +3,8 @@
 import ctypes
 import gc
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -286,6 +288,25 @@ def test_finalisers_are_no_part_of_a_step() -> None:
         gc.set_threshold(*threshold)
     assert made.native_calls == 1
     assert gc.isenabled()
+
+
+def test_a_recording_loads_no_compiler() -> None:
+    """Torch wraps such modes for its compiler, which is 100 MB of a worker that nothing uses."""
+    script = """
+import sys
+import torch
+from engine.execution.step_buffers import StepBuffers
+from engine.execution.tracing import trace
+from engine.native.library import library
+
+library()  # its first call starts it, which is no part of a step
+x = torch.ones(4)
+made = trace(lambda: x + x, StepBuffers(2**12))
+assert made.native_calls == 1
+print([name for name in ("torch._dynamo", "torch._inductor", "sympy", "triton") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 def test_memory_is_used_again_when_nobody_refers_to_it() -> None:
