@@ -4,6 +4,7 @@ import json
 import os
 import statistics
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -31,33 +32,64 @@ def test_help_names_every_part() -> None:
     assert [part for part in PARTS if part not in said] == []
 
 
-@needs_two_cores
-def test_every_part_is_measured_beside_its_baseline(folder: Path) -> None:
+def measured(folder: Path, parts: str) -> dict[str, Any]:
+    """What the bench reports of some parts. It starts processes for each, which takes a while in itself."""
     sizes = [*SMALL, "--long-prompt-tokens", "80", "--calls", "5"]
     affinity = os.sched_getaffinity(0)
-    done = CliRunner().invoke(app, ["parallel", "--model", str(folder), *sizes, "--json"])
+    done = CliRunner().invoke(app, ["parallel", "--model", str(folder), "--parts", parts, *sizes, "--json"])
     assert done.exit_code == 0, done.output
-    report = json.loads(done.stdout)
-    assert {one["size_bytes"] for one in report["links"]["sums"]} >= {16 * 2**10, 4 * 2**20}
-    assert all(one["all_reduce_s"] > 0 < one["memcpy_s"] for one in report["links"]["sums"])
-    assert [one["items"] for one in report["links"]["plans"]] == [0, 1, 8, 64]
-    assert all(0 < one["p50_s"] <= one["p99_s"] for one in report["links"]["plans"])
-    tensor, pipeline, context = report["shapes"]
-    assert (tensor["shape"], pipeline["shape"], context["shape"]) == ("tp2", "pp2", "cp2")
-    for result in (tensor, pipeline, context):
-        works = [one["work"] for one in result["comparisons"]]
-        assert works == ["prefill", "decode", "decode"]
-        for one in result["comparisons"]:
-            assert len(one["alone_s"]) == len(one["together_s"]) == 1
-            assert min(*one["alone_s"], *one["together_s"]) > 0
+    assert os.sched_getaffinity(0) == affinity
+    return json.loads(done.stdout)
+
+
+def check_comparisons(result: dict[str, Any]) -> None:
+    assert [one["work"] for one in result["comparisons"]] == ["prefill", "decode", "decode"]
+    for one in result["comparisons"]:
+        assert len(one["alone_s"]) == len(one["together_s"]) == 1
+        assert min(*one["alone_s"], *one["together_s"]) > 0
+
+
+@needs_two_cores
+def test_links_are_measured_beside_memcpy(folder: Path) -> None:
+    links = measured(folder, "links")["links"]
+    assert {one["size_bytes"] for one in links["sums"]} >= {16 * 2**10, 4 * 2**20}
+    assert all(one["all_reduce_s"] > 0 < one["memcpy_s"] for one in links["sums"])
+    assert [one["items"] for one in links["plans"]] == [0, 1, 8, 64]
+    assert all(0 < one["p50_s"] <= one["p99_s"] for one in links["plans"])
+
+
+@needs_two_cores
+def test_tensor_ranks_are_measured_beside_two_threads(folder: Path) -> None:
+    (tensor,) = measured(folder, "tensor")["shapes"]
+    assert tensor["shape"] == "tp2"
+    check_comparisons(tensor)
     by_shape = {one["shape"]: one["parts"] for one in tensor["profiles"]}
     assert min(by_shape["tp2"][part] for part in ("sums", "logits gather", "send plan", "share tokens")) > 0
     assert "sums" not in by_shape["1"]
-    assert [one["shape"] for one in report["memory"]] == ["tp2", "pp2"]
-    for one in report["memory"]:
+    assert by_shape["1"]["model"] > 0  # a step that was replayed would have no parts
+
+
+@needs_two_cores
+@pytest.mark.parametrize(("part", "shape"), [("pipeline", "pp2"), ("context", "cp2")])
+def test_ranks_are_measured_beside_one_core(folder: Path, part: str, shape: str) -> None:
+    (result,) = measured(folder, part)["shapes"]
+    assert result["shape"] == shape
+    check_comparisons(result)
+
+
+@needs_two_cores
+def test_memory_of_a_rank_is_measured_beside_the_whole_models(folder: Path) -> None:
+    memory = measured(folder, "memory")["memory"]
+    assert [one["shape"] for one in memory] == ["tp2", "pp2"]
+    for one in memory:
         assert len(one["ranks"]) == 2
         assert 2 * one["ranks"][0]["kv_pool"] == one["alone"]["kv_pool"]
         assert all(rank["peak"] > rank["libraries"] > 0 for rank in [*one["ranks"], one["alone"]])
+
+
+@needs_two_cores
+def test_predictions_are_measured_for_each_shape(folder: Path) -> None:
+    report = measured(folder, "predict")
     predictions = report["predictions"]
     assert {one["shape"] for one in predictions} == {"1", "tp2", "pp2"}
     assert len(predictions) == 3 * 4
@@ -65,7 +97,6 @@ def test_every_part_is_measured_beside_its_baseline(folder: Path) -> None:
         assert len(one["measured_s"]) == len(one["simulated_s"]) == len(one["step_time_s"])
         assert min(*one["measured_s"], *one["step_time_s"], *one["simulated_s"]) > 0
     assert report["one_rank"]["fixed_s"] > 0 < report["one_rank"]["sum_s"]
-    assert os.sched_getaffinity(0) == affinity
 
 
 @needs_two_cores
