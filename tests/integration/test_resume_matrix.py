@@ -85,7 +85,7 @@ def cluster(tmp_path_factory):
         "engine__block_tokens": 16,
         "engine__step_tokens_max": 64,
         # A worker's first grammar loads the tokenizer, on cores that are busy here.
-        "engine__prepare_s": 120,
+        "engine__prepare_s": 100,
         "router__queue_wait_s": 240,
         # A stopped worker is not lost, and what it will read is kept for it.
         "router__worker_silence_s": HELD_S,

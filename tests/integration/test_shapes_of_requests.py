@@ -67,7 +67,7 @@ def cluster(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         "engine__speculation": "ngram",
         "engine__rank_timeout_s": 60.0,
         # A worker's first grammar loads the tokenizer, on cores that are busy here.
-        "engine__prepare_s": 120,
+        "engine__prepare_s": 100,
         "router__queue_wait_s": 240,
     }
     with pytest.MonkeyPatch.context() as patch:

@@ -45,7 +45,7 @@ SETTINGS = {
     "engine.threads": 1,
     "engine.self_timing_s": 0.1,
     # A worker's first grammar loads what it needs, on cores that are busy here.
-    "engine.prepare_s": 60,
+    "engine.prepare_s": 50,
     "router.queue_wait_s": 120,
     "transfer.backends": "cma,nixl,tcp",
     "transfer.checksums": True,
