@@ -139,9 +139,9 @@ class EngineConfig(Section):
     400. The grammars of other requests wait for it at most this long for each tenant."""
     prepare_s: Annotated[float, Field(ge=0, le=86_400)] = 0.0
     """Longest time to wait for a loaded adapter, or for a grammar to be compiled: once while those before it
-    are, and once while it is. A sequence that waits longer goes to another worker, so 2.1 times that time must be
-    shorter than `router.queue_wait_s` and `router.request_timeout_s`. 0: a third of the shorter one, and at
-    most 10 s. A worker's first one also loads the libraries that it needs."""
+    are, and once while it is. A sequence that waits longer goes to another worker, so 2.1 times that time
+    must be shorter than `router.queue_wait_s` and `router.request_timeout_s`. 0: a third of the shorter one,
+    and at most 10 s. A worker's first one also loads the libraries that it needs."""
     adapters_max: Annotated[int, Field(ge=1, le=1024)] = 16
     """LoRA adapters that one worker holds at once. The least recently used one makes room."""
     adapter_rank_max: Annotated[int, Field(ge=1, le=512)] = 64
