@@ -80,7 +80,7 @@ class Caller:
     def __init__(self, address, epoch=0):
         self.said = queue.SimpleQueue()
         self.said.put(ExpertCallerHello("w0/0", WorkerId("w0"), GROUP, epoch))
-        self.maps, self.loop = asyncio.Queue(), asyncio.get_running_loop()
+        self.maps, self.loop, self.latest = asyncio.Queue(), asyncio.get_running_loop(), {}
         self.stream = CallerStream(address, iter(self.said.get, None))
         self.reading = self.loop.run_in_executor(None, self._read)
 
@@ -93,11 +93,10 @@ class Caller:
             pass
 
     async def until(self, is_it):
-        """The first map from now on that is as wanted."""
-        while True:
-            found = {one.ref.rank_id: set(one.experts) for one in (await self.maps.get()).ranks}
-            if is_it(found):
-                return found
+        """The latest map, or the first after it that is as wanted."""
+        while not is_it(self.latest):
+            self.latest = {one.ref.rank_id: set(one.experts) for one in (await self.maps.get()).ranks}
+        return self.latest
 
     async def close(self):
         self.stream.close()

@@ -71,12 +71,15 @@ class Teller:
 def traces():
     """Where this process still has shared memory of ranks."""
     maps = Path("/proc/self/maps").read_text().count(NAME)
-    files = [
-        os.readlink(f"/proc/self/fd/{fd}")
-        for fd in os.listdir("/proc/self/fd")
-        if os.path.exists(f"/proc/self/fd/{fd}")
-    ]
-    return maps + sum(NAME in name for name in files)
+    return maps + sum(NAME in _opened(fd) for fd in os.listdir("/proc/self/fd"))
+
+
+def _opened(fd):
+    """The path behind a descriptor, or "" if another thread has closed it meanwhile."""
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except FileNotFoundError:
+        return ""
 
 
 def _fork(request, rank, address):
