@@ -142,7 +142,7 @@ def follow(setup: FollowerSetup, beside: Beside = contextlib.nullcontext) -> int
             orders.report(FollowerReady(executor.kv.address, time.monotonic() - began_s, executor.floor_s))
             Follower(executor, orders, ranks).run()
     except GroupBroken as error:
-        log.info("%s", error)
+        log.log(logging.INFO if error.is_farewell else logging.WARNING, "this rank ends: %s", error)
         return 0
     except Exception as error:
         if not isinstance(error, SetupError):

@@ -25,6 +25,11 @@ _DTYPES: tuple[torch.dtype, ...] = (
 class GroupBroken(PeerFailure):
     """The group is over. The message names the rank and the call."""
 
+    @property
+    def is_farewell(self) -> bool:
+        """A rank has left in good order, as all do when their worker ends."""
+        return str(self).endswith("has left the group")
+
 
 class Group(Protocol):
     """One rank's end of a group. Calls come from one thread; `abort` and `close` may come from any.

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -131,6 +132,29 @@ def test_a_lost_stage_is_noticed_while_nothing_runs(
     with pytest.raises(GroupBroken, match="rank 1"):
         executor.warm_up()
     psutil.Process(host.processes[0].pid).resume()
+
+
+def test_a_rank_that_ends_with_another_says_why(
+    tmp_path: Path, started: list[Started], capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_model(tmp_path, "llama", with_tokenizer=False, num_hidden_layers=3)
+    started.append(start(folder, "pp3", 1, 3))
+    (executor, (lost, other)) = started[0]
+    executor.warm_up()
+    lost.processes[0].kill()
+    other.processes[0].wait(LOST_S)
+    # Either the mesh or the orders' connection finds it out first.
+    assert re.search(r"rank 2 WARNING this rank ends: rank [01] .*", capfd.readouterr().err)
+
+
+def test_a_rank_that_ends_in_good_order_says_nothing(
+    tmp_path: Path, started: list[Started], capfd: pytest.CaptureFixture[str]
+) -> None:
+    executor, (host,) = start(make_model(tmp_path, "llama", with_tokenizer=False), "pp2", 1, 2)
+    executor.warm_up()
+    executor.close()
+    assert host.processes[0].wait(LOST_S) == 0
+    assert capfd.readouterr().err == ""
 
 
 def test_a_follower_that_ends_before_it_reads_its_setup_is_noticed_by_its_end(
