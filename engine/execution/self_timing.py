@@ -17,8 +17,6 @@ from baton.core.sampling import SamplingParams
 from baton.core.steps import StepItem, StepPlan, StepResult
 from engine.scheduling.step_time import StepTimeModel, StepWork
 
-BUDGET_S = 2.0
-"""Seconds for all steps together. A step that would take more than is left is skipped."""
 PROMPTS = (32, 128, 512, 2048)
 BATCHES = (1, 8, 32, 128)
 CONTEXTS = (64, 1024)
@@ -44,14 +42,15 @@ def time_steps(
     batch_sequences_max: int,
     positions_max: int,
     vocab: int,
+    budget_s: float,
     stages: int = 1,
     drafts: int = 0,
-    budget_s: float = BUDGET_S,
     now: Callable[[], float] = time.perf_counter,
 ) -> Measured:
     """Work and seconds of each step. `positions_max`: of one sequence. Uses any blocks of the pool, which
     nobody may use yet, and leaves no sequence behind in the executor. `drafts`: draft tokens that a sequence
-    may have; 0: there is no speculation.
+    may have; 0: there is no speculation. `budget_s`: seconds for all steps together; a step that would take
+    more than is left is skipped.
 
     `execute` may begin a step before the one before it is done. In a worker of several stages, chunks of
     prompts are given to it together, and so are the groups in which sequences take turns to decode.
