@@ -47,9 +47,10 @@ def test_a_day_of_faults_costs_no_request_and_no_token(tmp_path):
     assert all(completed == offered for offered, _, completed in goodput)
     names = [f["name"] for f in result["faults"]]
     assert names == ["node lost", "control plane killed", "Redis restarted", "rolling upgrade"]
-    # The last one waits for what the others cost, which on a busy machine may be longer than the replay.
-    assert all(0 < f["at_s"] < report["duration_s"] for f in result["faults"][:-1])
-    assert result["faults"][-1]["at_s"] > 0
+    # Each waits for what those before it cost, which on a busy machine may be longer than the replay.
+    at_s = [f["at_s"] for f in result["faults"]]
+    assert 0 < at_s[0] < report["duration_s"]
+    assert at_s == sorted(at_s)
     assert "adopted 3 of 3 workers" in result["faults"][1]["what"]
     (decision,) = result["decisions"]
     said = decision["who"], decision["reason"], decision["outcome"]
