@@ -9,7 +9,7 @@ PORT   ?= 8000
 TORCH_INDEX ?=
 ARGS   ?=
 
-.PHONY: help setup serve test check lint types imports proto chart render images unit sim integration pods pictures explore fmt clean
+.PHONY: help setup resolve serve test check lint types imports proto chart render images unit sim integration pods pictures explore fmt clean
 .DEFAULT_GOAL := help
 
 help: ## Show these targets
@@ -24,6 +24,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 setup: $(VENV)/.installed ## Create the environment
+
+resolve: $(VENV)/.installed ## Check that PyPI alone, with torch's build for CUDA, has what constraints.txt asks for
+	@PIP_CONFIG_FILE=/dev/null PIP_FIND_LINKS= $(BIN)/pip install --dry-run --quiet --ignore-installed \
+	    --disable-pip-version-check -c constraints.txt torch '.[worker,dev]' && echo "PyPI has all of it"
 
 SMALL := models/SmolLM2-135M-Instruct.gguf
 TOY   := models/baton-demo

@@ -19,6 +19,8 @@ import triton.language as tl
 
 from engine.kernels.triton.quantize import E4M3_DECODE_SCALE, e4m3_decode
 
+# Tiles begin as tl.full: the Triton 3.7 that torch 2.13's builds with CUDA require compiles no tl.zeros whose
+# shape comes out of a dataclass.
 _LOG2E = tl.constexpr(1.4426950408889634)
 
 
@@ -174,12 +176,12 @@ def _walk_phases(
 def _first_state(sinks_ptr, head, takes_sinks, s: tl.constexpr) -> tuple:
     """`_walk`'s state before any key. A sink is a key whose value is zero."""
     high = tl.full([s.block_m], float("-inf"), tl.float32)
-    total = tl.zeros([s.block_m], tl.float32)
+    total = tl.full([s.block_m], 0, tl.float32)
     if s.has_sinks:
         sinks = tl.load(sinks_ptr + head) * _LOG2E
         high = tl.where(takes_sinks != 0, sinks, high)
         total = tl.where(takes_sinks != 0, 1.0, total)
-    return tl.zeros([s.block_m, s.main], tl.float32), high, total
+    return tl.full([s.block_m, s.main], 0, tl.float32), high, total
 
 
 @triton.jit
@@ -276,8 +278,8 @@ def merge(
     columns = tl.arange(0, s.main)
     mask = used[:, None] & (columns < s.value_dim)[None, :]
     high = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    acc = tl.zeros([ROWS, s.main], tl.float32)
+    total = tl.full([ROWS], 0, tl.float32)
+    acc = tl.full([ROWS, s.main], 0, tl.float32)
     for i in tl.range(0, count):
         index = ((slot + i).to(tl.int64) * s.pairs + pair) * s.block_m + row
         part_high = tl.load(part_stats_ptr + index * 2, mask=used, other=float("-inf"))

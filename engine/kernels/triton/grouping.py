@@ -13,7 +13,7 @@ import triton.language as tl
 def count_rows(chosen_ptr, counts_ptr, row_count, STEP: tl.constexpr) -> None:
     """counts[e]: rows that chose expert e, one program per expert."""
     expert = tl.program_id(0)
-    count = tl.zeros([STEP], tl.int32)
+    count = tl.full([STEP], 0, tl.int32)
     for start in tl.range(0, row_count, STEP):
         row = start + tl.arange(0, STEP)
         count += (tl.load(chosen_ptr + row, mask=row < row_count, other=-1) == expert).to(tl.int32)
@@ -50,7 +50,7 @@ def add_choices(parts_ptr, out_ptr, SIZE: tl.constexpr, CHOICES: tl.constexpr, W
     t = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     mask = column < SIZE
-    y = tl.zeros([WIDTH], tl.float32)
+    y = tl.full([WIDTH], 0, tl.float32)
     for j in tl.static_range(CHOICES):
         y += tl.load(parts_ptr + (t * CHOICES + j) * SIZE + column, mask=mask, other=0.0).to(tl.float32)
     tl.store(out_ptr + t * SIZE + column, y.to(out_ptr.dtype.element_ty), mask=mask)

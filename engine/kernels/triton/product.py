@@ -132,8 +132,8 @@ def _tile(
     x_rows, x_live, w_ptr, up_offset, row, live, side, begin, end, depth, w_stride, s: tl.constexpr
 ) -> tuple:
     """Sums over inputs begin … end - 1: of features `row`, and of those `up_offset` further."""
-    acc = tl.zeros([s.block_f, s.block_t], tl.float32)
-    up = tl.zeros([s.block_f, s.block_t], tl.float32)
+    acc = tl.full([s.block_f, s.block_t], 0, tl.float32)
+    up = tl.full([s.block_f, s.block_t], 0, tl.float32)
     lane = tl.arange(0, s.block_k)
     w_rows = w_ptr + row.to(tl.int64) * w_stride
     up_rows = w_rows + tl.cast(up_offset, tl.int64) * w_stride
@@ -248,7 +248,7 @@ def add_splits(
     t = tl.program_id(0).to(tl.int64)
     f = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     live = f < features
-    y = tl.zeros([WIDTH], tl.float32)
+    y = tl.full([WIDTH], 0, tl.float32)
     for i in tl.range(0, splits):
         y += tl.load(parts_ptr + (i * tokens + t) * features + f, mask=live, other=0.0)
     if HAS_BIAS:

@@ -92,7 +92,7 @@ def _stored(x, scale, s: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def _store_key(rows, cos_ptr, sin_ptr, live, out, scale_out, s: tl.constexpr) -> None:
-    largest = tl.zeros([s.kv_tile], tl.float32)
+    largest = tl.full([s.kv_tile], 0, tl.float32)
     if s.half_used:
         low, high = _rotated(rows, cos_ptr, sin_ptr, live, s)
         largest = tl.maximum(tl.max(tl.abs(low), 1), tl.max(tl.abs(high), 1))

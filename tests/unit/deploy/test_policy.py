@@ -311,7 +311,7 @@ def test_a_change_of_the_code_changes_the_last_layer_only(kind, extra):
     names = {re.match(r"[\w-]+", line)[0] for line in done.stdout.splitlines()}
     assert {"ray", "grpcio", "transformers"} <= names
     assert ("torch" in names) == (kind != "light")
-    assert ("triton" in names, "nixl-cu12" in names) == (kind == "cuda", kind == "cuda")
+    assert ("triton" in names, "nixl-cu13" in names) == (kind == "cuda", kind == "cuda")
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda p: p.suffix)
