@@ -1,7 +1,6 @@
 """Launches of the kernels that read and write the pool."""
 
 import torch
-import triton
 from torch import Tensor
 
 from engine.kernels.interface import AttentionSpec
@@ -10,7 +9,7 @@ from engine.kernels.triton.attention import AttentionConstants
 from engine.kernels.triton.device import DeviceFacts, dot_dtype, launch
 from engine.kernels.triton.plan import AttentionLaunch, TritonPlan
 from engine.kernels.triton.rotary import RotaryConstants
-from engine.kernels.triton.tiles import AttentionShape, AttentionTile, power_of_two
+from engine.kernels.triton.tiles import AttentionShape, AttentionTile, power_of_two, tiles_for
 from engine.kv.pool import KVPool
 
 _LOG2E = 1.4426950408889634
@@ -100,7 +99,7 @@ class PoolKernels:
             stages=read.tile.stages,
         )
         if read.slot_count:
-            tiles, row_groups = len(read.merges), triton.cdiv(s.block_m, _MERGE_ROWS)
+            tiles, row_groups = len(read.merges), tiles_for(s.block_m, _MERGE_ROWS)
             launch(
                 attention.merge,
                 (tiles, s.pairs, row_groups),
@@ -122,7 +121,7 @@ class PoolKernels:
             kv_heads=geometry.kv_head_count,
             group=shape.group,
             heads=tile.heads,
-            pairs=geometry.kv_head_count * triton.cdiv(shape.group, tile.heads),
+            pairs=geometry.kv_head_count * tiles_for(shape.group, tile.heads),
             positions=geometry.block_tokens,
             head_dim=geometry.head_dim,
             value_dim=shape.value_dim,
@@ -219,7 +218,7 @@ class PoolKernels:
             rest_used=rest,
             rest=power_of_two(rest) if rest else 0,
             tile=tile,
-            parts=triton.cdiv(heads, tile),
+            parts=tiles_for(heads, tile),
             kv_tile=power_of_two(max(kv_heads, 1)),
             width=power_of_two(head_dim),
             positions=self._geometry.block_tokens,

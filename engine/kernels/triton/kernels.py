@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-import triton
 from torch import Tensor
 
 from baton.core.errors import SetupError
@@ -22,7 +21,7 @@ from engine.kernels.triton.device import INTERPRETED, DeviceFacts, launch
 from engine.kernels.triton.packing import PackedMatrix, pack_expert_matrices, pack_matrix
 from engine.kernels.triton.plan import AttentionLaunch, HostPlan, TritonPlan, TritonPlanner, upload
 from engine.kernels.triton.products import Products, gate_rows
-from engine.kernels.triton.tiles import power_of_two
+from engine.kernels.triton.tiles import power_of_two, tiles_for
 from engine.kernels.weights import ExpertMatrices, Matrix
 from engine.kv.pool import KVPool
 
@@ -150,7 +149,7 @@ class TritonKernels:
         if rows:
             launch(
                 norm.rms_norm,
-                (triton.cdiv(rows, together),),
+                (tiles_for(rows, together),),
                 x,
                 x if residual is None else residual,
                 weight,
@@ -219,7 +218,7 @@ class TritonKernels:
         row_words = source.shape[1]
         launch(
             blocks.copy_rows,
-            (count, triton.cdiv(row_words, _COPY_WORDS)),
+            (count, tiles_for(row_words, _COPY_WORDS)),
             source,
             target,
             from_ids if from_ids is not None else source,

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -13,7 +12,7 @@ from engine.kernels.triton import grouping, product
 from engine.kernels.triton.device import DeviceFacts, dot_dtype, launch
 from engine.kernels.triton.packing import PackedMatrix
 from engine.kernels.triton.product import ProductConstants
-from engine.kernels.triton.tiles import power_of_two
+from engine.kernels.triton.tiles import power_of_two, tiles_for
 
 ACTIVATIONS: dict[Activation, int] = {
     "silu": gated_kernels.SILU,
@@ -116,7 +115,7 @@ class Products:
         self._launch(x, packed, parts, tile, splits=splits)
         launch(
             product.add_splits,
-            (tokens, triton.cdiv(features, 1024)),
+            (tokens, tiles_for(features, 1024)),
             parts,
             packed.bias if packed.bias is not None else x,
             residual if residual is not None else x,
@@ -188,7 +187,7 @@ class Products:
         width = min(1024, power_of_two(down.out_size))
         launch(
             grouping.add_choices,
-            (tokens, triton.cdiv(down.out_size, width)),
+            (tokens, tiles_for(down.out_size, width)),
             parts,
             out,
             SIZE=down.out_size,
@@ -280,11 +279,11 @@ class Products:
     ) -> None:
         step = tile.block_k * (2 if packed.half else 1)
         rows, features = out.shape[-2:]
-        tiles = len(groups.tile_experts) if groups else triton.cdiv(rows, tile.block_t)
+        tiles = len(groups.tile_experts) if groups else tiles_for(rows, tile.block_t)
         many = groups is not None
         launch(
             product.product,
-            (tiles * triton.cdiv(features, tile.block_f), splits),
+            (tiles * tiles_for(features, tile.block_f), splits),
             x,
             packed.values,
             _or(packed.scales, x),
@@ -307,7 +306,7 @@ class Products:
             packed.scales.stride(0) if many and packed.scales is not None else 0,
             packed.bias.stride(0) if many and packed.bias is not None else 0,
             rows_per_x,
-            _up_to_step(triton.cdiv(packed.in_size, splits), max(step, packed.group)),
+            _up_to_step(tiles_for(packed.in_size, splits), max(step, packed.group)),
             s=s,
             warps=tile.warps,
             stages=tile.stages,
@@ -326,7 +325,7 @@ def gate_rows(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
     if rows:
         launch(
             gated_kernels.gated,
-            (rows, triton.cdiv(size, width)),
+            (rows, tiles_for(size, width)),
             gate,
             up,
             out,

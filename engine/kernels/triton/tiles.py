@@ -22,6 +22,11 @@ def power_of_two(n: int, least: int = 1) -> int:
     return 1 << (max(n, least) - 1).bit_length()
 
 
+def tiles_for(n: int, tile: int) -> int:
+    """Tiles of `tile` elements that n elements fill. Triton's cdiv returns constants of its language."""
+    return -(-n // tile)
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionTile:
     block_m: int
