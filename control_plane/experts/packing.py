@@ -83,14 +83,11 @@ class Packing:
         for experts in _by_size(self.placed - self.counts, self.sizes).T:
             rows = np.nonzero(experts != EMPTY)[0]
             experts = experts[rows]
-            of, holders = np.nonzero(self.holds[rows, experts])
-            at, much = rows[of], self._much[rows[of]]
-            is_full = self.used[at, holders] == self.capacity[at, holders]
-            priority = np.full((len(rows), self.holds.shape[2]), -1.0)
-            priority[of, holders] = self.rank_loads[at, holders] + much * is_full
+            much = self._much[rows, None]
+            priority = self.rank_loads[rows] + much * (self.used[rows] == self.capacity[rows])
             if self.has_nodes:
-                is_on_two = self.on_node[at, experts[of], self.nodes[holders]] > 1
-                priority[of, holders] += 2 * much * is_on_two
+                priority += 2 * much * (self.on_node[rows, experts] > 1)[:, self.nodes]
+            priority[~self.holds[rows, experts]] = -1.0
             ranks = priority.argmax(axis=1)
             places = (self.slots[rows, ranks] == experts[:, None]).argmax(axis=1)
             self.slots[rows, ranks, places] = EMPTY

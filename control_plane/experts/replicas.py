@@ -72,38 +72,46 @@ def _take_surplus(loads: Loads, counts: Counts, slot_counts: npt.NDArray[np.int6
 
 
 def _use_free_slots(loads: Loads, counts: Counts, slot_counts: npt.NDArray[np.int64], most: Most) -> None:
-    rows = np.arange(len(loads))
-    while len(rows := rows[counts[rows].sum(axis=1) < slot_counts[rows]]):
-        largest = _load_of_replica(loads[rows], counts[rows], most[rows])
-        experts = largest.argmax(axis=1)
-        has_use = largest[np.arange(len(rows)), experts] > 0
-        rows = rows[has_use]
-        counts[rows, experts[has_use]] += 1
+    free = slot_counts - counts.sum(axis=1)
+    largest = _load_of_replica(loads, counts, most)
+    rows = np.nonzero(free > 0)[0]
+    while len(rows):
+        experts = largest[rows].argmax(axis=1)
+        has_use = largest[rows, experts] > 0
+        rows, experts = rows[has_use], experts[has_use]
+        counts[rows, experts] += 1
+        free[rows] -= 1
+        largest[rows, experts] = _load_of_replica(loads[rows, experts], counts[rows, experts], most[rows, 0])
+        rows = rows[free[rows] > 0]
 
 
 def _exchange(loads: Loads, counts: Counts, enough: Loads, *, most: Most, least: int) -> None:
     """Take replicas where they are missed least and give them to the largest. Each step lowers the
     largest."""
     rows = np.arange(len(loads))
+    largest, left = _load_of_replica(loads, counts, most), _load_if_one_less(loads, counts, least)
     for _ in range(int(counts.sum(axis=1).max(initial=0))):
-        largest = _load_of_replica(loads[rows], counts[rows], most[rows])
-        left = _load_if_one_less(loads[rows], counts[rows], least)
-        here = np.arange(len(rows))
-        given, taken = largest.argmax(axis=1), left.argmin(axis=1)
-        before, after = largest[here, given], left[here, taken]
+        given, taken = largest[rows].argmax(axis=1), left[rows].argmin(axis=1)
+        before, after = largest[rows, given], left[rows, taken]
         pays = (before > enough[rows]) & (after < before * (1 - 1e-4))
         rows, given, taken = rows[pays], given[pays], taken[pays]
         if not len(rows):
             return
         counts[rows, given] += 1
         counts[rows, taken] -= 1
+        for experts in (given, taken):
+            load, count = loads[rows, experts], counts[rows, experts]
+            largest[rows, experts] = _load_of_replica(load, count, most[rows, 0])
+            left[rows, experts] = _load_if_one_less(load, count, least)
 
 
 def _load_of_replica(loads: Loads, counts: Counts, most: Most) -> Loads:
+    """-1 for an expert that may have no further replica. The arguments broadcast against each other."""
     return np.where(counts < most, loads / np.maximum(counts, 1), -1.0)
 
 
 def _load_if_one_less(loads: Loads, counts: Counts, least: int) -> Loads:
+    """Infinite for an expert that has no replica to spare."""
     return np.where(counts > least, loads / np.maximum(counts - 1, 1), np.inf)
 
 
@@ -122,14 +130,16 @@ def reference_load(
         (loads / np.maximum(counts, 1)).ravel(), counts.ravel()
     )
     sizes = -np.sort(-sizes, axis=1)
-    left, is_even = slots.copy(), bool((per_load == 1.0).all())
-    rank_loads = np.where(left > 0, 0.0, np.inf)
-    busiest = np.zeros(len(loads))
-    rows = np.arange(len(loads))
+    is_even = bool((per_load == 1.0).all())
+    rank_loads, open_loads = np.zeros(slots.shape), np.where(slots > 0, 0.0, np.inf)
+    # The same arrays in one dimension, whose elements numpy finds faster.
+    reached, open_reached, left, factors = (
+        each.reshape(-1) for each in (rank_loads, open_loads, slots.copy(), per_load)
+    )
+    first = np.arange(len(loads)) * slots.shape[1]
     for size in sizes.T:
-        rank = (rank_loads if is_even else rank_loads + size[:, None] * per_load).argmin(axis=1)
-        reached = rank_loads[rows, rank] + size * per_load[rows, rank]
-        np.maximum(busiest, np.where(np.isfinite(reached), reached, 0.0), out=busiest)
-        left[rows, rank] -= 1
-        rank_loads[rows, rank] = np.where(left[rows, rank] > 0, reached, np.inf)
-    return busiest
+        at = first + (open_loads if is_even else open_loads + size[:, None] * per_load).argmin(axis=1)
+        reached[at] += size if is_even else size * factors[at]
+        left[at] -= 1
+        open_reached[at] = np.where(left[at] > 0, reached[at], np.inf)
+    return rank_loads.max(axis=1)
