@@ -131,7 +131,8 @@ def reference_load(
     )
     sizes = -np.sort(-sizes, axis=1)
     is_even = bool((per_load == 1.0).all())
-    rank_loads, open_loads = np.zeros(slots.shape), np.where(slots > 0, 0.0, np.inf)
+    rank_loads, open_loads = np.zeros(slots.shape), np.zeros(slots.shape)
+    open_loads[slots == 0] = np.inf
     # The same arrays in one dimension, whose elements numpy finds faster.
     reached, open_reached, left, factors = (
         each.reshape(-1) for each in (rank_loads, open_loads, slots.copy(), per_load)
