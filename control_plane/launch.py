@@ -370,7 +370,8 @@ class _ClusterProcesses:
         path, ask, curl = "completions", '"prompt": "Once upon a time", "max_tokens": 32', "curl"
         if _has_chat_template(config.model.path):
             path, curl = "chat/completions", "curl -N"
-            ask = '"stream": true, "messages": [{"role": "user", "content": "What is a KV cache?"}]'
+            ask = '"messages": [{"role": "user", "content": "What is a KV cache?"}]'
+            ask = f'"stream": true, "temperature": 0, {ask}'
         body = f'{{"model": "{model}", {ask}}}'
         key = " -H 'Authorization: Bearer YOUR_KEY'" if config.router.keys else ""
         return f"{curl} {url}/v1/{path}{key} -H 'Content-Type: application/json' -d '{body}'"
