@@ -4,6 +4,7 @@ All kernels are called through `engine.kernels.interface`, so that every impleme
 same figures. Inputs rotate through enough copies to leave the caches, if they would do so in a model.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,15 +12,16 @@ import msgspec
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from baton.config import EngineConfig
-from baton.core.geometry import KVGeometry, blocks_for
+from baton.core.geometry import KVDTypeName, KVGeometry, blocks_for
 from benchmarks import limits
 from engine.devices import torch_device
 from engine.kernels.choose import make_kernels
 from engine.kernels.interface import AttentionSpec, BatchLayout, Kernels, Span
 from engine.kernels.native import NativeKernels
-from engine.kernels.weights import DenseMatrix, Matrix
+from engine.kernels.weights import DenseMatrix, ExpertMatrices, Matrix
 from engine.kv.pool import KVPool
 from engine.native.classes import processor_name
 from engine.quant.round import round_int4, round_int8
@@ -51,8 +53,8 @@ class KernelShape(msgspec.Struct, frozen=True):
     inner: int = 2048
     vocab: int = 8192
     block_tokens: int = 32
-    decode_batch: int = 32
-    decode_context: int = 544
+    decodes: tuple[tuple[int, int], ...] = ((32, 544),)
+    """(sequences, context tokens of each)."""
     prefill_tokens: tuple[int, ...] = (512, 2048)
 
 
@@ -63,10 +65,25 @@ LLAMA_8B = KernelShape(
     head_dim=128,
     inner=14336,
     vocab=128_256,
-    decode_batch=64,
-    decode_context=4096,
+    decodes=((1, 4096), (8, 4096), (64, 512), (64, 4096)),
     prefill_tokens=(2048, 8192),
 )
+
+
+class ExpertShape(msgspec.Struct, frozen=True):
+    """The experts of a mixture's layer, and the heads of its latent attention, as on a GPU."""
+
+    hidden: int = 2048
+    inner: int = 768
+    experts: int = 128
+    choices: int = 8
+    rows: tuple[int, ...] = (64, 4096)
+    latent_heads: int = 128
+    latent: KVGeometry = KVGeometry(1, 1, 576, 32, "bfloat16", planes=1, value_dim=512)
+
+
+EXPERTS = ExpertShape()
+"""Experts as Qwen3-30B-A3B has them, latents as DeepSeek-V3."""
 
 
 class _Limits:
@@ -82,17 +99,27 @@ class KernelBench:
     def __init__(self, shape: KernelShape, *, device: str, engine: EngineConfig, rounds: int) -> None:
         self.shape, self.rounds = shape, rounds
         self.device, self.dtype = torch_device(device), torch.bfloat16
-        blocks = shape.decode_batch * blocks_for(shape.decode_context, shape.block_tokens)
-        blocks = max(blocks, blocks_for(max(shape.prefill_tokens), shape.block_tokens))
+        blocks = [count * blocks_for(context, shape.block_tokens) for count, context in shape.decodes]
+        self._block_count = max(*blocks, blocks_for(max(shape.prefill_tokens), shape.block_tokens)) + 1
+        self._engine = engine
         geometry = KVGeometry(1, shape.kv_heads, shape.head_dim, shape.block_tokens, "bfloat16")
-        kv_bytes = (blocks + 1) * geometry.block_bytes
-        self.pool = KVPool(geometry, kv_bytes=kv_bytes, device=self.device)
-        self.pool.blocks.normal_()
-        self.kernels: Kernels[Any, Any, Any] = make_kernels(engine, self.pool)
+        self.pool, self.kernels = self._kernels_of(geometry)
         self.limits = _Limits(self.device, self.dtype)
 
+    def _kernels_of(self, geometry: KVGeometry) -> tuple[KVPool, Kernels[Any, Any, Any]]:
+        """Kernels on a pool of their own, with random values."""
+        pool = KVPool(geometry, kv_bytes=self._block_count * geometry.block_bytes, device=self.device)
+        if geometry.is_quantized:
+            pool.memory.random_(0, 64)  # any byte is a number, and these are small floats as scales
+        else:
+            pool.blocks.normal_()
+        return pool, make_kernels(self._engine, pool)
+
     def run(self, progress: Callable[[str], None]) -> Iterator[KernelResult]:
-        for part in (self._linears, self._attention, self._rowwise, self._blocks):
+        parts = [self._attention, self._linears, self._rowwise, self._blocks]
+        if self.device.type == "cuda":
+            parts[1:1] = [self._quantised_attention, self._latent_attention, self._experts]
+        for part in parts:
             for result in part():
                 progress(f"{result.kernel} {result.case}: {result.seconds * 1e6:.0f} us, {result.ratio:.2f}")
                 yield result
@@ -153,46 +180,112 @@ class KernelBench:
 
     def _attention(self) -> Iterator[KernelResult]:
         s = self.shape
-        per_sequence = blocks_for(s.decode_context, s.block_tokens)
-        spans = [
-            Span(s.decode_context - 1, 1, tuple(range(i * per_sequence, (i + 1) * per_sequence)))
-            for i in range(s.decode_batch)
-        ]
-        kv_bytes = s.decode_batch * s.decode_context * 2 * s.kv_heads * s.head_dim * 2
-        flops = 4 * s.decode_batch * s.decode_context * s.heads * s.head_dim
-        case = f"decode, {s.decode_batch} × {s.decode_context}"
-        yield self._attend(case, spans, kv_bytes, flops)
+        for count, context in s.decodes:
+            yield self._decodes(self.kernels, s.heads, count, context)
         for tokens in s.prefill_tokens:
-            span = Span(0, tokens, tuple(range(blocks_for(tokens, s.block_tokens))))
-            flops = 2 * tokens * tokens * s.heads * s.head_dim  # causal masking skips half of the square
-            q, k, v = (self._random(1, heads, tokens, s.head_dim) for heads in (s.heads, *[s.kv_heads] * 2))
-            torch_s = limits.seconds(
-                lambda q=q, k=k, v=v: F.scaled_dot_product_attention(
-                    q, k, v, is_causal=True, enable_gqa=True
-                ),
-                rounds=self.rounds,
-                device=self.device,
-            )
-            yield self._attend(f"prefill, {tokens}", [span], 0, flops, torch_s)
+            yield self._prefill(tokens, self._causal_by_torch(tokens))
+        if self.device.type == "cuda":
+            tokens, before = 512, max(s.prefill_tokens) - 512
+            yield self._prefill(tokens, None, before)
+
+    def _quantised_attention(self) -> Iterator[KernelResult]:
+        s = self.shape
+        kinds: tuple[KVDTypeName, ...] = ("int8", "fp8")
+        for kind in kinds:
+            geometry = KVGeometry(1, s.kv_heads, s.head_dim, s.block_tokens, "bfloat16", kv_dtype=kind)
+            kernels = self._kernels_of(geometry)[1]
+            yield self._decodes(kernels, s.heads, *s.decodes[-1], geometry=geometry)
+
+    def _latent_attention(self) -> Iterator[KernelResult]:
+        geometry = EXPERTS.latent
+        kernels = self._kernels_of(geometry)[1]
+        yield self._decodes(kernels, EXPERTS.latent_heads, *self.shape.decodes[-1], geometry=geometry)
+
+    def _decodes(
+        self,
+        kernels: Kernels[Any, Any, Any],
+        heads: int,
+        count: int,
+        context: int,
+        *,
+        geometry: KVGeometry | None = None,
+    ) -> KernelResult:
+        """One token for each of `count` sequences of `context` tokens."""
+        held = geometry or self.pool.geometry
+        per_sequence = blocks_for(context, held.block_tokens)
+        spans = [
+            Span(context - 1, 1, tuple(range(i * per_sequence, (i + 1) * per_sequence))) for i in range(count)
+        ]
+        kv_bytes = count * context * held.block_bytes / held.block_tokens
+        flops = 2 * count * context * heads * (held.head_dim + (held.value_dim or held.head_dim))
+        kind = "latent, " if held.planes == 1 else "" if held.kv_dtype == "auto" else f"{held.kv_dtype}, "
+        torch_s = None
+        if self.device.type == "cuda" and geometry is None:
+            q = self._random(count, heads, 1, held.head_dim)
+            k, v = (self._random(count, held.kv_head_count, context, held.head_dim) for _ in range(2))
+            torch_s = self._by_torch(q, k, v, is_causal=False)
+        taken_s = self._attend(kernels, spans, heads, held)
+        return self._result(
+            "attention", f"decode, {kind}{count} × {context}", taken_s, kv_bytes, flops, torch_s
+        )
+
+    def _prefill(self, tokens: int, torch_s: float | None, before: int = 0) -> KernelResult:
+        """A chunk of `tokens` tokens after `before` others."""
+        s = self.shape
+        span = Span(before, tokens, tuple(range(blocks_for(before + tokens, s.block_tokens))))
+        # Causal masking skips half of the square.
+        flops = 2 * (tokens + 2 * before) * tokens * s.heads * s.head_dim
+        case = f"prefill, {tokens}" + (f" after {before}" if before else "")
+        taken_s = self._attend(self.kernels, [span], s.heads, self.pool.geometry)
+        return self._result("attention", case, taken_s, 0, flops, torch_s)
+
+    def _causal_by_torch(self, tokens: int) -> float:
+        s = self.shape
+        q, k, v = (self._random(1, heads, tokens, s.head_dim) for heads in (s.heads, *[s.kv_heads] * 2))
+        return self._by_torch(q, k, v, is_causal=True)
+
+    def _by_torch(self, q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> float:
+        """Seconds of torch's fastest attention over keys that are not paged."""
+
+        def attend() -> Tensor:
+            return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=True)
+
+        if self.device.type != "cuda":
+            return limits.seconds(attend, rounds=self.rounds, device=self.device)
+        seen: list[float] = []
+        for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
+            with contextlib.suppress(RuntimeError), sdpa_kernel(backend):
+                seen.append(limits.seconds(attend, rounds=self.rounds, device=self.device))
+        return min(seen)
 
     def _attend(
-        self, case: str, spans: list[Span], kv_bytes: float, flops: float, torch_s: float | None = None
-    ) -> KernelResult:
-        s = self.shape
+        self, kernels: Kernels[Any, Any, Any], spans: list[Span], heads: int, geometry: KVGeometry
+    ) -> float:
         layout = BatchLayout.of(spans)
-        angles = torch.zeros(layout.token_count, s.head_dim // 2, device=self.device)
-        plan = self.kernels.plan(layout, {0: (angles.cos(), angles.sin())}, windows=frozenset({0}))
-        spec = AttentionSpec(0, s.head_dim**-0.5)
-        q, k, v = (
-            self._random(layout.token_count, heads, s.head_dim) for heads in (s.heads, *[s.kv_heads] * 2)
+        plan = kernels.plan(layout, {}, windows=frozenset({0}))
+        spec = AttentionSpec(0, geometry.head_dim**-0.5)
+        q = self._random(layout.token_count, heads, geometry.head_dim)
+        return limits.seconds(
+            lambda: kernels.attention(q, spec=spec, plan=plan), rounds=self.rounds, device=self.device
         )
-        rotated = self.kernels.rotate_and_store(q, k, v, spec=spec, plan=plan)
-        taken_s = limits.seconds(
-            lambda: self.kernels.attention(rotated, spec=spec, plan=plan),
-            rounds=self.rounds,
-            device=self.device,
+
+    def _experts(self) -> Iterator[KernelResult]:
+        e = EXPERTS
+        up, down = (
+            tuple(DenseMatrix(self._random(out, size) * 0.02) for _ in range(e.experts))
+            for out, size in ((2 * e.inner, e.hidden), (e.hidden, e.inner))
         )
-        return self._result("attention", case, taken_s, kv_bytes, flops, torch_s)
+        packed = self.kernels.pack_experts(ExpertMatrices(up, down))
+        weight_bytes = 3 * e.experts * e.hidden * e.inner * 2
+        for rows in e.rows:
+            x = self._random(rows, e.hidden)
+            weights, chosen = torch.rand(rows, e.experts, device=self.device).topk(e.choices)
+            taken_s = self._each(
+                lambda _, x=x, w=weights, c=chosen: self.kernels.experts(x, packed, c, w, "silu"), 1
+            )
+            flops = 6 * rows * e.choices * e.hidden * e.inner
+            case = f"{rows} rows, {e.choices} of {e.experts}, {e.hidden}→{e.inner}"
+            yield self._result("experts", case, taken_s, weight_bytes, flops, None)
 
     # --- the rest ---
 

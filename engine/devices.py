@@ -17,6 +17,15 @@ STORED_TORCH_DTYPES: dict[DTypeName | QuantName, torch.dtype] = {
 }
 
 
+def to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copy numbers from host memory without waiting for the device. The source of the copy is page-locked
+    memory, which torch keeps until the copy is done: from other memory torch waits for all that the device
+    has to do."""
+    if device.type != "cuda":
+        return values.to(device)
+    return values.pin_memory().to(device, non_blocking=True)
+
+
 def torch_device(name: str) -> torch.device:
     """Raises SetupError: no such device on this machine."""
     try:

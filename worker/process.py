@@ -75,7 +75,7 @@ from worker.spans import PhaseSpans
 from worker.stage_hosts import PlacedStages
 from worker.step_runner import StepRunner
 from worker.store import WorkerStore
-from worker.store_pool import copies_of
+from worker.store_pool import copies_of, fastest_stream
 from worker.transfer import grant_sender, part_transfer
 
 log = logging.getLogger(__name__)
@@ -166,6 +166,8 @@ class WorkerProcess:
             compiler = CompilerProcess(compile_s=engine.compile_s)
             stack.callback(compiler.close)
             self._compiling.submit(compiler.start)
+            # Beside the load: a worker whose kernels are others' compiles the library for this alone.
+            self._threads.submit(fastest_stream)
             access = expert_access(self._config, self._worker_id, self._role, self._control_address)
             executor = await self._engine.run(
                 Executor.load, model, engine, spread=spread, launch=launch, access=access
@@ -177,6 +179,7 @@ class WorkerProcess:
             self._compiling.submit(warm_compiler, executor.grammars)
             await self._engine.run(executor.warm_up)
             self._measured = await self._engine.run(executor.time_itself, engine.self_timing_s)
+            self._stream = await asyncio.to_thread(fastest_stream)
             transfer = await self._start_transfer(stack, executor)
             self._spans = spans_for(
                 self._worker_id, self._config.telemetry, facts={"baton.worker.shape": engine.shape}
@@ -294,7 +297,7 @@ class WorkerProcess:
         return WorkerStore(
             "" if executor.has_remote_parts else self._config.store.socket,
             hello=StoreHello(self._worker_id, executor.fingerprint, whole.block_bytes),
-            open_copies=copies_of(parts, whole),
+            open_copies=copies_of(parts, whole, self._stream),
             block_count=executor.kv.block_count,
             post=self._driver.post,
         )

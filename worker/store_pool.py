@@ -35,13 +35,15 @@ MAP_AHEAD_BYTES = 32 * 2**20
 
 @cache
 def fastest_stream() -> Move | None:
-    """The native streaming copy, where this machine is faster with it than with the C library's."""
+    """Return the native streaming copy, where this machine is faster with it than with the C library's. It may
+    be compiled now, which takes many seconds, and it is timed: never call this on the event loop."""
     stream = stream_copy()
     return stream if stream is not None and is_faster(stream) else None
 
 
-def copies_of(parts: Sequence[PoolPart], whole: KVGeometry) -> OpenCopies:
-    """Choose the copies of a worker's pools for `StoreCopier`. `whole` is the geometry of the whole model."""
+def copies_of(parts: Sequence[PoolPart], whole: KVGeometry, stream: Move | None = None) -> OpenCopies:
+    """Choose the copies of a worker's pools for `StoreCopier`. `whole` is the geometry of the whole model;
+    `stream` copies in place of the C library."""
 
     def open_copies(descriptor: int, welcome: StoreWelcome) -> ArenaCopies:
         if welcome.slot_bytes < whole.block_bytes:
@@ -51,7 +53,7 @@ def copies_of(parts: Sequence[PoolPart], whole: KVGeometry) -> OpenCopies:
         except SetupError as error:
             raise ValueError(str(error)) from None
         kind = HostCopies if all(part.pool.device.type == "cpu" for part in parts) else DeviceCopies
-        return kind(parts, whole, arena, has_checksums=welcome.has_checksums)
+        return kind(parts, whole, arena, has_checksums=welcome.has_checksums, stream=stream)
 
     return open_copies
 
@@ -132,11 +134,17 @@ class _MappedArena:
     """The part that both kinds share: the mapped arena, which it owns, and the copier."""
 
     def __init__(
-        self, parts: Sequence[PoolPart], whole: KVGeometry, arena: Arena, *, has_checksums: bool
+        self,
+        parts: Sequence[PoolPart],
+        whole: KVGeometry,
+        arena: Arena,
+        *,
+        has_checksums: bool,
+        stream: Move | None = None,
     ) -> None:
         self._parts, self._whole = parts, whole
         self._arena, self._has_checksums = arena, has_checksums
-        self._copier = BlockCopier(stream=fastest_stream())
+        self._copier = BlockCopier(stream=stream)
         self._closing, self._is_near_end = threading.Event(), threading.Event()
         self._mapped_slots = 0
         """Slots before this one are mapped, as long as the node takes memory in their order."""
@@ -182,9 +190,15 @@ class HostCopies(_MappedArena):
     """`store_copier.ArenaCopies` of pools in host memory."""
 
     def __init__(
-        self, parts: Sequence[PoolPart], whole: KVGeometry, arena: Arena, *, has_checksums: bool
+        self,
+        parts: Sequence[PoolPart],
+        whole: KVGeometry,
+        arena: Arena,
+        *,
+        has_checksums: bool,
+        stream: Move | None = None,
     ) -> None:
-        super().__init__(parts, whole, arena, has_checksums=has_checksums)
+        super().__init__(parts, whole, arena, has_checksums=has_checksums, stream=stream)
         self._copies = self._between([_pool_rows(part) for part in parts])
 
     def to_slots(self, blocks: Sequence[int], slots: Sequence[int]) -> tuple[int, ...]:
@@ -209,11 +223,17 @@ class DeviceCopies(_MappedArena):
     """
 
     def __init__(
-        self, parts: Sequence[PoolPart], whole: KVGeometry, arena: Arena, *, has_checksums: bool
+        self,
+        parts: Sequence[PoolPart],
+        whole: KVGeometry,
+        arena: Arena,
+        *,
+        has_checksums: bool,
+        stream: Move | None = None,
     ) -> None:
         self._count = max(1, STAGING_BYTES // 2 // whole.block_bytes)
         self._halves = [[Staging(part.pool, self._count) for part in parts] for _ in range(2)]
-        super().__init__(parts, whole, arena, has_checksums=has_checksums)
+        super().__init__(parts, whole, arena, has_checksums=has_checksums, stream=stream)
         self._copies = [
             self._between([_staged_rows(part, stage) for part, stage in zip(parts, half, strict=True)])
             for half in self._halves

@@ -73,6 +73,9 @@ class ModelConfig(Section):
 GRAMMAR_TIMES = 2.1
 """How many times `engine.prepare_s` a sequence with a grammar has: once until its turn at the compiler comes,
 and once from then on. The compiler's own limits come a little before."""
+DEVICE_STEP_TOKENS = 2048
+"""`engine.step_tokens_max` on GPUs, where it is not set: the host launches as many kernels for a step of 512
+tokens, and takes about as long for that as the GPU for the step."""
 PREPARE_S_MAX = 10.0
 """Longest time that a worker takes by itself to make a sequence ready. Whatever takes longer is stuck, or in
 a queue that is shorter elsewhere."""
@@ -86,7 +89,8 @@ class EngineConfig(Section):
     least 128 MiB, and at most the worker's share of half the memory of the machine, its control group or the
     GPU."""
     step_tokens_max: Annotated[int, Field(ge=1, le=65_536)] = 512
-    """Largest number of tokens in one engine step, prompt chunks and decodes together, over all ranks."""
+    """Largest number of tokens in one engine step, prompt chunks and decodes together, over all ranks. Unless
+    it is set, workers on GPUs take 2048."""
     step_timeout_s: Seconds = 60.0
     """Longest time for one engine step. A worker that exceeds it is taken to have a hanging device, ends, and
     is restarted."""
@@ -396,11 +400,14 @@ class Config(BaseSettings):
 
     def settled(self) -> "Config":
         """Return the configuration with numbers for what is worked out from other sections."""
-        if self.engine.prepare_s > 0:
-            return self
-        limit_s = min(self.router.queue_wait_s, self.router.request_timeout_s)
-        engine = self.engine.model_copy(update={"prepare_s": min(PREPARE_S_MAX, limit_s / 3)})
-        return self.model_copy(update={"engine": engine})
+        update: dict[str, Any] = {}
+        if not self.engine.prepare_s:
+            limit_s = min(self.router.queue_wait_s, self.router.request_timeout_s)
+            update["prepare_s"] = min(PREPARE_S_MAX, limit_s / 3)
+        is_asked = "step_tokens_max" in self.engine.model_fields_set
+        if self.model.device.startswith("cuda") and not is_asked:
+            update["step_tokens_max"] = DEVICE_STEP_TOKENS
+        return self.model_copy(update={"engine": self.engine.model_copy(update=update)})
 
     def shape_of(self, role: str) -> Shape:
         """Return the shape in which workers of a role are started."""

@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar
 
-import msgspec
 import torch
 from torch import Tensor
 
@@ -14,16 +13,11 @@ from baton.core.geometry import KVGeometry
 from baton.core.ids import SeqKey
 from baton.core.messages import AdapterRef
 from baton.core.shape import Shape
-from baton.core.steps import (
-    NOTHING_SAMPLED,
-    ItemResult,
-    StepItem,
-    StepPlan,
-    StepResult,
-)
+from baton.core.steps import ItemResult, StepItem, StepPlan, StepResult
 from engine.compiling import CompilerProcess
+from engine.execution.ahead import StepsAhead
 from engine.execution.draft import DraftModel, with_drafts
-from engine.execution.graphs import recorded_sequences
+from engine.execution.graphs import DecodeGraphs, recorded_sequences
 from engine.execution.load_ranks import (
     adapter_slots,
     check_ranks,
@@ -35,9 +29,9 @@ from engine.execution.load_ranks import (
     own_part,
     set_threads,
 )
-from engine.execution.prompt_rows import pieces, prompt_logprobs
 from engine.execution.ranks import Ranks, SharedTokens, StagedModel, UnfinishedSteps, other_token_count
 from engine.execution.replay import DecodeReplay, make_recorder
+from engine.execution.results import ahead_results, follow, item_results
 from engine.execution.self_timing import Measured, execute_together, time_steps, warm_up_plans
 from engine.execution.spread import Spread
 from engine.execution.step_batch import BegunStep, StepBatch
@@ -55,6 +49,7 @@ from engine.loading.load import LoadedModel, load_model, with_kv_bytes
 from engine.models.decoder import Progress
 from engine.models.model import LanguageModel
 from engine.parallel.orders import DropAdapter, InstallAdapter
+from engine.sampling.choose import Draw, choose_tokens
 from engine.sampling.sampler import Sampler
 
 TIMED_BYTES_MAX = 64 * 2**20
@@ -121,7 +116,10 @@ class Executor:
         self.adapters = adapter_slots(loaded, engine)
         self.offloading, self.floor_s = loaded.offloading, loaded.floor_s
         recorded = recorded_sequences(engine, loaded.floor_s) if ranks is None else 0
-        self.recorder, self._replays_seen = make_recorder(loaded, sequences_max=recorded), 0
+        self.recorder = make_recorder(loaded, sequences_max=recorded)
+        is_alone = ranks is None and draft is None and experts is None and not loaded.floor_s
+        self._ahead = StepsAhead(loaded.kv.device) if is_alone and loaded.kv.device.type == "cuda" else None
+        """Steps are begun before the one before is finished, as far as their tokens allow."""
         self._engine = engine
 
     load_count: ClassVar[int] = 0
@@ -231,24 +229,49 @@ class Executor:
         if self._team is not None:
             self._team.send(plan)
         self._move_blocks(plan)
+        if self._ahead is not None:
+            if self._ahead.takes(plan):
+                return self._begin_ahead(self._ahead, plan, started_s)
+            self._ahead.catch_up()
+        replays = self._replayed_count
         if isinstance(self.recorder, DecodeReplay) and plan.items:
             clear = self._clear_partial_block
             sampled = self.recorder.sample(plan.items, self._sampled_before, clear)
             if sampled is not None:
-                return self.finish(BegunStep(plan, None, None, started_s, 0, tuple(sampled)))
+                return self.finish(BegunStep(plan, None, None, started_s, 0, tuple(sampled), True))
         others_before = other_token_count(self._model)
         with torch.inference_mode():
             batch, hidden = self._compute(self._model, plan.items) if plan.items else (None, None)
         others = other_token_count(self._model) - others_before
-        step = BegunStep(plan, batch, hidden, started_s, others)
+        is_replayed = self._replayed_count > replays
+        step = BegunStep(plan, batch, hidden, started_s, others, is_replayed=is_replayed)
         if self._unfinished is not None:
             self._settle()
             self._unfinished.begun()
             return step
         return self.finish(step)
 
+    @property
+    def _replayed_count(self) -> int:
+        return 0 if self.recorder is None else self.recorder.replayed_count
+
+    def _begin_ahead(self, ahead: StepsAhead, plan: StepPlan, started_s: float) -> BegunStep:
+        """Launch a step that needs nothing that the host does not know yet."""
+        assert self._model is not None
+        self._sampler.end(plan.ended)
+        replays = self._replayed_count
+        with torch.inference_mode():
+            batch, hidden = self._compute(self._model, plan.items, ahead)
+            keys = [plan.items[index].key for index, _ in batch.sampling]
+            draws = [Draw(request.params, request.index) for _, request in batch.sampling]
+            chosen = choose_tokens(self._model.logits(hidden), draws) if draws else None
+            begun = ahead.begun(keys, chosen)
+        is_replayed = self._replayed_count > replays
+        return BegunStep(plan, batch, None, started_s, 0, is_replayed=is_replayed, ahead=begun)
+
     def finish(self, step: BegunStep) -> StepResult:
-        """Wait for the other stages, and sample. One thread finishes all steps, in the order of `begin`."""
+        """Wait for device or other stages, and sample what is not sampled yet. One thread finishes all
+        steps, in the order of `begin`."""
         assert self._model is not None, "finish after close"
         try:
             with torch.inference_mode():
@@ -260,17 +283,20 @@ class Executor:
         finally:
             if self._unfinished is not None:
                 self._unfinished.finished()
+            if self._ahead is not None and step.ahead is not None:
+                self._ahead.finished()
         now_s = time.perf_counter()
         overlap_s = max(0.0, self._finished_s - step.started_s)
         self._finished_s = now_s
         elapsed_s, others = now_s - step.started_s, step.context_rank_tokens
-        replays = 0 if self.recorder is None else self.recorder.replayed_count
-        is_replayed, self._replays_seen = replays > self._replays_seen, replays
-        return StepResult(step.plan.step_number, results, elapsed_s, overlap_s, others, is_replayed)
+        return StepResult(step.plan.step_number, results, elapsed_s, overlap_s, others, step.is_replayed)
 
     def _finish(self, model: LanguageModel, step: BegunStep) -> tuple[ItemResult, ...]:
         """Results of the step's items. A follower returns nothing: the leader has the results."""
         batch, items, ranks = step.batch, step.plan.items, self._ranks
+        if step.ahead is not None and batch is not None:
+            results, self._last_sampled = ahead_results(items, batch, step.ahead)
+            return results
         if step.sampled:
             self._sampler.end(step.plan.ended)
             self._last_sampled = {item.key: one for item, one in zip(items, step.sampled, strict=True)}
@@ -285,7 +311,7 @@ class Executor:
             return ()
         assert step.hidden is not None
         if ranks is not None and not ranks.is_leader:
-            self._follow(model, batch, step.hidden)
+            follow(model.logits, batch, step.hidden, self.vocab_size)
             self._shared_tokens.expect([items[index].key for index, _ in batch.sampling])
             return ()
         self._sampler.end(step.plan.ended)
@@ -293,7 +319,7 @@ class Executor:
         if self._unfinished is not None:
             assert isinstance(model, StagedModel)
             hidden = model.rows(len(batch.rows))
-        results = self._results(model, len(items), batch, hidden)
+        results = item_results(self._sampler, model.logits, len(items), batch, hidden, self.vocab_size)
         last = {index: results[index].tokens[-1] for index, _ in batch.sampling if results[index].tokens}
         if ranks is not None:
             ranks.share([last.get(index) for index, _ in batch.sampling])
@@ -315,7 +341,9 @@ class Executor:
         if plan.copies:
             self.kernels.copy_blocks(plan.copies)
 
-    def _compute(self, model: LanguageModel, items: tuple[StepItem, ...]) -> tuple[StepBatch, Tensor]:
+    def _compute(
+        self, model: LanguageModel, items: tuple[StepItem, ...], ahead: StepsAhead | None = None
+    ) -> tuple[StepBatch, Tensor]:
         """The items as a batch, and the hidden states of its rows. They are of no use where another stage has
         them."""
         if self._owns_pool:
@@ -323,57 +351,28 @@ class Executor:
                 self._clear_partial_block(item)
         batch = StepBatch.of(items, [self._span(item) for item in items], self._sampled_before)
         device = self.kv.device
-        tokens = torch.tensor(batch.tokens, dtype=torch.int64)
-        rows = torch.tensor(batch.rows, dtype=torch.int64, device=device)
+        if ahead is not None:
+            tokens, rows = ahead.inputs(batch, items)
+        else:
+            tokens = torch.tensor(batch.tokens, dtype=torch.int64)
+            rows = torch.tensor(batch.rows, dtype=torch.int64, device=device)
         # The last layer of a recording computes, and counts, the rows of all sequences.
         wants_all = self.recorder is not None and len(set(batch.rows)) == len(batch.layout.spans)
         replayed = self.recorder.run(tokens, batch.layout) if self.recorder and wants_all else None
         hidden = model.forward(tokens.to(device), batch.layout, rows) if replayed is None else replayed[rows]
-        if not batch.rows and device.type == "cuda":
+        if ahead is None and not batch.rows and device.type == "cuda":
             torch.cuda.synchronize(device)
         return batch, hidden
 
     def _sampled_before(self, key: SeqKey) -> int:
-        """The token that stands behind `PENDING_TOKEN`."""
+        """The token that stands behind `PENDING_TOKEN`, or any where only the device knows it."""
+        if self._ahead is not None and self._ahead.has(key):
+            return 0
         if self._ranks is not None and not self._ranks.is_leader:
             return self._shared_tokens.last(key)
         if self._unfinished is not None:
             self._unfinished.wait()
         return self._last_sampled[key]
-
-    def _follow(self, model: LanguageModel, batch: StepBatch, hidden: Tensor) -> None:
-        """Compute this rank's part of the logits that the leader asks for, in its order."""
-        start = batch.sampled_row_count
-        if batch.sampling:
-            model.logits(hidden[:start])
-        start += len(batch.embedding_items)
-        for prompt in batch.prompts:
-            for rows in pieces(len(prompt.tokens), self.vocab_size):
-                model.logits(hidden[start + rows.start : start + rows.stop])
-            start += len(prompt.tokens)
-
-    def _results(
-        self, model: LanguageModel, item_count: int, batch: StepBatch, hidden: Tensor
-    ) -> tuple[ItemResult, ...]:
-        results = [NOTHING_SAMPLED] * item_count
-        sampled_end = batch.sampled_row_count
-        embedded_end = sampled_end + len(batch.embedding_items)
-        if batch.sampling:
-            rows = hidden if sampled_end == len(hidden) else hidden[:sampled_end]
-            sampled = self._sampler.sample(model.logits(rows), [request for _, request in batch.sampling])
-            for (item, _), one in zip(batch.sampling, sampled, strict=True):
-                results[item] = ItemResult(one.tokens, one.logprobs)
-        if batch.embedding_items:
-            vectors = hidden[sampled_end:embedded_end].float().tolist()
-            for item, vector in zip(batch.embedding_items, vectors, strict=True):
-                results[item] = ItemResult(embedding=tuple(vector))
-        start = embedded_end
-        for prompt in batch.prompts:
-            end = start + len(prompt.tokens)
-            logprobs = prompt_logprobs(model.logits, hidden[start:end], prompt, self.vocab_size)
-            results[prompt.item] = msgspec.structs.replace(results[prompt.item], prompt_logprobs=logprobs)
-            start = end
-        return tuple(results)
 
     def _span(self, item: StepItem) -> Span:
         end = item.first_position + len(item.tokens)
@@ -417,8 +416,12 @@ class Executor:
     def warm_up(self) -> None:
         """Compute a prompt chunk and a batch of decodes, so that the first request does not pay for reading
         weights and first-time set-up. Call before any block holds anything."""
+        # Steps are recorded while nothing else uses the device, the largest first: it sizes their memory.
+        sizes = self.recorder.sizes[::-1] if isinstance(self.recorder, DecodeGraphs) else ()
         on_cpu = self.kv.device.type == "cpu"
-        for plan in warm_up_plans(self._engine, self.max_model_tokens, self.kv.block_count, on_cpu=on_cpu):
+        for plan in warm_up_plans(
+            self._engine, self.max_model_tokens, self.kv.block_count, on_cpu=on_cpu, sizes=sizes
+        ):
             self.execute(plan)
         self._forget_experts()
 
@@ -482,6 +485,8 @@ class Executor:
         """Drop weights and end the followers. The pools' memory lives as long as somebody refers to it.
         Idempotent."""
         self._model = self._draft = None
+        if self._ahead is not None:
+            self._ahead.close()
         if self._unfinished is not None:
             self._unfinished.close()
         if self._team is not None:

@@ -137,9 +137,14 @@ class DecodeGraphs:
         self.replayed_count = 0
         """Steps since the start that were replayed."""
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Numbers of sequences for which steps are recorded, ascending."""
+        return self._rungs
+
     def run(self, tokens: Tensor, layout: BatchLayout) -> Tensor | None:
         """Final hidden states of every sequence, [n, hidden], valid until the next call; None: this step
-        is none that can be replayed. tokens: int64 [n], in host memory."""
+        is none that can be replayed. tokens: int64 [n], on the device or in host memory."""
         rung = rung_of(self._rungs, len(layout.spans))
         if rung is None or not is_capturable(layout):
             return None
@@ -182,12 +187,13 @@ class DecodeGraphs:
 
     def _record(self, rung: int, host: CapturableHostPlan[Any]) -> _Recorded:
         tokens, positions = self._tokens[:rung], self._positions[:rung]
-        rows = torch.arange(rung, device=self._device)
         ints, is_token = self._ints[rung], self._is_token[:rung]
 
         def compute() -> Tensor:
             plan = host.on_device(ints, self._model.ropes(positions))
-            return self._model.compute(tokens, StepContext(plan, is_token=is_token), rows)
+            # All rows: a tensor that named them would be freed when the recording ends, and the graph would
+            # go on reading its memory.
+            return self._model.compute(tokens, StepContext(plan, is_token=is_token), None)
 
         # Once as it is, on the side: kernels are compiled and libraries set up while that is still allowed.
         # It writes the same keys to the same places as the replay that follows, and counts nothing.
@@ -198,7 +204,8 @@ class DecodeGraphs:
             compute()
         torch.cuda.current_stream(self._device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # Other threads copy blocks and read them for peers: what they call does not concern this stream.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             hidden = compute()
         # Rungs run one at a time, so they may use the same memory.
         self._pool = graph.pool()
@@ -207,4 +214,5 @@ class DecodeGraphs:
 
 
 def _copy(to: Tensor, values: Tensor) -> None:
-    to.copy_(values.pin_memory() if to.is_cuda else values, non_blocking=True)
+    is_far = to.is_cuda and not values.is_cuda
+    to.copy_(values.pin_memory() if is_far else values, non_blocking=True)

@@ -20,6 +20,7 @@ from engine.scheduling.step_time import StepTimeModel, StepWork
 PROMPTS = (32, 128, 512, 2048)
 BATCHES = (1, 8, 32, 128)
 CONTEXTS = (64, 1024)
+SHORT_TOKENS = 4
 DRAFTS = 4
 """Draft tokens of a sequence in the steps that tell what they cost."""
 FAR_POSITIONS, FAR_TOKENS = 8192, 32
@@ -186,18 +187,28 @@ class _Maker:
 
 
 def warm_up_plans(
-    engine: EngineConfig, max_model_tokens: int, block_count: int, *, on_cpu: bool
-) -> tuple[StepPlan, StepPlan]:
-    """A prompt chunk, and a batch of decodes. The chunk is a full one where its size decides what memory is
-    set aside. On a CPU it does not, and a full one would take seconds of the worker's start."""
+    engine: EngineConfig,
+    max_model_tokens: int,
+    block_count: int,
+    *,
+    on_cpu: bool,
+    sizes: Sequence[int] = (),
+) -> tuple[StepPlan, ...]:
+    """A prompt chunk, and a batch of decodes, or one for each of `sizes`. The chunk is a full one where its
+    size decides what memory is set aside. On a CPU it does not, and a full one would take seconds of the
+    worker's start. On a device a short chunk follows, for the kernels of a few tokens."""
     chunk = min(engine.step_tokens_max, max_model_tokens - 1)
     if on_cpu:
         chunk = min(chunk, PROMPTS[1])
-    decodes = min(engine.batch_sequences_max, block_count)
+    batches = [min(n, block_count) for n in sizes or (engine.batch_sequences_max,)]
     greedy = SamplingParams(max_tokens=1)
 
     def item(number: int, tokens: tuple[int, ...], blocks: tuple[int, ...]) -> StepItem:
         return StepItem(SeqKey(SequenceId(f"warm-up/{number}"), 0), tokens, 0, blocks, 0, greedy)
 
-    whole = item(0, (0,) * max(1, chunk), tuple(range(block_count)))
-    return StepPlan((whole,), 0), StepPlan(tuple(item(n, (0,), (n,)) for n in range(decodes)), 1)
+    def prompt(tokens: int) -> tuple[StepItem, ...]:
+        return (item(0, (0,) * max(1, tokens), tuple(range(block_count))),)
+
+    chunks = [prompt(chunk)] if on_cpu else [prompt(chunk), prompt(min(chunk, SHORT_TOKENS))]
+    decodes = [tuple(item(n, (0,), (n,)) for n in range(count)) for count in batches]
+    return tuple(StepPlan(items, number) for number, items in enumerate([*chunks, *decodes]))

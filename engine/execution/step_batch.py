@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -86,6 +87,22 @@ def _following(item: StepItem, tokens: tuple[int, ...]) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
+class AheadStep:
+    """The tokens of a step that the device may still compute."""
+
+    chosen: Tensor
+    """int64 [n], in host memory: the tokens of those that sample, once `done` has happened."""
+    done: Any
+    """The event after the step's last kernel and copy; None where the host itself computed it."""
+
+    def tokens(self) -> list[int]:
+        """Wait for the step's end. Any thread may call."""
+        if self.done is not None:
+            self.done.synchronize()
+        return self.chosen.tolist()
+
+
+@dataclass(frozen=True, slots=True)
 class BegunStep:
     """A step that this stage has computed."""
 
@@ -98,3 +115,6 @@ class BegunStep:
     context_rank_tokens: int
     sampled: tuple[int, ...] = ()
     """The next token of each item of a step that was replayed to its end."""
+    is_replayed: bool = False
+    ahead: AheadStep | None = None
+    """Set where the device may still compute the step."""

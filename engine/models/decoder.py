@@ -6,6 +6,7 @@ from typing import Generic
 import torch
 from torch import Tensor
 
+from engine.devices import to_device
 from engine.kernels.interface import BatchLayout, Packed, PackedExperts, Plan, RopeTables
 from engine.kernels.weights import DenseMatrix
 from engine.model_files.division import ONLY_STAGE, StagePlace
@@ -185,7 +186,7 @@ class Decoder(Generic[Plan, Packed, PackedExperts]):
         """hidden: what the stage before returned, [T, hidden], which may be overwritten; None for the first.
         on_written: called in every layer when the KV of all tokens is written, before any is read.
         A stage that is not the last returns all rows, before any norm."""
-        positions = torch.from_numpy(layout.positions()).to(tokens.device)
+        positions = to_device(torch.from_numpy(layout.positions()), tokens.device)
         halves = None if on_written is not None else self._halves(layout)
         if halves is not None:
             return self._compute_halves(tokens, halves, rows, positions, hidden)

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from baton.core.sampling import SamplingParams
+from engine.devices import to_device
 from engine.sampling.ranking import argmax, largest, sorted_rows
 from engine.sampling.uniform import uniforms
 
@@ -30,25 +31,30 @@ class Draw:
 def choose(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
     """logits float32 [R, vocab]; one draw per row. Each row's token depends on that row and its draw
     alone. A row of no numbers gives some valid token."""
+    return choose_tokens(logits, draws).tolist()
+
+
+def choose_tokens(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """`choose`, with the tokens int64 [R] on the logits' device."""
     assert logits.shape[0] == len(draws)
     random_rows = [row for row, draw in enumerate(draws) if not draw.params.is_greedy]
     if not random_rows:
-        return argmax(logits).tolist()
+        return argmax(logits)
     if len(random_rows) == len(draws):
-        return _choose_random(logits, draws).tolist()
+        return _choose_random(logits, draws)
     chosen = argmax(logits)
-    chosen[random_rows] = _choose_random(logits[random_rows], [draws[row] for row in random_rows])
-    return chosen.tolist()
+    rows = to_device(torch.tensor(random_rows), logits.device)
+    return chosen.index_copy(0, rows, _choose_random(logits[rows], [draws[row] for row in random_rows]))
 
 
 def _choose_random(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     """Inverse of the cumulative distribution, tokens in order of their id: with ids rather than ranks
     as the order, a logit that moves in its last bit moves the result only at the edge of an interval."""
     vocab, device = logits.shape[-1], logits.device
-    temperatures = torch.tensor([[_in_float32(draw.params.temperature)] for draw in draws], device=device)
+    temperatures = to_device(torch.tensor([[_in_float32(draw.params.temperature)] for draw in draws]), device)
     # The largest weight is 1 whatever the temperature, so nothing overflows.
     weights = (logits - logits.amax(dim=-1, keepdim=True)).div_(temperatures).exp_()
-    numbers = torch.from_numpy(uniforms((draw.params.seed, draw.index) for draw in draws)).to(device)
+    numbers = to_device(torch.from_numpy(uniforms((draw.params.seed, draw.index) for draw in draws)), device)
     filtered = [row for row, draw in enumerate(draws) if _is_filtered(draw.params, vocab)]
     if not filtered:
         return _invert_blocks(weights, numbers)

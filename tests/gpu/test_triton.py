@@ -70,7 +70,8 @@ def test_products(name, tokens) -> None:
     x = torch.randn(tokens, weight.shape[1]).bfloat16()
     expected = x.double() @ weight.T + (0 if matrix.bias is None else matrix.bias.double())
     out = kernels.linear(x.to(CUDA), packed)
-    torch.testing.assert_close(out.cpu().double(), expected, atol=5e-2, rtol=2e-2)
+    # Weights that are scaled before the product are rounded to bf16 once more.
+    torch.testing.assert_close(out.cpu().double(), expected, atol=8e-2, rtol=2e-2)
 
 
 def moved(matrix):

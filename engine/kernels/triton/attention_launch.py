@@ -33,6 +33,9 @@ class PoolKernels:
         self._scale_stride = pool.scales.stride(0) if pool.scales is not None else 0
         self._plane_vectors = geometry.kv_head_count * geometry.block_tokens
         self._quant = _QUANT.get(geometry.kv_dtype, 0)
+        # Made once: the host launches several kernels per layer, and is what a step of few tokens waits for.
+        self._attention_made: dict[object, AttentionConstants] = {}
+        self._rotary_made: dict[object, RotaryConstants] = {}
 
     def _offsets(self, layer: int) -> tuple[int, int, int, int]:
         """Offset of the layer's keys in a block and of its values from there; then the same two for
@@ -114,6 +117,15 @@ class PoolKernels:
             )
 
     def _attention_constants(
+        self, shape: AttentionShape, tile: AttentionTile, spec: AttentionSpec
+    ) -> AttentionConstants:
+        key = (shape.group, tile, spec.softcap > 0, spec.window > 0, spec.sinks is not None)
+        made = self._attention_made.get(key)
+        if made is None:
+            made = self._attention_made[key] = self._make_attention_constants(shape, tile, spec)
+        return made
+
+    def _make_attention_constants(
         self, shape: AttentionShape, tile: AttentionTile, spec: AttentionSpec
     ) -> AttentionConstants:
         geometry = self._geometry
@@ -205,6 +217,15 @@ class PoolKernels:
         )
 
     def _rotary_constants(self, heads: int, head_dim: int, half: int, *, stores: bool) -> RotaryConstants:
+        key = (heads, head_dim, half, stores)
+        made = self._rotary_made.get(key)
+        if made is None:
+            made = self._rotary_made[key] = self._make_rotary_constants(heads, head_dim, half, stores=stores)
+        return made
+
+    def _make_rotary_constants(
+        self, heads: int, head_dim: int, half: int, *, stores: bool
+    ) -> RotaryConstants:
         kv_heads = self._geometry.kv_head_count if stores else 0
         rest = head_dim - 2 * half
         # 2048 numbers per program: 16 of each thread.

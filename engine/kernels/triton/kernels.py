@@ -114,7 +114,8 @@ class TritonKernels:
             return F.linear(x, matrix.values, matrix.bias)
         if matrix.bias is not None:
             return F.linear(x, matrix.values, matrix.bias).add_(residual)
-        return torch.addmm(residual, x, matrix.values.T)
+        # In place: torch would copy the residual first.
+        return residual.addmm_(x, matrix.values.T)
 
     def gated_linear(self, x: Tensor, matrix: PackedMatrix, activation: Activation) -> Tensor:
         if matrix.kind != "dense":

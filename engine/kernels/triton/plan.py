@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from baton.core.geometry import KVGeometry
+from engine.devices import to_device
 from engine.kernels.interface import BatchLayout, RopeTables, Span
 from engine.kernels.triton.attention_plan import (
     MERGE_FIELDS,
@@ -160,7 +161,7 @@ class TritonPlanner:
         for breadth, members in by_breadth.items():
             tile = attention_tile(shape, self._facts, breadth)
             pairs = self._geometry.kv_head_count * -(-group // tile.heads)
-            budget = program_budget(breadth, self._facts.sm_count, pairs)
+            budget = program_budget(breadth, self._facts.sm_count, pairs, tile.warps)
             made = make_tasks(
                 [spans[i] for i in members],
                 [int(rows[i]) for i in members],
@@ -210,9 +211,6 @@ def _tables(spans: Sequence[Span]) -> tuple[list[int], npt.NDArray[np.int64]]:
 
 
 def upload(ints: Int32Array, device: torch.device) -> Tensor:
-    """Copy numbers to the device without waiting for it. The source is page-locked memory, which torch keeps
-    until the copy is done."""
+    """See `to_device`."""
     host = torch.from_numpy(ints)
-    if device.type != "cuda":
-        return host
-    return host.pin_memory().to(device, non_blocking=True)
+    return to_device(host, device) if device.type == "cuda" else host

@@ -86,10 +86,13 @@ def attention_tile(shape: AttentionShape, facts: DeviceFacts, breadth: Breadth) 
     width = shape.main + shape.rest
     if breadth == "decode":
         block_m = power_of_two(min(group, 64), 16)
-        # A tile of keys and one of values are 32 KiB in bf16. Block ids are loaded two stages before the
-        # keys they point to, keys two before they are used: five stages keep two tiles in flight.
+        # A tile of keys and one of values are 32 KiB in bf16. More stages than three were slower on an H200:
+        # the programs that they leave no room for keep more loads in flight than they do.
+        if geometry.is_quantized and width <= 128 and facts.has_wgmma:
+            # One byte at a time is what values are read by: small programs, and many, hide it best.
+            return AttentionTile(block_m, 32, min(group, block_m), 1, 4, has_phases=False)
         block_n = max(32, min(128, 8192 // width))
-        return AttentionTile(block_m, block_n, min(group, block_m), 4, 5, has_phases=False)
+        return AttentionTile(block_m, block_n, min(group, block_m), 4, 3, has_phases=False)
     if breadth == "few":
         block_n = 64 if width <= 128 and facts.has_wgmma else 32
         return AttentionTile(64, block_n, min(group, 64), 4, 3, has_phases=False)
@@ -98,12 +101,13 @@ def attention_tile(shape: AttentionShape, facts: DeviceFacts, breadth: Breadth) 
 
 
 def _chunk_sizes(width: int, facts: DeviceFacts, *, is_quantized: bool) -> tuple[int, int, int, int]:
-    """(block_m, block_n, warps, stages). On Hopper two groups of 4 warps take 64 rows each."""
+    """(block_m, block_n, warps, stages). On Hopper a group of 4 warps takes 128 rows of heads of 128, whose
+    programs compute while others wait for the softmax; of wider heads two groups take 64 rows each."""
     if width > 128:
         return (128, 64, 8, 3) if facts.has_wgmma else (64, 32, 8, 3)
     # Dequantised numbers pass through registers.
     if facts.has_wgmma:
-        return 128, 64 if is_quantized else 128, 8, 3
+        return (128, 64, 8, 3) if is_quantized else (128, 64, 4, 3)
     return 128, 32 if is_quantized or width > 64 else 64, 8, 3
 
 

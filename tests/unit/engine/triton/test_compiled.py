@@ -18,6 +18,11 @@ MATRIX_KERNELS_OF_MANY_ROWS = {
 }
 
 
+SPILLS_MEASURED = 288
+"""Bytes of a chunk's program on Hopper: with a group of 4 warps for 128 rows it spills a few numbers per thread, and
+was faster on an H200 than any tile that spills none."""
+
+
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory, monkeypatch):
     """Use an empty cache, so that these tests compile everything that they look at."""
@@ -30,7 +35,10 @@ def check(name: str, facts: DeviceFacts) -> list[Compiled]:
     for one in made:
         used = one.resources()
         assert one.shared_bytes <= facts.shared_bytes, one.kernel
-        assert used["STACK"] == used["LOCAL"] == 0, f"{one.kernel} spills registers: {used} {one.constants}"
+        is_chunk = facts.has_wgmma and "block_m=128" in one.constants and one.warps == 4
+        most = SPILLS_MEASURED if is_chunk else 0
+        assert used["STACK"] <= most, f"{one.kernel} spills registers: {used} {one.constants}"
+        assert used["LOCAL"] == 0, f"{one.kernel}: {used} {one.constants}"
         if facts.has_wgmma and MATRIX_KERNELS_OF_MANY_ROWS.get(one.kernel, lambda _: False)(one):
             assert "wgmma.mma_async" in one.ptx, f"{one.kernel} {one.constants}"
     return made
