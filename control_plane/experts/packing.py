@@ -47,8 +47,10 @@ class Packing:
         self.on_node = _number_of_each(places, (rows, columns, node_count))
         """[B, E + 1, N]: replicas on each node."""
         self.on_node[:, EMPTY] = 0
+        self._others_on: Flags = np.zeros(self.on_node.shape, dtype=np.bool_)
+        """[B, E + 1, N]: whether an expert has several replicas, and all but one are on the node."""
         self._much = 1 + 2 * loads.sum(axis=1) * per_load.max(axis=1, initial=0.0)
-        self._is_even = bool((per_load == 1.0).all())
+        self.is_even = bool((per_load == 1.0).all())
         self._divide()
 
     def _divide(self) -> None:
@@ -76,6 +78,9 @@ class Packing:
         if (self.placed != self.counts).any():
             self.counts = self.placed.copy()
             self._divide()
+        if self.has_nodes:
+            self._others_on[:] = False
+            self._find_others(*np.nonzero(self.counts > 1))
 
     def _remove_surplus(self) -> None:
         """Take the largest replicas first: from nodes that have another one, then from ranks without a free
@@ -103,7 +108,7 @@ class Packing:
         """Put one replica of one expert in each of these rows on the rank with the least load, on a second
         node if the expert is on one."""
         loads = self._open_loads[rows]
-        if not self._is_even:
+        if not self.is_even:
             loads += self.sizes[rows, experts][:, None] * self.per_load[rows]
         again = np.nonzero(self.placed[rows, experts] > 0)[0]
         if len(again):
@@ -168,17 +173,18 @@ class Packing:
         rank occurs twice in a row."""
         one, two = self.slots[rows, ranks, places], self.slots[rows, others, at]
         self.slots[rows, ranks, places], self.slots[rows, others, at] = two, one
-        for experts, old, new in ((one, ranks, others), (two, others, ranks)):
-            comes = (experts != EMPTY) & ~self.held_before[rows, experts, new]
-            leaves = (experts != EMPTY) & ~self.held_before[rows, experts, old]
-            np.add.at(self.moved, rows, comes.astype(np.int64) - leaves)
-            self.holds[rows, experts, old] = False
-            self.holds[rows, experts, new] = True
-            if self.has_nodes:
-                np.subtract.at(self.on_node, (rows, experts, self.nodes[old]), 1)
-                np.add.at(self.on_node, (rows, experts, self.nodes[new]), 1)
+        both, experts = np.concatenate([rows, rows]), np.concatenate([one, two])
+        old, new = np.concatenate([ranks, others]), np.concatenate([others, ranks])
+        was_there, is_back = self.held_before[both, experts, old], self.held_before[both, experts, new]
+        np.add.at(self.moved, both, (experts != EMPTY) * (was_there.astype(np.int64) - is_back))
+        self.holds[both, experts, old] = False
+        self.holds[both, experts, new] = True
         self.holds[rows, EMPTY] = False
-        self.on_node[rows, EMPTY] = 0
+        if self.has_nodes:
+            np.subtract.at(self.on_node, (both, experts, self.nodes[old]), 1)
+            np.add.at(self.on_node, (both, experts, self.nodes[new]), 1)
+            self.on_node[rows, EMPTY] = 0
+            self._find_others(both, experts)
         less = self.sizes[rows, one] - self.sizes[rows, two]
         self.rank_loads[rows, ranks] -= less * self.per_load[rows, ranks]
         self.rank_loads[rows, others] += less * self.per_load[rows, others]
@@ -187,22 +193,32 @@ class Packing:
             self.used[rows, ranks] -= change
             self.used[rows, others] += change
 
-    def leaves_one_node(self, rows: Indices, experts: Slots, old: Indices, new: Indices) -> Flags:
-        """Whether an expert on two nodes would be on one only if it moved from rank `old` to rank `new`. The
-        arguments broadcast against each other."""
+    def stays(self, rows: Indices, experts: Slots | Indices, old: Indices, new: Indices) -> Flags:
+        """Whether an expert cannot move from rank `old` to rank `new`: it is there, or it is on two nodes and
+        would be on one. The arguments broadcast against each other."""
+        # The same elements of the arrays in one dimension, which numpy finds faster. EMPTY is then the last
+        # expert of the row before, which is EMPTY too.
+        at = rows * self.counts.shape[1] + experts
+        is_there = self.holds.reshape(-1).take(at * self.capacity.shape[1] + new)
         if not self.has_nodes:
-            return np.zeros(np.broadcast_shapes(rows.shape, experts.shape, old.shape, new.shape), np.bool_)
-        count = self.counts[rows, experts]
+            return is_there
         node = self.nodes[new]
-        return (count > 1) & (node != self.nodes[old]) & (self.on_node[rows, experts, node] == count - 1)
+        others_there = self._others_on.reshape(-1).take(at * self.on_node.shape[2] + node)
+        return is_there | others_there & (node != self.nodes[old])
+
+    def _find_others(self, rows: Indices, experts: Slots | Indices) -> None:
+        """Compute `_others_on` anew for these experts."""
+        count = self.counts[rows, experts][..., None]
+        self._others_on[rows, experts] = (count > 1) & (self.on_node[rows, experts] == count - 1)
 
     def spread(self) -> bool:
         """Bring experts that have several replicas, all on one node, to a second node, if an expert can be
         found to take the slot. Return whether any was brought."""
         if not self.has_nodes:
             return False
-        is_on_one = (self.counts > 1) & (self.on_node.max(axis=2) == self.counts)
-        rows, experts = np.nonzero(is_on_one)
+        rows, experts = np.nonzero(self.counts > 1)
+        is_on_one = self.on_node[rows, experts].max(axis=1) == self.counts[rows, experts]
+        rows, experts = rows[is_on_one], experts[is_on_one]
         turns = _rank_in_run(rows)
         found = [
             self._spread(rows[turns == turn], experts[turns == turn])
@@ -218,9 +234,8 @@ class Packing:
         others, at = self.slots[rows], rows[:, None, None]
         ranks, from_rank = np.arange(others.shape[1])[:, None], rank[:, None, None]
         is_valid = np.arange(others.shape[2]) < self.capacity[rows][:, :, None]
-        is_valid &= ~self.holds[at, others, from_rank] & ~self.holds[rows, experts][:, :, None]
+        is_valid &= ~self.stays(at, others, ranks, from_rank) & ~self.holds[rows, experts][:, :, None]
         is_valid &= self.nodes[ranks] != self.nodes[from_rank]
-        is_valid &= ~self.leaves_one_node(at, others, ranks, from_rank)
         less = self.sizes[rows, experts][:, None, None] - self.sizes[at, others]
         reached = np.maximum(
             (self.rank_loads[rows, rank] - less.T * self.per_load[rows, rank]).T,

@@ -20,6 +20,7 @@ from control_plane.experts.replicas import (
     reference_load,
     replica_counts,
 )
+from control_plane.experts.returns import bring_back
 from control_plane.experts.speeds import slots_to_use, speeds_of
 from control_plane.experts.values import (
     EMPTY,
@@ -35,7 +36,7 @@ from control_plane.experts.values import (
 BALANCED = 0.008
 """A rank may have so much more than the mean, or than the largest replica, before anything moves for
 balance."""
-AS_GOOD_AS_NEW = 0.006
+AS_GOOD_AS_NEW = 0.007
 """A rank may have so much more than the busiest would have if everything were placed anew."""
 TOO_BUSY = 0.002
 """A row whose busiest rank has so much more than its goal is tried again with smaller replicas."""
@@ -43,6 +44,10 @@ MOVED_MAX = 0.35
 """Part of a row's slots that may get another expert in one decision before a balance that a placement from
 nothing would have will do: what is left to gain can be had at the next."""
 ATTEMPT_WORK_MAX = 2_500_000, 3_500_000, 4_500_000
+"""Work (`balancing.WORK_MAX`) until the end of each attempt, with ever smaller replicas."""
+FEW_SLOTS, FEW_SLOTS_WORK_MAX = 3, 6_500_000
+"""Ranks of so few experts have the most exchanges to make, and smaller replicas seldom help them: the first
+attempt may take all of this work."""
 COPIES_FOR_SAFETY = 2
 
 
@@ -150,12 +155,15 @@ def _pack(
     smallest = load_per_replica_min(loads, capacity.sum(axis=1), most=most, least=least)
     anew, as_if_new = _loads_anew(loads, capacity, per_load, smallest, most=most, least=least)
     anew, as_if_new = _busiest(anew, of_layer), _busiest(as_if_new, of_layer)
+    held = slots.copy()
     packing = Packing(loads, slots, capacity, nodes, per_load)
     is_new = ~packing.used.any(axis=1)
     moved_max = np.where(is_new, np.inf, capacity.sum(axis=1) * MOVED_MAX)
     mean, fastest = loads.sum(axis=1) / of_ready.sum(axis=1), 1 / of_ready.max(axis=1)
-    rows, work = np.arange(len(loads)), 0
-    for large, work_max in zip(LARGE_REPLICA, ATTEMPT_WORK_MAX, strict=True):
+    rows, work, acceptable = np.arange(len(loads)), 0, anew
+    is_few = slots.shape[2] <= FEW_SLOTS
+    limits = [FEW_SLOTS_WORK_MAX if is_few else work_max for work_max in ATTEMPT_WORK_MAX]
+    for large, work_max in zip(LARGE_REPLICA, limits, strict=True):
         before = packing.placed[:, :EMPTY]
         counts = before.copy()
         counts[rows] = replica_counts(
@@ -177,8 +185,9 @@ def _pack(
         if packing.spread():
             work += balance(packing, goals, work_max=work_max - work, at_once=False)
         rows = np.nonzero(packing.rank_loads.max(axis=1) > acceptable * (1 + TOO_BUSY))[0]
-        if not len(rows) or work >= ATTEMPT_WORK_MAX[-1]:
+        if not len(rows) or work >= limits[-1]:
             break
+    bring_back(packing, held, np.nonzero(packing.moved > moved_max)[0], acceptable)
     return packing.slots
 
 

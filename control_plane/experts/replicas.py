@@ -14,7 +14,9 @@ Counts = npt.NDArray[np.int64]
 Most = npt.NDArray[np.int64]
 """[B, 1]: replicas that an expert may have."""
 
-BISECTIONS = 30
+BISECTIONS, COARSE = 30, 8
+"""Steps to the smallest load of a replica, and those after which experts that need one replica anyway are no
+longer looked at."""
 LARGE_REPLICA = (0.75, 0.4, 0.0)
 """The part of the busiest rank's load that a replica may be without getting company, and what is tried next
 if ranks cannot be balanced. A larger one leaves too little room for others beside it, a smaller one is copied
@@ -27,14 +29,19 @@ def load_per_replica_min(
     """The smallest load of the largest replica that can be reached, as [B]."""
     low = np.zeros(len(loads))
     high = np.maximum(loads.max(axis=1), 1e-9) * (1 + 1e-9)
+    loads, others = np.sort(loads, axis=1)[:, ::-1], 0
     wanted = np.empty_like(loads)
-    for _ in range(BISECTIONS):
+    for step in range(BISECTIONS):
+        if step == COARSE:
+            several = int((loads > low[:, None]).sum(axis=1).max(initial=0))
+            others = least * (loads.shape[1] - several)
+            loads, wanted = loads[:, :several].copy(), wanted[:, :several].copy()
         middle = (low + high) / 2
         np.divide(loads, middle[:, None], out=wanted)
         np.ceil(wanted, out=wanted)
         np.maximum(wanted, least, out=wanted)
         np.minimum(wanted, most, out=wanted)
-        fits = wanted.sum(axis=1) <= slot_counts
+        fits = wanted.sum(axis=1) + others <= slot_counts
         high, low = np.where(fits, middle, high), np.where(fits, low, middle)
     return high
 
