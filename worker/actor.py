@@ -66,6 +66,7 @@ class WorkerActor:
             node=node_id(),
             version=spec.version,
             stages=stages,
+            gpus=reserved_gpus(),
         )
         await process.run(stop=self._stop, stop_now=self._stop_now, on_ready=lambda member: None)
         return "drained"
@@ -80,6 +81,13 @@ def node_id() -> str:
     import ray
 
     return ray.get_runtime_context().get_node_id()
+
+
+def reserved_gpus() -> float:
+    """Return the GPUs that Ray reserved for this actor; 0 for none."""
+    import ray
+
+    return float(ray.get_runtime_context().get_assigned_resources().get("GPU", 0.0))
 
 
 def pin_to(cores: tuple[int, ...]) -> None:

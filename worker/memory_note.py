@@ -10,9 +10,12 @@ from engine.loading.load import with_kv_bytes
 from engine.model_files.host_memory import give_back_free_memory, own_bytes, resident_at
 
 
-def with_pool_size(config: Config) -> Config:
-    """The configuration with a size for the KV pool, if it leaves that open. Raises SetupError."""
-    engine = with_kv_bytes(config.model, config.engine, worker_count=worker_count(config))
+def with_pool_size(config: Config, gpus: float = 0.0) -> Config:
+    """The configuration with a size for the KV pool, if it leaves that open. gpus: those that are reserved
+    for this worker, less than 1 where several share one; 0: all workers share what there is. Raises
+    SetupError."""
+    sharing = max(1, round(1 / gpus)) if gpus else worker_count(config)
+    engine = with_kv_bytes(config.model, config.engine, worker_count=sharing)
     return config.model_copy(update={"engine": engine})
 
 

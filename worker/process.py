@@ -125,10 +125,12 @@ class WorkerProcess:
         node: str = "",
         version: str = "",
         stages: PlacedStages | None = None,
+        gpus: float = 0.0,
     ) -> None:
         """An empty `control_address` means that there is no directory. `port` 0 stands for
         `cluster.worker_port`. `node` and `version` go into `Member` as they are. `stages`: where they are,
-        if on several hosts."""
+        if on several hosts. `gpus`: see `with_pool_size`."""
+        self._gpus = gpus
         self._worker_id, self._role, self._config = worker_id, role, config.settled()
         self._node, self._version, self._stages = node, version, stages
         self._control_address, self._port = control_address, port or config.cluster.worker_port
@@ -159,7 +161,7 @@ class WorkerProcess:
             stack.push_async_callback(self._close_engine)
             stack.callback(self._threads.shutdown, wait=False, cancel_futures=True)
             stack.callback(self._compiling.shutdown, wait=False, cancel_futures=True)
-            self._config = await self._engine.run(with_pool_size, self._config)
+            self._config = await self._engine.run(with_pool_size, self._config, self._gpus)
             model, engine = self._config.model, self._config.engine
             self._host = reachable_host(self._config.cluster.worker_host, towards=self._control_address)
             spread, launch = self._place_ranks(stack)

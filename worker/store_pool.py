@@ -35,8 +35,8 @@ MAP_AHEAD_BYTES = 32 * 2**20
 
 @cache
 def fastest_stream() -> Move | None:
-    """Return the native streaming copy, where this machine is faster with it than with the C library's. It may
-    be compiled now, which takes many seconds, and it is timed: never call this on the event loop."""
+    """Return the native streaming copy, where this machine is faster with it than with the C library's. It
+    may be compiled now, which takes many seconds, and it is timed: never call this on the event loop."""
     stream = stream_copy()
     return stream if stream is not None and is_faster(stream) else None
 

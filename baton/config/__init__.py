@@ -85,9 +85,9 @@ class EngineConfig(Section):
     block_tokens: Annotated[int, Field(ge=1, le=512)] = 32
     """Token positions in one KV block, the same in the whole cluster."""
     kv_bytes: Annotated[int, Field(ge=0)] = 0
-    """Size of one worker's KV pool in bytes. 0: room for 1.25 sequences of the model's whole context, at
-    least 128 MiB, and at most the worker's share of half the memory of the machine, its control group or the
-    GPU."""
+    """Size of one worker's KV pool in bytes. 0: on GPUs what the weights and 2 GiB leave of the worker's
+    share of 90 % of the memory; elsewhere room for 1.25 sequences of the model's whole context, at least
+    128 MiB, and at most the worker's share of half the memory of the machine or its control group."""
     step_tokens_max: Annotated[int, Field(ge=1, le=65_536)] = 512
     """Largest number of tokens in one engine step, prompt chunks and decodes together, over all ranks. Unless
     it is set, workers on GPUs take 2048."""
@@ -371,6 +371,20 @@ class Config(BaseSettings):
     access: AccessConfig = AccessConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _gpus_take_longer_steps(cls, values: Any) -> Any:
+        """Set `engine.step_tokens_max` for a GPU, if nobody did."""
+        if not isinstance(values, dict):
+            return values
+        given: dict[str, Any] = dict(values)  # pyright: ignore[reportUnknownArgumentType] - from outside
+        model, engine = given.get("model"), given.get("engine", {})
+        if not isinstance(model, dict) or not isinstance(engine, dict) or "step_tokens_max" in engine:
+            return given
+        if str(model.get("device", "")).startswith("cuda"):  # pyright: ignore[reportUnknownArgumentType]
+            given["engine"] = {**engine, "step_tokens_max": DEVICE_STEP_TOKENS}
+        return given
+
     @model_validator(mode="after")
     def _models_are_whole(self) -> "Config":
         for name in self.models:
@@ -400,14 +414,11 @@ class Config(BaseSettings):
 
     def settled(self) -> "Config":
         """Return the configuration with numbers for what is worked out from other sections."""
-        update: dict[str, Any] = {}
-        if not self.engine.prepare_s:
-            limit_s = min(self.router.queue_wait_s, self.router.request_timeout_s)
-            update["prepare_s"] = min(PREPARE_S_MAX, limit_s / 3)
-        is_asked = "step_tokens_max" in self.engine.model_fields_set
-        if self.model.device.startswith("cuda") and not is_asked:
-            update["step_tokens_max"] = DEVICE_STEP_TOKENS
-        return self.model_copy(update={"engine": self.engine.model_copy(update=update)})
+        if self.engine.prepare_s > 0:
+            return self
+        limit_s = min(self.router.queue_wait_s, self.router.request_timeout_s)
+        engine = self.engine.model_copy(update={"prepare_s": min(PREPARE_S_MAX, limit_s / 3)})
+        return self.model_copy(update={"engine": engine})
 
     def shape_of(self, role: str) -> Shape:
         """Return the shape in which workers of a role are started."""

@@ -27,11 +27,19 @@ from engine.loading.parts import PartSource
 from engine.loading.sources import open_checkpoint, open_source
 from engine.model_files.division import Division, check_division
 from engine.model_files.fallback_spec import check_fallback
+from engine.model_files.gguf.folder import weight_files_of
 from engine.model_files.host_memory import give_back_free_memory, memory_limit, own_bytes
 from engine.model_files.quant_scheme import check_quantization
 from engine.model_files.read_spec import load_spec
 from engine.model_files.resolve import resolve_model
-from engine.model_files.sizes import automatic_kv_bytes, context_tokens, kv_geometry, pool_block_count
+from engine.model_files.safetensors_files import weight_files
+from engine.model_files.sizes import (
+    automatic_kv_bytes,
+    context_tokens,
+    device_kv_bytes,
+    kv_geometry,
+    pool_block_count,
+)
 from engine.model_files.spec import ModelSpec
 from engine.models.decoder import Decoder, Progress
 from engine.models.fallback import FallbackModel
@@ -148,11 +156,22 @@ def with_kv_bytes(model: ModelConfig, engine: EngineConfig, *, worker_count: int
     the device or the host's memory. Raises SetupError, see `load_model`."""
     if engine.kv_bytes:
         return engine
-    device, (_, spec) = torch_device(model.device), checked_spec(model)
-    is_cuda = device.type == "cuda"
-    memory_bytes = torch.cuda.mem_get_info(device)[1] if is_cuda else memory_limit()
+    device, (folder, spec) = torch_device(model.device), checked_spec(model)
     geometry, tokens = kv_geometry(spec, model, engine), context_tokens(spec, model)
-    kv_bytes = automatic_kv_bytes(geometry, tokens, memory_bytes=memory_bytes, worker_count=worker_count)
+    if device.type == "cuda":
+        kv_bytes = device_kv_bytes(
+            geometry,
+            Shape.parse(engine.shape),
+            memory_bytes=torch.cuda.mem_get_info(device)[1],
+            worker_count=worker_count,
+            weights_bytes=sum(
+                file.stat().st_size for file in weight_files_of(folder) or weight_files(folder)
+            ),
+        )
+    else:
+        kv_bytes = automatic_kv_bytes(
+            geometry, tokens, memory_bytes=memory_limit(), worker_count=worker_count
+        )
     return engine.model_copy(update={"kv_bytes": kv_bytes})
 
 

@@ -3,6 +3,7 @@
 from baton.config import EngineConfig, ModelConfig
 from baton.core.errors import SetupError
 from baton.core.geometry import KVGeometry
+from baton.core.shape import Shape
 from engine.model_files.spec import ModelSpec
 
 KV_CONTEXTS = 1.25
@@ -12,6 +13,10 @@ KV_BYTES_MIN = 128 * 2**20
 """Least size of an automatic pool, for models whose context takes little."""
 KV_MEMORY_SHARE = 0.5
 """Part of the memory that automatic pools take at most; weights and everything else have the other."""
+DEVICE_MEMORY_SHARE = 0.9
+"""Part of a GPU's memory that workers with automatic pools take, as with vLLM."""
+DEVICE_WORKING_BYTES = 2 * 2**30
+"""Memory of a worker on a GPU beside weights and KV: activations of a step, recorded steps, libraries."""
 
 
 def kv_geometry(spec: ModelSpec, model: ModelConfig, engine: EngineConfig) -> KVGeometry:
@@ -61,6 +66,22 @@ def automatic_kv_bytes(
     wanted = max(KV_BYTES_MIN, blocks * geometry.block_bytes)
     most = int(memory_bytes * KV_MEMORY_SHARE) // max(1, worker_count)
     return max(geometry.block_bytes, min(wanted, most))
+
+
+def device_kv_bytes(
+    geometry: KVGeometry, shape: Shape, *, memory_bytes: int, worker_count: int, weights_bytes: int
+) -> int:
+    """Size of a KV pool on GPUs that nobody chose: what the weights and `DEVICE_WORKING_BYTES` leave of the
+    worker's share of `DEVICE_MEMORY_SHARE` of the memory, at least KV_BYTES_MIN.
+
+    `geometry` is the whole model's, and so is the result; `memory_bytes` is that of one device, which
+    `worker_count` workers share, and `weights_bytes` those of the whole model.
+    """
+    room = int(memory_bytes * DEVICE_MEMORY_SHARE) // max(1, worker_count)
+    left = room - DEVICE_WORKING_BYTES - weights_bytes // shape.rank_count
+    # Tensor ranks divide the heads as far as there are any, and each has the whole of a latent.
+    heads = min(shape.tensor, geometry.kv_head_count) if geometry.planes > 1 else 1
+    return max(geometry.block_bytes, KV_BYTES_MIN, left * heads * shape.pipeline)
 
 
 def context_tokens(spec: ModelSpec, model: ModelConfig) -> int:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from baton.config import DEVICE_STEP_TOKENS, Config
 from baton.core.errors import SetupError
 from commands.settings import load_config
 
@@ -39,3 +40,13 @@ def test_a_time_that_leaves_none_is_one_line_that_says_what_to_do(sets):
         load_config(sets)
     assert "\n" not in str(caught.value)
     assert "second worker" in str(caught.value)
+
+
+def test_steps_on_a_gpu_are_longer_unless_somebody_says_how_long() -> None:
+    device = "model.device=cuda:0"
+    assert load_config([]).engine.step_tokens_max == 512
+    assert load_config([device]).engine.step_tokens_max == DEVICE_STEP_TOKENS
+    assert load_config([device, "engine.threads=2"]).engine.step_tokens_max == DEVICE_STEP_TOKENS
+    assert load_config([device, "engine.step_tokens_max=256"]).engine.step_tokens_max == 256
+    made = load_config([device])
+    assert Config(**made.model_dump()) == made

@@ -7,9 +7,10 @@ import pytest
 
 from baton.config import Config, EngineConfig, ModelConfig
 from baton.core.geometry import KVGeometry
+from baton.core.shape import Shape
 from engine.loading.load import load_model, with_kv_bytes
 from engine.model_files.host_memory import memory_limit, own_bytes, resident_at
-from engine.model_files.sizes import KV_BYTES_MIN, automatic_kv_bytes
+from engine.model_files.sizes import KV_BYTES_MIN, automatic_kv_bytes, device_kv_bytes
 from tests.models import make_model
 from worker.memory_note import memory_text, runtime_bytes, with_pool_size
 
@@ -36,6 +37,43 @@ def test_small_contexts_get_the_least_and_large_ones_a_share_of_the_memory():
     assert size(131_072, memory_bytes=4 * 1024 * MIB, workers=2) == 1024 * MIB
     assert size(131_072, memory_bytes=4 * 1024 * MIB, workers=4) == 512 * MIB
     assert size(131_072, memory_bytes=MIB, workers=4) == SMOLLM2.block_bytes
+
+
+GIB = 1024 * MIB
+LLAMA_8B = KVGeometry(layer_count=32, kv_head_count=8, head_dim=128, block_tokens=32, dtype="bfloat16")
+LATENT = KVGeometry(4, 1, 576, 32, "bfloat16", planes=1, value_dim=512)
+
+
+def test_a_pool_on_a_gpu_takes_what_weights_leave():
+    def left(shape: str, geometry=LLAMA_8B, workers=1, weights=16 * GIB):
+        found = device_kv_bytes(
+            geometry,
+            Shape.parse(shape),
+            memory_bytes=80 * GIB,
+            worker_count=workers,
+            weights_bytes=weights,
+        )
+        return found / GIB
+
+    assert left("1") == 72 - 2 - 16
+    assert left("1", workers=2) == 36 - 2 - 16
+    assert left("tp2") == 2 * (72 - 2 - 8)
+    assert left("pp2") == 2 * (72 - 2 - 8)
+    assert left("tp16") == 8 * (72 - 2 - 1)  # two ranks have the same head
+    assert left("tp2", LATENT) == 72 - 2 - 8
+    assert left("1", weights=100 * GIB) == KV_BYTES_MIN / GIB
+
+
+def test_workers_of_one_gpu_share_it_and_others_do_not(monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        "worker.memory_note.with_kv_bytes",
+        lambda model, engine, worker_count: seen.append(worker_count) or engine,
+    )
+    config = Config(model={"path": "x"}, cluster={"prefill_workers": 3, "decode_workers": 2})
+    for gpus in (0.5, 1.0, 4.0, 0.0):
+        with_pool_size(config, gpus)
+    assert seen == [2, 1, 1, 5]
 
 
 def test_a_size_that_was_chosen_stays(model):

@@ -19,8 +19,8 @@ MATRIX_KERNELS_OF_MANY_ROWS = {
 
 
 SPILLS_MEASURED = 288
-"""Bytes of a chunk's program on Hopper: with a group of 4 warps for 128 rows it spills a few numbers per thread, and
-was faster on an H200 than any tile that spills none."""
+"""Bytes of a chunk on Hopper: with a group of 4 warps for 128 rows it spills a few numbers per thread,
+and was faster on an H200 than any tile that spills none."""
 
 
 @pytest.fixture(autouse=True)
