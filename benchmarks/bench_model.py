@@ -54,7 +54,7 @@ def make_bench_model(folder: Path, sizes: LayerSizes = BENCH_82M) -> Path:
     )
     model: Any = LlamaForCausalLM(config)
     model.to(torch.bfloat16).save_pretrained(folder)
-    _tokenizer().save_pretrained(folder)
+    word_tokenizer(VOCAB).save_pretrained(folder)
     for name in ("config.json", "generation_config.json"):
         path = folder / name
         if path.exists():
@@ -63,13 +63,15 @@ def make_bench_model(folder: Path, sizes: LayerSizes = BENCH_82M) -> Path:
     return folder
 
 
-def _words() -> list[str]:
+def _words(vocab: int) -> list[str]:
     special = ["<unk>", "<s>", "</s>"]
-    return special + [f"w{i}" for i in range(len(special), VOCAB)]
+    return special + [f"w{i}" for i in range(len(special), vocab)]
 
 
-def _tokenizer() -> PreTrainedTokenizerFast:
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(_words())}, unk_token="<unk>"))
+def word_tokenizer(vocab: int) -> PreTrainedTokenizerFast:
+    """One word per id: w3, w4, …"""
+    words = {word: i for i, word in enumerate(_words(vocab))}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>"
@@ -115,7 +117,7 @@ def _metadata(writer: gguf.GGUFWriter, matrix_type: gguf.GGMLQuantizationType) -
     writer.add_rope_dimension_count(HIDDEN // HEADS)
     writer.add_vocab_size(VOCAB)
     writer.add_tokenizer_model("llama")
-    words = _words()
+    words = _words(VOCAB)
     writer.add_token_list([f"▁{word}" if i > 2 else word for i, word in enumerate(words)])
     writer.add_token_scores([0.0] * len(words))
     kinds = gguf.TokenType

@@ -68,7 +68,7 @@ def measure(
     progress(f"loading {model.path} ({engine.threads} threads, {model.quantization})")
     executor = Executor.load(model, engine)
     try:
-        steps = _StepPlans(executor)
+        steps = StepPlans(executor)
         reads = limits.read_bandwidth(executor.kv.device)
         shapes = _shapes(executor)
         prefill_s, bare_s = _in_turn(
@@ -95,7 +95,7 @@ def measure(
         executor.close()
 
 
-class _StepPlans:
+class StepPlans:
     """Step plans with blocks of their own; their results are thrown away."""
 
     def __init__(self, executor: Executor) -> None:
@@ -103,22 +103,31 @@ class _StepPlans:
         self._number = 0
 
     def prefill(self, tokens: int) -> float:
-        blocks = tuple(range(self._executor.geometry.blocks_for(tokens)))
-        return self._run([self._item(0, self._tokens(tokens), 0, blocks)])
+        return self._run(self.prefill_plan(tokens))
 
     def decode(self, batch: int, context: int) -> float:
         """A step with one token for each of `batch` sequences that have `context - 1` tokens already."""
+        return self._run(self.decode_plan(batch, context))
+
+    def prefill_plan(self, tokens: int) -> StepPlan:
+        blocks = tuple(range(self._executor.geometry.blocks_for(tokens)))
+        return self._plan([self._item(0, self._tokens(tokens), 0, blocks)])
+
+    def decode_plan(self, batch: int, context: int) -> StepPlan:
         per_sequence = self._executor.geometry.blocks_for(context)
         items = [
             self._item(i, (7,), context - 1, tuple(range(i * per_sequence, (i + 1) * per_sequence)))
             for i in range(batch)
         ]
-        return self._run(items)
+        return self._plan(items)
 
-    def _run(self, items: Sequence[StepItem]) -> float:
+    def _plan(self, items: Sequence[StepItem]) -> StepPlan:
         self._number += 1
+        return StepPlan(tuple(items), self._number)
+
+    def _run(self, plan: StepPlan) -> float:
         started_s = time.perf_counter()
-        self._executor.execute(StepPlan(tuple(items), self._number))
+        self._executor.execute(plan)
         return time.perf_counter() - started_s
 
     def _tokens(self, count: int) -> tuple[int, ...]:
@@ -146,7 +155,7 @@ def _in_turn(rounds: int, *calls: Callable[[], float]) -> tuple[float, ...]:
     return tuple(statistics.median(seen) for seen in times)
 
 
-def _decode(steps: _StepPlans, batch: int, sizes: Sizes) -> float:
+def _decode(steps: StepPlans, batch: int, sizes: Sizes) -> float:
     return _in_turn(4 * sizes.rounds, lambda: steps.decode(batch, sizes.context_tokens))[0]
 
 
@@ -183,7 +192,7 @@ def _weight_bytes(shapes: Shapes, quantization: str, executor: Executor) -> int:
     return int(sum(out * size for out, size, _ in shapes) * bits / 8)
 
 
-def _overhead(executor: Executor, steps: _StepPlans, batch: int, sizes: Sizes) -> float:
+def _overhead(executor: Executor, steps: StepPlans, batch: int, sizes: Sizes) -> float:
     shares: list[float] = []
     with _timed(executor.kernels) as spent:
         for _ in range(2 * sizes.rounds):

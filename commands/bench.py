@@ -23,6 +23,7 @@ BENCHES = (
     Benchmark(
         "engine", "benchmarks.engine_cli", "The engine and `baton serve`, compared with other servers."
     ),
+    Benchmark("gpu", "benchmarks.gpu_cli", "Steps and servers on a GPU, beside its limits and vLLM."),
     Benchmark("kernels", "benchmarks.kernels_cli", "Each kernel, compared with its hardware limit."),
     Benchmark(
         "products", "benchmarks.products_cli", "int8, int4 and W8A8 products beside bf16's and torch's."
