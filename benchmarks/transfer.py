@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from baton.core.errors import SetupError, TransferFailed
 from baton.core.ids import ReadId, WorkerId
-from baton.core.transfer_backends import DEFAULT_BACKENDS
+from baton.core.transfer_backends import BACKENDS, DEFAULT_BACKENDS, BackendName
 from benchmarks.transfer_raw import (
     NixlReader,
     ProcessReader,
@@ -128,7 +128,8 @@ def _pool(block_bytes: int, block_count: int) -> tuple[npt.NDArray[np.uint8], KV
 
 
 def _backends(worker_id: WorkerId, memory: KVMemory) -> list[TransferBackend]:
-    return build_backends(DEFAULT_BACKENDS, BackendSite(worker_id, memory, HOST))
+    names: list[BackendName] = [name for name in DEFAULT_BACKENDS if BACKENDS[name].reads_host_memory]
+    return build_backends(names, BackendSite(worker_id, memory, HOST))
 
 
 def _serve(conn: Connection, block_bytes: int, block_count: int) -> None:

@@ -47,6 +47,11 @@ class KVMemory:
     def is_host(self) -> bool:
         return self.device == "cpu"
 
+    @property
+    def device_index(self) -> int:
+        """N of "cuda:N", as torch and CUDA count this process's devices."""
+        return int(self.device.partition(":")[2] or 0)
+
 
 class BlockStaging(Protocol):
     """Copies between device blocks and host memory, for backends that cannot touch the device.
@@ -82,7 +87,8 @@ class TransferBackend(Protocol):
     name: str
 
     async def start(self) -> None:
-        """Raises SetupError if the backend cannot work on this machine."""
+        """Raises SetupError if the backend cannot work on this machine, and OtherMemory, one of them, if it
+        never works for memory of this kind."""
         ...
 
     def offer(self) -> bytes:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from baton.core.errors import IncompatiblePeer, PeerFailure, SetupError, TransferFailed
+from baton.core.errors import IncompatiblePeer, OtherMemory, PeerFailure, SetupError, TransferFailed
 from baton.core.ids import WorkerId
 from kv_transfer.backend import KVMemory, TransferBackend
 from kv_transfer.checksums import checksum_blocks
@@ -50,22 +50,28 @@ class TransferManager:
         self.counters: dict[str, TransferCounters] = {}
         """Backend name -> counts, for the backends that work here."""
         self.left_out: dict[str, str] = {}
-        """Backend name -> why it does not work here."""
+        """Backend name -> why it does not work here. Those for the other kind of memory are not named."""
 
     async def start(self) -> None:
-        """Backends that cannot work here are left out, with a log line. Raises SetupError: none can."""
+        """Backends that cannot work here are left out, with a log line unless they are for the other kind of
+        memory. Raises SetupError: none can."""
+        refusals: dict[str, str] = {}
         for backend in self._candidates:
             try:
                 await backend.start()
             except SetupError as error:
-                self.left_out[backend.name] = str(error)
-                log.warning("KV transfer without %s: %s", backend.name, error)
+                refusals[backend.name] = str(error)
+                if isinstance(error, OtherMemory):
+                    log.debug("KV transfer without %s: %s", backend.name, error)
+                else:
+                    self.left_out[backend.name] = str(error)
+                    log.warning("KV transfer without %s: %s", backend.name, error)
                 await backend.close()
             else:
                 self._backends[backend.name] = backend
                 self.counters[backend.name] = TransferCounters()
         if not self._backends:
-            reasons = "; ".join(f"{name}: {reason}" for name, reason in self.left_out.items())
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in refusals.items())
             raise SetupError(f"no KV transfer backend works on this machine ({reasons or 'none configured'})")
 
     async def close(self) -> None:

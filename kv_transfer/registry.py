@@ -22,6 +22,12 @@ class BackendSite:
     """Makes process groups with one peer each; None: this process takes part in none."""
 
 
+def _cuda_ipc(site: BackendSite) -> TransferBackend:
+    from kv_transfer.backends.cuda_ipc import CudaIpcBackend
+
+    return CudaIpcBackend(site.name, site.memory)
+
+
 def _cma(site: BackendSite) -> TransferBackend:
     from kv_transfer.backends.cma import CmaBackend
 
@@ -49,6 +55,7 @@ def _tcp(site: BackendSite) -> TransferBackend:
 
 
 BUILDERS: dict[BackendName, Callable[[BackendSite], TransferBackend | None]] = {
+    "cuda_ipc": _cuda_ipc,
     "cma": _cma,
     "nixl": _nixl,
     "nccl": _nccl,

@@ -160,6 +160,11 @@ class SetupError(BatonError):
         super().__init__(f"{line}\n{log}" if log else line)
 
 
+class OtherMemory(SetupError):
+    """A transfer backend for pools in host memory was given one on a GPU, or the reverse. No news: the list
+    of backends has some for either."""
+
+
 class CannotWrite(SetupError):
     """The work was done, and its result is lost: a full disk, mostly."""
 

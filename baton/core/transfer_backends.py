@@ -5,7 +5,7 @@ built is in `kv_transfer.registry`. A new backend is a row here, a builder there
 
 from typing import Literal, NamedTuple
 
-BackendName = Literal["cma", "nixl", "nccl", "tcp"]
+BackendName = Literal["cuda_ipc", "cma", "nixl", "nccl", "tcp"]
 
 
 class BackendFacts(NamedTuple):
@@ -15,14 +15,22 @@ class BackendFacts(NamedTuple):
     is_same_host_only: bool
     """Peers on other hosts need another backend."""
     reads_device_memory: bool
-    """Blocks may be in a GPU's memory; host memory can always be read."""
+    """Blocks may be in a GPU's memory."""
+    reads_host_memory: bool = True
     is_last_resort: bool = False
     """`baton doctor` and the dashboard say so when all KV moves over it while something better works."""
 
 
 BACKENDS: dict[BackendName, BackendFacts] = {
+    "cuda_ipc": BackendFacts(
+        "a GPU copies from the memory of a process of the same host, on that GPU or another",
+        is_default=True,
+        is_same_host_only=True,
+        reads_device_memory=True,
+        reads_host_memory=False,
+    ),
     "cma": BackendFacts(
-        "the kernel copies from a process of the same host",
+        "the kernel copies from the host memory of a process of the same host",
         is_default=True,
         is_same_host_only=True,
         reads_device_memory=False,

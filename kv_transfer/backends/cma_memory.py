@@ -78,7 +78,7 @@ def vector(address: int, size: int) -> Vectors:
 
 
 class CopyPlan:
-    """A read as steps: each one system call, so each within `step_bytes` (or one range) and IOV_MAX.
+    """A read as steps, each of one system call, so each within `step_bytes` (or one range) and IOV_MAX.
 
     Pairs of blocks are taken in the order of the source's addresses, and neighbours become one range on
     either side by itself: the kernel only wants both sides to have the same number of bytes.
@@ -93,24 +93,26 @@ class CopyPlan:
         source: tuple[int, int],
         local: tuple[int, int],
         step_bytes: int,
+        last_step_bytes: int = LAST_STEP_BYTES,
     ) -> None:
-        """`source`, `local`: base address and bytes of a block."""
+        """`source`, `local`: base address and bytes of a block. Steps get shorter towards the end of a
+        read, down to `last_step_bytes`."""
         order = np.argsort(np.array(source_blocks, np.uint64), kind="stable")
         pieces = ranges or ((0, 0, local[1]),)
         there, here, lengths = (np.array(column, np.uint64) for column in zip(*pieces, strict=True))
         self._remote = _addresses(np.array(source_blocks, np.uint64)[order], source, there)
         self._local = _addresses(np.array(local_blocks, np.uint64)[order], local, here)
         self._lengths = np.tile(lengths, len(order))
-        self._cuts = self._cut(step_bytes)
+        self._cuts = self._cut(step_bytes, last_step_bytes)
 
-    def _cut(self, step_bytes: int) -> list[int]:
+    def _cut(self, step_bytes: int, last_step_bytes: int) -> list[int]:
         """Where steps begin, and the end of the last. Towards the end they get shorter: a thread that shares
         its core with others then keeps the read waiting for a short one only."""
         ends = np.cumsum(self._lengths)
         cuts, begun_bytes = [0], 0
         while cuts[-1] < len(ends):
             left_bytes = int(ends[-1]) - begun_bytes
-            size = min(step_bytes, max(LAST_STEP_BYTES, left_bytes // STEPS_AHEAD))
+            size = min(step_bytes, max(last_step_bytes, left_bytes // STEPS_AHEAD))
             fits = int(np.searchsorted(ends, begun_bytes + size, side="right"))
             cuts.append(min(max(fits, cuts[-1] + 1), cuts[-1] + IOV_MAX))
             begun_bytes = int(ends[cuts[-1] - 1])
@@ -126,6 +128,14 @@ class CopyPlan:
         lengths = self._lengths[part]
         return _merged(self._local[part], lengths), _merged(self._remote[part], lengths)
 
+    def copies(self, index: int) -> npt.NDArray[np.uint64]:
+        """The step as rows of (local, remote, length); only neighbours on both sides are one row."""
+        part = slice(self._cuts[index], self._cuts[index + 1])
+        local, remote, lengths = self._local[part], self._remote[part], self._lengths[part]
+        begins = _begins(local, lengths) | _begins(remote, lengths)
+        places = np.flatnonzero(begins)
+        return np.stack([local[places], remote[places], np.add.reduceat(lengths, places)], axis=1)
+
 
 def _addresses(
     blocks: npt.NDArray[np.uint64], place: tuple[int, int], offsets: npt.NDArray[np.uint64]
@@ -136,10 +146,16 @@ def _addresses(
     return (starts[:, None] + offsets[None, :]).ravel()
 
 
+def _begins(addresses: npt.NDArray[np.uint64], lengths: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+    """Which of these pieces do not follow the piece before them in memory."""
+    begins = np.ones(len(addresses), np.bool_)
+    begins[1:] = addresses[1:] != addresses[:-1] + lengths[:-1]
+    return begins
+
+
 def _merged(addresses: npt.NDArray[np.uint64], lengths: npt.NDArray[np.uint64]) -> Vectors:
     """Rows that follow each other in memory as one."""
-    begins = np.flatnonzero(addresses[1:] != addresses[:-1] + lengths[:-1]) + 1
-    begins = np.concatenate([np.zeros(1, np.int64), begins])
+    begins = np.flatnonzero(_begins(addresses, lengths))
     return np.ascontiguousarray(
         np.stack([addresses[begins], np.add.reduceat(lengths, begins)], axis=1), dtype=np.uint64
     )

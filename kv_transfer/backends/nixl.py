@@ -16,6 +16,7 @@ import logging
 import re
 import secrets
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -26,6 +27,7 @@ import numpy.typing as npt
 from baton.core.errors import IncompatiblePeer, SetupError, TransferFailed
 from baton.core.ids import WorkerId
 from kv_transfer.backend import KVMemory, check_blocks
+from kv_transfer.backends.cuda_driver import CudaDevice, CudaError
 from kv_transfer.backends.nixl_agent import DescriptorList, NixlAgent, NixlPeerLost, keep_within
 from kv_transfer.backends.nixl_thread import Job, Refused, Steps, TransferThread
 from kv_transfer.layout import Ranges, check_ranges, cover
@@ -94,10 +96,20 @@ class NixlBackend:
 
     name = "nixl"
 
-    def __init__(self, worker_id: WorkerId, memory: KVMemory, *, host: str = "") -> None:
+    def __init__(
+        self,
+        worker_id: WorkerId,
+        memory: KVMemory,
+        *,
+        host: str = "",
+        open_device: Callable[[int], CudaDevice] = CudaDevice,
+    ) -> None:
         """`host`: the address of this machine that peers reach; empty: any."""
         keep_within(host)
-        self._memory = memory
+        self._memory, self._open_device = memory, open_device
+        self._progresses_itself = memory.is_host
+        self._device: CudaDevice | None = None
+        """Where the pool is, if on a GPU."""
         # Unique per life of this backend: a peer that knew an earlier life sees a new agent.
         self._agent_name = f"{worker_id}/{secrets.token_hex(8)}"
         self._thread: TransferThread | None = None
@@ -117,15 +129,33 @@ class NixlBackend:
         self._thread.start()
 
     def _open(self) -> TransferThread:
-        agent = NixlAgent(self._agent_name)
+        if not self._memory.is_host:
+            self._device = self._open_device(self._memory.device_index)
+        try:
+            with self._within():
+                self._agent = self._open_agent()
+        except CudaError as error:
+            raise SetupError(f"{self._memory.device}: {error}") from None
+        return TransferThread(
+            self._agent,
+            name=f"nixl {self._agent_name}",
+            within=self._within,
+            progresses_agent=not self._progresses_itself,
+        )
+
+    def _open_agent(self) -> NixlAgent:
+        agent = NixlAgent(self._agent_name, progresses_itself=self._progresses_itself)
         try:
             self._register(agent)
         except SetupError:
             agent.close()
             raise
-        self._agent = agent
         self._metadata = agent.metadata()
-        return TransferThread(agent, name=f"nixl {self._agent_name}")
+        return agent
+
+    def _within(self) -> AbstractContextManager[None]:
+        """What every call of the agent is made in: UCX finds a GPU by the calling thread's context."""
+        return contextlib.nullcontext() if self._device is None else self._device.current()
 
     def _register(self, agent: NixlAgent) -> None:
         memory = self._memory
@@ -154,12 +184,15 @@ class NixlBackend:
         if not thread.close():
             log.error("a call into NIXL hangs: its memory stays registered until this process ends")
             return
-        for peer in self._by_agent.values():
-            self._release_pieces(peer)
-        for scratch in self._free_scratch:
-            self._agent.release_pieces(scratch.pieces)
-        self._agent.release_pieces(self._local)
-        self._agent.close()
+        with self._within():
+            for peer in self._by_agent.values():
+                self._release_pieces(peer)
+            for scratch in self._free_scratch:
+                self._agent.release_pieces(scratch.pieces)
+            self._agent.release_pieces(self._local)
+            self._agent.close()
+        if self._device is not None:
+            self._device.close()
 
     def offer(self) -> bytes:
         memory = self._memory

@@ -4,6 +4,10 @@ The bindings are used directly because the Python class fixes the progress threa
 keeps one core busy per agent, all the time; with a delay the thread sleeps in poll() and still wakes on
 events. Nothing here is pickled: descriptor lists are built from addresses.
 
+Where UCX may touch a GPU there is no progress thread: before it sleeps it arms CUDA's events, for which it
+has no context, and the process dies. `progress`, called often, does that thread's work; the thread that makes
+the calls has the device's context current.
+
 Not thread-safe by contract: one thread makes all calls of one agent.
 """
 
@@ -65,11 +69,12 @@ def load_bindings() -> Any:
 class NixlAgent:
     """Raises SetupError if UCX cannot work on this machine."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, progresses_itself: bool = True) -> None:
+        """`progresses_itself`: with a thread of NIXL's own; otherwise `progress` is called."""
         self.name = name
         self._b = load_bindings()
         config = self._b.nixlAgentConfig()
-        config.useProgThread = True  # the target of a read must progress without being asked to
+        config.useProgThread = progresses_itself  # the target of a read must progress without being asked to
         config.pthrDelay = PROGRESS_DELAY_US
         config.syncMode = self._b.NIXL_THREAD_SYNC_STRICT
         self._regions: list[Any] = []
@@ -165,6 +170,14 @@ class NixlAgent:
             return call(request) == self._b.NIXL_SUCCESS
         except Exception as error:
             raise NixlPeerLost(f"{type(error).__name__}: {error}") from error
+
+    def progress(self) -> None:
+        """Serve peers that read from here. Nobody sends notifications: to look for some is how the bindings
+        let UCX go on."""
+        try:
+            self._agent.getNotifs({}, [])
+        except Exception as error:
+            log.debug("NIXL does not progress: %s", error)
 
     def release(self, request: Request) -> None:
         """Release a request that is complete or failed; releasing another one does not stop its bytes."""

@@ -2,7 +2,8 @@
 
 NIXL has no completion event, so requests in flight are looked at again and again, at growing
 intervals; with none in flight the thread sleeps until it is given work. Reads within one host complete
-inside `post`, so their first look is the last.
+inside `post`, so their first look is the last. An agent without a thread of its own is also woken for every
+PROGRESS_S, so that peers can read from it.
 """
 
 import contextlib
@@ -10,6 +11,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +21,8 @@ WATCH_MIN_S = 50e-6
 WATCH_MAX_S = 1e-3
 WATCH_ABANDONED_S = 20e-3
 """Nobody waits for the result, only for the end of it."""
+PROGRESS_S = 2e-3
+"""How long a peer's message waits at most, where NIXL has no thread of its own."""
 COMMANDS_MAX = 4096
 
 CLOSE_S = 5.0
@@ -50,8 +54,18 @@ class Refused(Exception):
 
 
 class TransferThread:
-    def __init__(self, agent: NixlAgent, *, name: str) -> None:
-        self._agent = agent
+    def __init__(
+        self,
+        agent: NixlAgent,
+        *,
+        name: str,
+        within: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+        progresses_agent: bool = False,
+    ) -> None:
+        """`within`: what all calls of the agent are made in, a device's context for one. `progresses_agent`:
+        the agent has no thread of its own."""
+        self._agent, self._within = agent, within
+        self._idle_s = PROGRESS_S if progresses_agent else None
         self._commands: queue.Queue[Job | Callable[[], None] | None] = queue.Queue(COMMANDS_MAX)
         self._running: list[Job] = []
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -78,12 +92,18 @@ class TransferThread:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
+        with self._within():
+            self._serve()
+
+    def _serve(self) -> None:
         wait_s = WATCH_MIN_S
         while True:
             try:
-                command = self._commands.get(timeout=wait_s if self._running else None)
+                command = self._commands.get(timeout=wait_s if self._running else self._idle_s)
             except queue.Empty:
                 command = _NOTHING
+                if self._idle_s is not None:
+                    self._agent.progress()
             if command is None:
                 break
             if isinstance(command, Job):
@@ -106,7 +126,9 @@ class TransferThread:
 
     def _watch_max_s(self) -> float:
         is_waited_for = any(not job.is_abandoned for job in self._running)
-        return WATCH_MAX_S if is_waited_for else WATCH_ABANDONED_S
+        if is_waited_for or self._idle_s is not None:
+            return WATCH_MAX_S
+        return WATCH_ABANDONED_S
 
     def _watch(self) -> bool:
         """Whether any request in flight ended."""

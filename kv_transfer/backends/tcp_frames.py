@@ -20,7 +20,7 @@ from typing import Protocol
 
 import numpy as np
 
-from baton.core.errors import SetupError
+from baton.core.errors import OtherMemory
 from kv_transfer.backend import BlockStaging, KVMemory
 from kv_transfer.layout import ascending_runs
 
@@ -207,9 +207,9 @@ class StagedPoolIO:
 
 
 def pool_io(memory: KVMemory, staging: BlockStaging | None) -> PoolIO:
-    """Raises SetupError: device memory and no way to stage it."""
+    """Raises OtherMemory: device memory and no way to stage it."""
     if staging is not None:
         return StagedPoolIO(memory, staging)
     if memory.is_host:
         return HostPoolIO(memory)
-    raise SetupError(f"TCP needs host staging to reach blocks on {memory.device}")
+    raise OtherMemory(f"TCP needs host staging to reach blocks on {memory.device}")

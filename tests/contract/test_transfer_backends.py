@@ -13,16 +13,17 @@ from kv_transfer.layout import RangeCopy
 from tests.contract.transfer_peer import BLOCK_BYTES, BLOCK_COUNT, LocalPeer, PeerProcess, Pool, make_backend
 from tests.loopback_backend import LoopbackFabric
 
-KINDS = [*BACKENDS, "nixl_tcp", "loopback"]
-KERNEL_COPIES = ("cma", "nixl")
-"""Backends whose reads within one host are copies by the kernel: a frozen peer can be read."""
+NIXL_OVER_TCP = ("nixl_tcp", "nixl_awake_tcp")
+KINDS = [*BACKENDS, *NIXL_OVER_TCP, "loopback"]
+KERNEL_COPIES = ("cuda_ipc", "cma", "nixl")
+"""Backends whose reads within one host are copies by the kernel or the GPU: a frozen peer can be read."""
 FABRIC = LoopbackFabric()
 TIMEOUT_S = 20.0
 
 
 def set_transport(kind, patch):
     """UCX reads its environment for each agent; without TCP forced it copies within the host."""
-    if kind == "nixl_tcp":
+    if kind in NIXL_OVER_TCP:
         patch.setenv("UCX_TLS", "tcp")
 
 
@@ -247,7 +248,7 @@ async def fail_on_frozen(reader, peer, kind):
     with pytest.raises(TransferFailed) as failed:
         await read(reader, peer, [2], [2], timeout_s=0.2)
     settled = asyncio.ensure_future(reader.settled([2]))
-    assert failed.value.may_still_land == (kind == "nixl_tcp")
+    assert failed.value.may_still_land == (kind in NIXL_OVER_TCP)
     if failed.value.may_still_land:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.2):

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import ctypes
+import dataclasses
 import multiprocessing as mp
 import os
 import signal
@@ -12,8 +13,10 @@ import numpy as np
 
 from baton.core.ids import ReadId, WorkerId
 from kv_transfer.backend import KVMemory, TransferBackend
+from kv_transfer.backends.cuda_ipc import CudaIpcBackend
 from kv_transfer.read import BlockRead
 from kv_transfer.registry import BackendSite, build_backends
+from tests.fake_device import FakeDevice, shareable_array
 from tests.loopback_backend import LoopbackBackend, LoopbackFabric
 
 BLOCK_BYTES = 4096
@@ -46,8 +49,10 @@ class Pool:
     """Pool memory of one worker; block i of seed s has content that no other block has."""
 
     def __init__(self, seed, *, block_bytes=BLOCK_BYTES, block_count=BLOCK_COUNT, part=None):
-        self.blocks = content(seed, block_bytes, block_count, part)
-        block_bytes = self.blocks.shape[1]
+        made = content(seed, block_bytes, block_count, part)
+        block_bytes = made.shape[1]
+        self.blocks = shareable_array(made.shape)
+        self.blocks[:] = made
         self.generations = np.arange(100, 100 + block_count, dtype=np.uint64)
         self.memory = KVMemory(self.blocks.ctypes.data, block_bytes, block_count, self.generations)
 
@@ -61,11 +66,18 @@ def content(seed, block_bytes, block_count, part=None):
 
 
 def make_backend(kind, worker_id, memory, fabric: LoopbackFabric) -> TransferBackend:
-    """A backend of the table, `nixl_tcp` (NIXL under forced TCP) or `loopback`, a double of the tests."""
+    """A backend of the table, `nixl_tcp` (NIXL under forced TCP), `nixl_awake_tcp` (the same without a thread
+    of NIXL's own, as for pools on GPUs) or `loopback`, a double of the tests. The pool of `cuda_ipc` is on a
+    device of the tests: pages that another process can map."""
     if kind == "loopback":
         return LoopbackBackend(worker_id, memory, fabric)
+    if kind == "cuda_ipc":
+        memory = dataclasses.replace(memory, device="cuda:0")
+        return CudaIpcBackend(worker_id, memory, open_device=FakeDevice)
     site = BackendSite(worker_id, memory, HOST, make_pairs=lambda: _torch_pairs(memory))
-    (backend,) = build_backends((kind.removesuffix("_tcp"),), site)
+    (backend,) = build_backends((kind.removesuffix("_tcp").removesuffix("_awake"),), site)
+    if "awake" in kind:
+        backend._progresses_itself = False
     return backend
 
 

@@ -58,7 +58,8 @@ async def test_a_process_that_got_a_dead_peers_id_is_not_the_peer():
         with pytest.raises(TransferFailed):
             await reader.backend.add_peer("p.1", changed(source.offer, nonce_address=4096))
         await reader.backend.add_peer("p.1", source.backend.offer())
-        source.backend._nonce[:] = 7  # as if the id had passed to another process between two reads
+        # As if the id had passed to another process between two reads.
+        source.backend._host.presence.nonce[:] = 7
         with pytest.raises(TransferFailed, match="another process"):
             await reader.backend.read("p.1", [1], [1], timeout_s=5.0)
         await reader.backend.settled([1])
