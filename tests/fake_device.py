@@ -51,7 +51,7 @@ class FakeDevice:
         self._current = threading.local()
 
     def _called(self, name, *arguments):
-        assert getattr(self._current, "depth", 0), f"{name}: no device is current on this thread"
+        assert self.is_current, f"{name}: no device is current on this thread"
         self.log.append((name, *arguments))
         if name in self.failing:
             raise CudaError(f"{name}: {self.failing[name]}")
@@ -63,6 +63,11 @@ class FakeDevice:
             yield
         finally:
             self._current.depth -= 1
+
+    @property
+    def is_current(self):
+        """Whether the calling thread has this device as its current one."""
+        return getattr(self._current, "depth", 0) > 0
 
     def uuid(self):
         return bytes([self.index]) * 16

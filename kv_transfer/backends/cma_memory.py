@@ -147,7 +147,7 @@ def _addresses(
 
 
 def _begins(addresses: npt.NDArray[np.uint64], lengths: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
-    """Which of these pieces do not follow the piece before them in memory."""
+    """True for pieces that do not follow the piece before them in memory."""
     begins = np.ones(len(addresses), np.bool_)
     begins[1:] = addresses[1:] != addresses[:-1] + lengths[:-1]
     return begins

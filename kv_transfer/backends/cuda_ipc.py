@@ -51,7 +51,7 @@ class CudaIpcOffer(ProcessOffer, frozen=True):
     pool_offset: int
     """Where the pool begins in the allocation."""
     base_address: int
-    """Of the pool, in the source's own process: a process cannot map what is its own."""
+    """The pool's, in the source's own process: a process cannot map what is its own."""
 
 
 @dataclass(slots=True, eq=False)
@@ -64,7 +64,7 @@ class _Mapping:
     refusal: str = ""
     """Why it cannot be opened."""
     base_address: int = 0
-    """Of the pool, here."""
+    """The pool's, here."""
     _allocation: int | None = None
     _user_count: int = 1
     _changed: threading.Lock = field(default_factory=threading.Lock)
@@ -117,7 +117,7 @@ class _Mapping:
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class _CallOnThread:
     """One call as `copy_threads.Steps`."""
 
     call: Callable[[], None]
@@ -283,11 +283,11 @@ class CudaIpcBackend:
         self._mappings = [other for other in self._mappings if not other.is_over]
         self._mappings.append(mapping)
         try:
-            await host.run(peer, _Call(mapping.open), (), MAP_TIMEOUT_S)
+            await host.run(peer, _CallOnThread(mapping.open), (), MAP_TIMEOUT_S)
             if self._host is None:
                 raise TransferFailed("transfers are closed")
         except BaseException as error:
-            host.submit(_Call(mapping.release))  # behind an `open` that goes on nevertheless
+            host.submit(_CallOnThread(mapping.release))  # behind an `open` that goes on nevertheless
             if isinstance(error, TransferFailed) and mapping.refusal:
                 raise IncompatiblePeer(f"{peer}: {mapping.refusal}") from None
             raise
@@ -297,7 +297,7 @@ class CudaIpcBackend:
         mapping = self._peers.pop(peer, None)
         if mapping is not None and self._host is not None:
             self._host.give_up(peer)
-            self._host.submit(_Call(mapping.release))
+            self._host.submit(_CallOnThread(mapping.release))
 
     # --- reads ------------------------------------------------------------------------------------
 

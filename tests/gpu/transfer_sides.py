@@ -19,7 +19,7 @@ from kv_transfer.registry import BackendSite, build_backends
 GEOMETRY = KVGeometry(layer_count=32, kv_head_count=8, head_dim=128, block_tokens=32, dtype="bfloat16")
 """Blocks of 4 MiB."""
 BLOCK_COUNT = 256
-START_S, CALL_S, READ_S = 90.0, 30.0, 10.0
+START_S, CALL_S, READ_S = 60.0, 30.0, 10.0
 PR_SET_PTRACER, PR_SET_PTRACER_ANY = 0x59616D61, ctypes.c_ulong(-1)
 
 

@@ -16,6 +16,7 @@ from kv_transfer.backends import cma_memory
 from kv_transfer.backends.cma import CmaBackend, CmaOffer
 from kv_transfer.backends.cma_memory import CopyPlan, MemoryLost, ProcessMemory, ReadNotPermitted, vector
 from kv_transfer.backends.copy_threads import CopyJob, CopyThreads, StepFailed
+from kv_transfer.backends.tcp import TcpBackend
 from kv_transfer.layout import RangeCopy
 from kv_transfer.manager import TransferManager
 
@@ -88,11 +89,13 @@ async def test_a_process_that_may_not_be_read_says_what_would_help(monkeypatch):
             await reader.backend.add_peer("p.1", source.backend.offer())
 
 
-async def test_device_memory_is_left_to_other_backends():
+async def test_device_memory_is_left_to_other_backends_without_a_warning(caplog):
     side = Side("w.1", device="cuda:0")
-    manager = TransferManager([side.backend], memory=side.backend._memory)
-    with pytest.raises(SetupError, match="host memory"):
+    tcp = TcpBackend("w.1", side.memory, host="127.0.0.1")
+    manager = TransferManager([side.backend, tcp], memory=side.memory)
+    with pytest.raises(SetupError, match=r"cma: .*host memory.*tcp: .*host staging"):
         await manager.start()
+    assert (manager.left_out, caplog.text) == ({}, "")
 
 
 def test_memory_that_is_not_there_is_lost_whole_or_in_part():

@@ -1,6 +1,7 @@
 """The thread that talks to NIXL, over an agent of ours: it outlives bad jobs, and its end is bounded."""
 
 import asyncio
+import dataclasses
 import threading
 
 import pytest
@@ -8,6 +9,8 @@ import pytest
 from kv_transfer.backends import nixl
 from kv_transfer.backends.nixl import NixlBackend, NixlOffer
 from kv_transfer.backends.nixl_thread import Job, TransferThread
+from tests.contract.transfer_peer import Pool
+from tests.fake_device import FakeDevice
 
 
 class Agent:
@@ -81,7 +84,7 @@ def test_closing_does_not_wait_for_a_call_that_hangs():
 
 
 async def test_removing_a_peer_never_fails_and_what_cannot_be_let_go_of_now_is_not_forgotten():
-    backend = NixlBackend("w.1", memory=None)
+    backend = NixlBackend("w.1", Pool(0).memory)
     backend._thread = TransferThread(Agent(), name="never started, takes no work")
     peer = nixl._NixlPeer("p.1", NixlOffer(1, "a", b"", 4096, 32, 4, 8192, "cpu"), 1, 2)
     backend._peers["p.1"] = backend._by_agent["a"] = peer
@@ -112,7 +115,7 @@ async def test_a_peer_taken_up_too_late_leaves_no_handles_behind(monkeypatch):
         def release_pieces(self, pieces):
             held.discard(pieces)
 
-    backend = NixlBackend("w.1", memory=None)
+    backend = NixlBackend("w.1", Pool(0).memory)
     backend._agent, backend._loop = Handles(), loop
     backend._thread = TransferThread(backend._agent, name="under test")
     backend._thread.start()
@@ -123,3 +126,68 @@ async def test_a_peer_taken_up_too_late_leaves_no_handles_behind(monkeypatch):
     await asyncio.wait_for(changed.wait(), 5)
     assert not held
     assert backend._thread.close()
+
+
+def test_an_agent_without_a_thread_of_its_own_progresses_while_nobody_reads():
+    class Sleeper(Agent):
+        def __init__(self):
+            self.count, self.progressed = 0, threading.Event()
+
+        def progress(self):
+            self.count += 1
+            if self.count >= 3:
+                self.progressed.set()
+
+    agent = Sleeper()
+    thread = TransferThread(agent, name="under test", progresses_agent=True)
+    thread.start()
+    assert agent.progressed.wait(5)
+    assert thread.close()
+
+
+async def test_every_call_for_a_pool_on_a_gpu_is_made_with_that_gpu_current(monkeypatch):
+    devices, calls = [], []
+
+    class Watched(Agent):
+        def __init__(self, name, *, progresses_itself):
+            self.note("open")
+            self.progresses_itself, self.progressed = progresses_itself, threading.Event()
+
+        def note(self, name, *_):
+            (device,) = devices
+            calls.append((name, device.is_current, device.index))
+
+        def progress(self):
+            self.note("progress")
+            self.progressed.set()
+
+        def metadata(self):
+            return b""
+
+        def __getattr__(self, name):
+            return lambda *_: self.note(name)
+
+    def open_device(index):
+        devices.append(FakeDevice(index))
+        return devices[-1]
+
+    monkeypatch.setattr(nixl, "NixlAgent", Watched)
+    memory = dataclasses.replace(Pool(0).memory, device="cuda:2")
+    backend = NixlBackend("w.1", memory, open_device=open_device)
+    await backend.start()
+    assert not backend._agent.progresses_itself
+    assert await asyncio.to_thread(backend._agent.progressed.wait, 5)
+    await backend.close()
+    assert {"open", "register", "pieces", "progress", "close"} <= {name for name, *_ in calls}
+    assert {(is_current, index) for _, is_current, index in calls} == {(True, 2)}
+    assert devices[0].log == [("close",)]
+
+
+async def test_for_a_pool_in_host_memory_no_device_is_looked_for():
+    def open_device(index):
+        raise AssertionError("no GPU is concerned")
+
+    pool = Pool(0)
+    backend = NixlBackend("w.1", pool.memory, host="127.0.0.1", open_device=open_device)
+    await backend.start()
+    await backend.close()
