@@ -100,9 +100,9 @@ def _timed(executor: Executor, plan: Callable[[], StepPlan], rounds: int) -> tup
         started_s = time.perf_counter()
         executor.execute(plan())
         alone.append(time.perf_counter() - started_s)
-    open_step = executor.begin(plan())
     started_s = time.perf_counter()
-    for _ in range(rounds):
+    open_step = executor.begin(plan())
+    for _ in range(rounds - 1):
         following = executor.begin(plan())
         if not isinstance(open_step, StepResult):
             executor.finish(open_step)

@@ -127,12 +127,11 @@ class WorkerProcess:
         stages: PlacedStages | None = None,
         gpus: float = 0.0,
     ) -> None:
-        """An empty `control_address` means that there is no directory. `port` 0 stands for
-        `cluster.worker_port`. `node` and `version` go into `Member` as they are. `stages`: where they are,
-        if on several hosts. `gpus`: see `with_pool_size`."""
-        self._gpus = gpus
+        """Without a `control_address` there is no directory. `port` 0 means `cluster.worker_port`. `node` and
+        `version` go into `Member` as they are. `stages`: where they are, if on several hosts. `gpus`: see
+        `with_pool_size`."""
         self._worker_id, self._role, self._config = worker_id, role, config.settled()
-        self._node, self._version, self._stages = node, version, stages
+        self._node, self._version, self._stages, self._gpus = node, version, stages, gpus
         self._control_address, self._port = control_address, port or config.cluster.worker_port
         self._crash = Crash()
         self._idle = asyncio.Event()
@@ -168,8 +167,7 @@ class WorkerProcess:
             compiler = CompilerProcess(compile_s=engine.compile_s)
             stack.callback(compiler.close)
             self._compiling.submit(compiler.start)
-            # Beside the load: a worker whose kernels are others' compiles the library for this alone.
-            self._threads.submit(fastest_stream)
+            self._threads.submit(fastest_stream)  # beside the load: it may compile a library
             access = expert_access(self._config, self._worker_id, self._role, self._control_address)
             executor = await self._engine.run(
                 Executor.load, model, engine, spread=spread, launch=launch, access=access

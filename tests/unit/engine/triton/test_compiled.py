@@ -19,8 +19,8 @@ MATRIX_KERNELS_OF_MANY_ROWS = {
 
 
 SPILLS_MEASURED = 288
-"""Bytes of a chunk on Hopper: with a group of 4 warps for 128 rows it spills a few numbers per thread,
-and was faster on an H200 than any tile that spills none."""
+"""Bytes that a thread spills on Hopper in chunks, in decodes of latents, and in those of quantised KV. These
+tiles were faster on an H200 than any that spill none."""
 
 
 @pytest.fixture(autouse=True)
@@ -35,8 +35,11 @@ def check(name: str, facts: DeviceFacts) -> list[Compiled]:
     for one in made:
         used = one.resources()
         assert one.shared_bytes <= facts.shared_bytes, one.kernel
-        is_chunk = facts.has_wgmma and "block_m=128" in one.constants and one.warps == 4
-        most = SPILLS_MEASURED if is_chunk else 0
+        is_chunk = "block_m=128" in one.constants and one.warps == 4
+        is_latent = "is_latent=True" in one.constants and "block_m=64" in one.constants
+        is_quantized_decode = one.kernel == "attend" and one.warps == 1
+        is_measured = facts.has_wgmma and (is_chunk or is_latent or is_quantized_decode)
+        most = SPILLS_MEASURED if is_measured else 0
         assert used["STACK"] <= most, f"{one.kernel} spills registers: {used} {one.constants}"
         assert used["LOCAL"] == 0, f"{one.kernel}: {used} {one.constants}"
         if facts.has_wgmma and MATRIX_KERNELS_OF_MANY_ROWS.get(one.kernel, lambda _: False)(one):
