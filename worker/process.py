@@ -127,7 +127,7 @@ class WorkerProcess:
         stages: PlacedStages | None = None,
         gpus: float = 0.0,
     ) -> None:
-        """Without a `control_address` there is no directory. `port` 0 means `cluster.worker_port`. `node` and
+        """An empty `control_address` means no directory. `port` 0 means `cluster.worker_port`. `node` and
         `version` go into `Member` as they are. `stages`: where they are, if on several hosts. `gpus`: see
         `with_pool_size`."""
         self._worker_id, self._role, self._config = worker_id, role, config.settled()
