@@ -206,6 +206,8 @@ valueFrom:
   value: /tmp
 - name: HF_HOME
   value: /cache/huggingface
+- name: TRITON_CACHE_DIR
+  value: /cache/triton
 - name: RAY_USAGE_STATS_ENABLED
   value: "0"
 {{- with .Values.model.hubTokenSecret }}{{ if .name }}
