@@ -69,7 +69,7 @@ def gpu(
         servers: list[DeviceServer] = []
         if with_servers:
             servers = device_bench.run_servers(
-                _servers(model, f"cuda:{on.index or 0}", vllm),
+                _servers(model, device, vllm),
                 rounds=rounds,
                 vocab=SIZES[size].vocab,
                 cores=sorted(os.sched_getaffinity(0)),

@@ -12,10 +12,10 @@ from engine.model_files.host_memory import give_back_free_memory, own_bytes, res
 
 def with_pool_size(config: Config, gpus: float = 0.0) -> Config:
     """The configuration with a size for the KV pool, if it leaves that open. gpus: those that are reserved
-    for this worker, less than 1 where several share one; 0: all workers share what there is. Raises
-    SetupError."""
+    for this worker, less than 1 where several share one; 0: workers, also those of other models, share what
+    there is. Raises SetupError."""
     sharing = max(1, round(1 / gpus)) if gpus else worker_count(config)
-    engine = with_kv_bytes(config.model, config.engine, worker_count=sharing)
+    engine = with_kv_bytes(config.model, config.engine, worker_count=sharing, knows_share=gpus > 0)
     return config.model_copy(update={"engine": engine})
 
 

@@ -75,7 +75,7 @@ from worker.spans import PhaseSpans
 from worker.stage_hosts import PlacedStages
 from worker.step_runner import StepRunner
 from worker.store import WorkerStore
-from worker.store_pool import copies_of, fastest_stream
+from worker.store_pool import copies_of, fastest_stream, stream_copy
 from worker.transfer import grant_sender, part_transfer
 
 log = logging.getLogger(__name__)
@@ -167,7 +167,7 @@ class WorkerProcess:
             compiler = CompilerProcess(compile_s=engine.compile_s)
             stack.callback(compiler.close)
             self._compiling.submit(compiler.start)
-            self._threads.submit(fastest_stream)  # beside the load: it may compile a library
+            self._threads.submit(stream_copy)  # beside the load: it may compile a library
             access = expert_access(self._config, self._worker_id, self._role, self._control_address)
             executor = await self._engine.run(
                 Executor.load, model, engine, spread=spread, launch=launch, access=access
@@ -179,7 +179,7 @@ class WorkerProcess:
             self._compiling.submit(warm_compiler, executor.grammars)
             await self._engine.run(executor.warm_up)
             self._measured = await self._engine.run(executor.time_itself, engine.self_timing_s)
-            self._stream = await asyncio.to_thread(fastest_stream)
+            self._stream = await asyncio.to_thread(fastest_stream) if self._config.store.socket else None
             transfer = await self._start_transfer(stack, executor)
             self._spans = spans_for(
                 self._worker_id, self._config.telemetry, facts={"baton.worker.shape": engine.shape}

@@ -73,9 +73,9 @@ class ModelConfig(Section):
 GRAMMAR_TIMES = 2.1
 """How many times `engine.prepare_s` a sequence with a grammar has: once until its turn at the compiler comes,
 and once from then on. The compiler's own limits come a little before."""
-DEVICE_STEP_TOKENS = 2048
-"""`engine.step_tokens_max` on GPUs, where it is not set: the host launches as many kernels for a step of 512
-tokens, and takes about as long for that as the GPU for the step."""
+STEP_TOKENS, DEVICE_STEP_TOKENS = 512, 2048
+"""`engine.step_tokens_max` on CPUs and on GPUs, where it is not set. For 512 tokens the host launches as many
+kernels, and takes about as long for that as a GPU for the step."""
 PREPARE_S_MAX = 10.0
 """Longest time that a worker takes by itself to make a sequence ready. Whatever takes longer is stuck, or in
 a queue that is shorter elsewhere."""
@@ -85,10 +85,11 @@ class EngineConfig(Section):
     block_tokens: Annotated[int, Field(ge=1, le=512)] = 32
     """Token positions in one KV block, the same in the whole cluster."""
     kv_bytes: Annotated[int, Field(ge=0)] = 0
-    """Size of one worker's KV pool in bytes. 0: on GPUs what the weights and 2 GiB leave of the worker's
-    share of 90 % of the memory; elsewhere room for 1.25 sequences of the model's whole context, at least
-    128 MiB, and at most the worker's share of half the memory of the machine or its control group."""
-    step_tokens_max: Annotated[int, Field(ge=1, le=65_536)] = 512
+    """Size of one worker's KV pool in bytes. 0: on GPUs that Ray reserves what the weights and 2 GiB leave of
+    the worker's share of 90 % of the memory; elsewhere room for 1.25 sequences of the model's whole context, at
+    least 128 MiB, and at most the worker's share of half the memory of the machine, its control group or the
+    GPU."""
+    step_tokens_max: Annotated[int, Field(ge=1, le=65_536)] = STEP_TOKENS
     """Largest number of tokens in one engine step, prompt chunks and decodes together, over all ranks. Unless
     it is set, workers on GPUs take 2048."""
     step_timeout_s: Seconds = 60.0
@@ -424,6 +425,13 @@ class Config(BaseSettings):
         """Return the shape in which workers of a role are started."""
         return Shape.parse(self.cluster.shapes.get(role, self.engine.shape))
 
+    def _own_step_tokens(self, device: str) -> dict[str, int]:
+        """The setting of a model that is on another kind of device, unless all have one that was chosen."""
+        usual = {True: DEVICE_STEP_TOKENS, False: STEP_TOKENS}
+        kinds = [one.startswith("cuda") for one in (self.model.device, device)]
+        is_chosen = self.engine.step_tokens_max != usual[kinds[0]]
+        return {} if is_chosen or kinds[0] == kinds[1] else {"step_tokens_max": usual[kinds[1]]}
+
     def of_role(self, role: str) -> "Config":
         """The configuration of one role's workers: `engine.shape` is theirs."""
         engine = self.engine.model_copy(update={"shape": str(self.shape_of(role))})
@@ -439,6 +447,8 @@ class Config(BaseSettings):
             except ValueError as error:
                 raise ValueError(f"models.{name}.{error}") from None
             own |= {"name": name} if section == "model" else {}
+            if section == "engine" and "step_tokens_max" not in own:
+                own |= self._own_step_tokens(str(entry.own("model").get("device", self.model.device)))
             sections[section] = with_own(getattr(self, section), own, where=f"models.{name}.{section}")
         return self.model_copy(update=sections)
 

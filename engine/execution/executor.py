@@ -280,15 +280,17 @@ class Executor:
                 self._settle()
             if self._draft is not None:
                 results = with_drafts(self._draft, step.plan, results)
+            now_s = time.perf_counter()
+            overlap_s = max(0.0, self._finished_s - step.started_s)
+            elapsed_s, self._finished_s = now_s - step.started_s, now_s
         finally:
             if self._unfinished is not None:
                 self._unfinished.finished()
             if self._ahead is not None and step.ahead is not None:
                 self._ahead.finished()
-        now_s = time.perf_counter()
-        overlap_s = max(0.0, self._finished_s - step.started_s)
-        self._finished_s = now_s
-        elapsed_s, others = now_s - step.started_s, step.context_rank_tokens
+        if step.ahead is not None:  # one device computes one step at a time: before, it computed another
+            elapsed_s, overlap_s = elapsed_s - overlap_s, 0.0
+        others = step.context_rank_tokens
         return StepResult(step.plan.step_number, results, elapsed_s, overlap_s, others, step.is_replayed)
 
     def _finish(self, model: LanguageModel, step: BegunStep) -> tuple[ItemResult, ...]:

@@ -151,27 +151,29 @@ def load_model(
     )
 
 
-def with_kv_bytes(model: ModelConfig, engine: EngineConfig, *, worker_count: int = 1) -> EngineConfig:
+def with_kv_bytes(
+    model: ModelConfig, engine: EngineConfig, *, worker_count: int = 1, knows_share: bool = True
+) -> EngineConfig:
     """The configuration with a size for the KV pool, if it leaves that open. Workers of `worker_count` share
-    the device or the host's memory. Raises SetupError, see `load_model`."""
+    the device or the host's memory; without `knows_share` there may be more of them. Raises SetupError, see
+    `load_model`."""
     if engine.kv_bytes:
         return engine
     device, (folder, spec) = torch_device(model.device), checked_spec(model)
+    is_cuda = device.type == "cuda"
+    memory_bytes = torch.cuda.mem_get_info(device)[1] if is_cuda else memory_limit()
     geometry, tokens = kv_geometry(spec, model, engine), context_tokens(spec, model)
-    if device.type == "cuda":
-        kv_bytes = device_kv_bytes(
+    kv_bytes = automatic_kv_bytes(geometry, tokens, memory_bytes=memory_bytes, worker_count=worker_count)
+    # Of a GGUF file some types take more memory than in the file, and a draft model comes on top.
+    if is_cuda and knows_share and not engine.draft_model and weight_files_of(folder) is None:
+        left = device_kv_bytes(
             geometry,
             Shape.parse(engine.shape),
-            memory_bytes=torch.cuda.mem_get_info(device)[1],
+            memory_bytes=memory_bytes,
             worker_count=worker_count,
-            weights_bytes=sum(
-                file.stat().st_size for file in weight_files_of(folder) or weight_files(folder)
-            ),
+            weights_bytes=sum(file.stat().st_size for file in weight_files(folder)),
         )
-    else:
-        kv_bytes = automatic_kv_bytes(
-            geometry, tokens, memory_bytes=memory_limit(), worker_count=worker_count
-        )
+        kv_bytes = left or kv_bytes
     return engine.model_copy(update={"kv_bytes": kv_bytes})
 
 

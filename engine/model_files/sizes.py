@@ -72,7 +72,8 @@ def device_kv_bytes(
     geometry: KVGeometry, shape: Shape, *, memory_bytes: int, worker_count: int, weights_bytes: int
 ) -> int:
     """Size of a KV pool on GPUs that nobody chose: what the weights and `DEVICE_WORKING_BYTES` leave of the
-    worker's share of `DEVICE_MEMORY_SHARE` of the memory, at least KV_BYTES_MIN.
+    worker's share of `DEVICE_MEMORY_SHARE` of the memory. 0: less than KV_BYTES_MIN, as where the weights are
+    rounded at load or streamed, and their files say little about what they take.
 
     `geometry` is the whole model's, and so is the result; `memory_bytes` is that of one device, which
     `worker_count` workers share, and `weights_bytes` those of the whole model.
@@ -81,7 +82,8 @@ def device_kv_bytes(
     left = room - DEVICE_WORKING_BYTES - weights_bytes // shape.rank_count
     # Tensor ranks divide the heads as far as there are any, and each has the whole of a latent.
     heads = min(shape.tensor, geometry.kv_head_count) if geometry.planes > 1 else 1
-    return max(geometry.block_bytes, KV_BYTES_MIN, left * heads * shape.pipeline)
+    kv_bytes = left * heads * shape.pipeline
+    return kv_bytes if kv_bytes >= max(geometry.block_bytes, KV_BYTES_MIN) else 0
 
 
 def context_tokens(spec: ModelSpec, model: ModelConfig) -> int:

@@ -62,8 +62,8 @@ def _choose_random(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
         return _invert_filtered(weights, numbers, [draw.params for draw in draws])
     chosen = _invert_blocks(weights, numbers)
     params = [draws[row].params for row in filtered]
-    chosen[filtered] = _invert_filtered(weights[filtered], numbers[filtered], params)
-    return chosen
+    rows = to_device(torch.tensor(filtered), device)
+    return chosen.index_copy(0, rows, _invert_filtered(weights[rows], numbers[rows], params))
 
 
 def _in_float32(temperature: float) -> float:
@@ -119,11 +119,10 @@ def _filter(weights: Tensor, params: Sequence[SamplingParams]) -> tuple[Tensor, 
     """
     vocab, device = weights.shape[-1], weights.device
     ks = [p.top_k if 0 < p.top_k < vocab else vocab for p in params]
-    top_k = torch.tensor([[k] for k in ks], device=device)
-    top_p = torch.tensor(
-        [[p.top_p if p.top_p < 1.0 else 2.0] for p in params], dtype=torch.float64, device=device
-    )
-    min_p = torch.tensor([[p.min_p] for p in params], device=device)
+    top_k = to_device(torch.tensor([[k] for k in ks]), device)
+    shares = [[p.top_p if p.top_p < 1.0 else 2.0] for p in params]
+    top_p = to_device(torch.tensor(shares, dtype=torch.float64), device)
+    min_p = to_device(torch.tensor([[p.min_p] for p in params]), device)
     totals = weights.sum(dim=-1, keepdim=True, dtype=torch.float64)
     count = max(k if k < vocab else min(vocab, _CANDIDATES_START) for k in ks)
     while True:
@@ -133,7 +132,8 @@ def _filter(weights: Tensor, params: Sequence[SamplingParams]) -> tuple[Tensor, 
         # Of how much top_p is a share: what top_k leaves.
         mass = torch.where(top_k <= count, ends[:, -1:], totals)
         is_enough = (top_k <= count) | (ends[:, -1:] >= top_p * totals) | (found[:, -1:] < min_p)
-        if count == vocab or bool(is_enough.all()):
+        # The last question is the only one that waits for the device.
+        if count == vocab or max(ks) <= count or bool(is_enough.all()):
             break
         count = vocab
     # A token stays while the mass of those before it has not reached top_p; the first always does.

@@ -114,7 +114,7 @@ def _chunk_sizes(width: int, facts: DeviceFacts, *, is_quantized: bool) -> tuple
 def _latent_tile(shape: AttentionShape, facts: DeviceFacts, breadth: Breadth) -> AttentionTile:
     """Multi-head latent attention: 512 + 64 numbers per position, shared by all query heads. The sum of a
     row alone is 512 numbers, so tiles have few rows and many warps. Decodes of many heads take the 64 rows
-    that Hopper's products of warp groups want: registers spill, and yet an H200 took 502 µs, not 680."""
+    that Hopper's products of warp groups want: registers spill, and yet it was the fastest on an H200."""
     if breadth == "decode" and facts.has_wgmma and shape.group >= 64 and not shape.geometry.is_quantized:
         return AttentionTile(64, 64, 64, 8, 2, has_phases=True)
     block_m = 32 if breadth != "decode" else power_of_two(min(shape.group, 32), 16)

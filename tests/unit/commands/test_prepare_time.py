@@ -50,3 +50,16 @@ def test_steps_on_a_gpu_are_longer_unless_somebody_says_how_long() -> None:
     assert load_config([device, "engine.step_tokens_max=256"]).engine.step_tokens_max == 256
     made = load_config([device])
     assert Config(**made.model_dump()) == made
+
+
+def test_a_model_on_another_kind_of_device_has_its_usual_steps() -> None:
+    def sizes(*sets: str) -> dict[str, int]:
+        config = load_config(["models.a.model.path=x", "models.b.model.path=y", *sets])
+        return {name: config.of_model(name).engine.step_tokens_max for name in "ab"}
+
+    on_gpu, base = "models.a.model.device=cuda", "model.device=cuda"
+    assert sizes() == {"a": 512, "b": 512}
+    assert sizes(on_gpu) == {"a": DEVICE_STEP_TOKENS, "b": 512}
+    assert sizes(base, "models.b.model.device=cpu") == {"a": DEVICE_STEP_TOKENS, "b": 512}
+    assert sizes(on_gpu, "engine.step_tokens_max=300") == {"a": 300, "b": 300}
+    assert sizes(on_gpu, "models.a.engine.step_tokens_max=700") == {"a": 700, "b": 512}

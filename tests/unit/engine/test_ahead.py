@@ -132,3 +132,18 @@ def test_catching_up_ends_when_nobody_will_finish() -> None:
     ahead.close()
     waiting.join(10)
     assert not waiting.is_alive()
+
+
+def test_a_step_that_waited_for_the_one_before_counts_its_own_time(folder, monkeypatch) -> None:
+    """Two decodes of 5 s each on a device that computes one after the other; the second is begun with the
+    first."""
+    clock = iter([0.0, 0.0, 5.0, 10.0])
+    executor = executor_of(folder, is_ahead=True)
+    executor.execute(StepPlan((item(0, PROMPTS[0], 0, 0, GREEDY),), 0))
+    executor._finished_s = 0.0
+    monkeypatch.setattr("engine.execution.executor.time.perf_counter", lambda: next(clock))
+    begun = [
+        executor.begin(StepPlan((item(0, (PENDING_TOKEN,), 4 + n, 1 + n, GREEDY),), 1 + n)) for n in range(2)
+    ]
+    results = [executor.finish(step) for step in begun]
+    assert [(one.elapsed_s, one.overlap_s) for one in results] == [(5.0, 0.0), (5.0, 0.0)]

@@ -61,19 +61,21 @@ def test_a_pool_on_a_gpu_takes_what_weights_leave():
     assert left("pp2") == 2 * (72 - 2 - 8)
     assert left("tp16") == 8 * (72 - 2 - 1)  # two ranks have the same head
     assert left("tp2", LATENT) == 72 - 2 - 8
-    assert left("1", weights=100 * GIB) == KV_BYTES_MIN / GIB
+    assert left("1", weights=100 * GIB) == 0
 
 
 def test_workers_of_one_gpu_share_it_and_others_do_not(monkeypatch):
     seen = []
-    monkeypatch.setattr(
-        "worker.memory_note.with_kv_bytes",
-        lambda model, engine, worker_count: seen.append(worker_count) or engine,
-    )
+
+    def sized(model, engine, *, worker_count, knows_share):
+        seen.append((worker_count, knows_share))
+        return engine
+
+    monkeypatch.setattr("worker.memory_note.with_kv_bytes", sized)
     config = Config(model={"path": "x"}, cluster={"prefill_workers": 3, "decode_workers": 2})
     for gpus in (0.5, 1.0, 4.0, 0.0):
         with_pool_size(config, gpus)
-    assert seen == [2, 1, 1, 5]
+    assert seen == [(2, True), (1, True), (1, True), (5, False)]
 
 
 def test_a_size_that_was_chosen_stays(model):
