@@ -86,9 +86,9 @@ class EngineConfig(Section):
     """Token positions in one KV block, the same in the whole cluster."""
     kv_bytes: Annotated[int, Field(ge=0)] = 0
     """Size of one worker's KV pool in bytes. 0: on GPUs that Ray reserves what the weights and 2 GiB leave of
-    the worker's share of 90 % of the memory; elsewhere room for 1.25 sequences of the model's whole context, at
-    least 128 MiB, and at most the worker's share of half the memory of the machine, its control group or the
-    GPU."""
+    the worker's share of 90 % of the memory; elsewhere room for 1.25 sequences of the model's whole context,
+    at least 128 MiB, and at most the worker's share of half the memory of the machine, its control group or
+    the GPU."""
     step_tokens_max: Annotated[int, Field(ge=1, le=65_536)] = STEP_TOKENS
     """Largest number of tokens in one engine step, prompt chunks and decodes together, over all ranks. Unless
     it is set, workers on GPUs take 2048."""
