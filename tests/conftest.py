@@ -1,6 +1,8 @@
 """Settings for all tests."""
 
+import gc
 import os
+import sys
 
 from hypothesis import settings
 
@@ -11,6 +13,9 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 # Several torch processes share the cores here, and threads that spin while they wait would slow the others
 # down.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Tests start hundreds of processes, each of which would compile hundreds of our files anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Every run has the same cases, so that only a change can change the result; `make explore` draws others.
 # No example has a deadline: a busy machine is no defect.
@@ -20,3 +25,10 @@ settings.load_profile("explore" if os.environ.get("BATON_EXPLORE") else "repeata
 
 # With BATON_TEST_TLS=1 all tests, and every process that they start, use mutual TLS.
 secure_tests()
+
+
+def pytest_collection_finish():
+    """Modules and thousands of collected tests stay until the end. A full collection of garbage would look at
+    all of them, and simulations begin with one each."""
+    gc.collect()
+    gc.freeze()

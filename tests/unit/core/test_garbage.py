@@ -8,10 +8,13 @@ from baton.core import garbage
 
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
+    """Each test begins with nothing spared, and ends with what the others' run spares."""
     thresholds = gc.get_threshold()
-    yield
     gc.unfreeze()
+    yield
     gc.set_threshold(*thresholds)
+    gc.collect()
+    gc.freeze()
 
 
 class Knot:
@@ -69,3 +72,15 @@ def test_for_a_while_only_even_where_it_fails() -> None:
         fail()
     assert gc.get_threshold() == before
     assert gc.get_freeze_count() == 0
+
+
+def test_what_a_process_spares_for_good_is_spared_after_such_a_while_too() -> None:
+    kept = [[number] for number in range(1000)]
+    garbage.spare_what_stays()
+    with garbage.spared((7_000, 5, 5)):
+        assert gc.get_threshold() == (7_000, 5, 5)
+        tie()
+    assert gc.get_threshold() == garbage.THRESHOLDS
+    assert not {id(one) for one in gc.get_objects()} & {id(one) for one in kept}
+    gc.collect()
+    assert Knot.count == 0
