@@ -108,7 +108,8 @@ def test_no_amount_of_work_takes_longer_to_size_than_any_other(work):
     assert 0 < aggregated_needed(prompts, load, KIND, work=work, missed_max=0.05) <= REPLICAS_MAX
 
 
-@settings(max_examples=60, deadline=None)
+# Each example is 400 decisions.
+@settings(max_examples=25, deadline=None)
 @given(
     requests=st.integers(0, 400),
     prompt=st.integers(1, 20_000),

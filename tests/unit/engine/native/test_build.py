@@ -94,3 +94,19 @@ def test_changed_sources_get_a_new_name(monkeypatch, tmp_path):
     (tmp_path / "a.cpp").write_text("int x;")
     monkeypatch.setattr(build_module, "SOURCES", tmp_path)
     assert build_module._key(build_module.find_compiler(), ()) != before
+
+
+def test_an_empty_cache_gets_a_library_with_the_flags_that_were_asked_for(monkeypatch, tmp_path):
+    sources = tmp_path / "src"
+    sources.mkdir()
+    (sources / "one.cpp").write_text('extern "C" int one() { return WANTED; }\n')
+    (sources / "two.cpp").write_text('extern "C" int two() { return 2 * 3; }\n')
+    monkeypatch.setattr(build_module, "SOURCES", sources)
+    monkeypatch.setenv("BATON_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("BATON_NATIVE_FLAGS", "-O1 -DWANTED=7")
+    made = build(candidates()[0])
+    loaded = ctypes.CDLL(str(made))
+    assert (loaded.one(), loaded.two()) == (7, 6)
+    assert [path.suffix for path in made.parent.iterdir() if path.suffix != ".lock"] == [".so"]
+    monkeypatch.setenv("BATON_NATIVE_FLAGS", "-O1 -DWANTED=8")
+    assert ctypes.CDLL(str(build(candidates()[0]))).one() == 8

@@ -116,6 +116,8 @@ def test_other_classes_keep_every_promise(name):
         pytest.skip("this is a run of one class")
     tests = ("test_products.py", "test_bytes.py", "test_attention.py", "test_classes.py")
     chosen = "quantised or bitwise or experts or definition or alone or chain or dense"
+    if name == "generic":  # the whole attention without vector instructions of any processor
+        chosen += " or plain or rotation or int8_is_rounded"
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-k", chosen]
         + [str(HERE / one) for one in tests],
