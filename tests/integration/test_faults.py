@@ -27,6 +27,7 @@ def test_a_day_of_faults_costs_no_request_and_no_token(tmp_path):
     model = make_model(tmp_path / "tiny", "llama", seed=3)
     what = ["--model", str(model), "--seconds", str(SECONDS), "--rate", str(RATE), "--first-token", "10"]
     what += ["--set", f"engine.kv_bytes={32 * 2**20}", "--set", f"store.host_bytes={64 * 2**20}"]
+    what += ["--set", "engine.self_timing_s=0.1"]  # some ten workers are started
     done = subprocess.run(
         [sys.executable, "-m", "baton", "bench", "faults", *what, "--json"],
         cwd=ROOT,

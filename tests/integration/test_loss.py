@@ -14,7 +14,7 @@ from tests.models import make_model
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 NEW_TOKENS = 48
-PROMPT_TOKENS = 2000
+PROMPT_TOKENS = 1200
 RECOVER_S = 10.0
 """Seconds from the moment at which the fault is detectable to the end of the stream."""
 DETECT_S = {signal.SIGKILL: 0.5, signal.SIGSTOP: 3.0}

@@ -29,8 +29,10 @@ class Serve:
         self.lines = []
         self.ready = threading.Event()
         command = [sys.executable, "-m", "baton", "serve", "--model", str(model), "--port", str(self.port)]
+        for one in (f"engine.kv_bytes={32 * 2**20}", "engine.threads=1", "engine.self_timing_s=0.1"):
+            command += ["--set", one]
         self.process = subprocess.Popen(
-            [*command, "--set", f"engine.kv_bytes={32 * 2**20}", "--set", "engine.threads=1", *options],
+            [*command, *options],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
             stdout=subprocess.PIPE,
