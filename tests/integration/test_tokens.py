@@ -12,7 +12,7 @@ from tests.models import make_model
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
-NEW_TOKENS = 64
+NEW_TOKENS = 32
 LENGTHS = (1, 2, 3, 15, 16, 17, 31, 32, 33, 64, 100, 129, 200, 333, 500, 800, 1200, 1700, 2400, 3000)
 GENERATED = LENGTHS.index(100)
 """The prompt for which transformers also generates, step by step as its users do."""
