@@ -11,7 +11,7 @@ from baton.core.errors import PeerFailure
 from baton.wire.transport import secure
 from engine.experts.exchange import FINISHED, FREE, REFUSED, SlotLayout
 from tests.certificates import make_folder, secure_tests, tls_of
-from tests.expert_links import HIDDEN, LAYOUT, LinkWorld, census, data, plus_one, poll
+from tests.expert_links import HIDDEN, LAYOUT, LinkWorld, census, data, first_census, plus_one, poll
 
 KINDS = ("local", "far", "far-tls")
 
@@ -27,7 +27,7 @@ def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture
 def world(kind: str) -> Iterator[LinkWorld]:
-    before = census()
+    before = first_census()
     made = LinkWorld(kind)
     yield made
     made.close()
@@ -161,7 +161,7 @@ def test_nothing_is_left_of_two_hundred_callers(world: LinkWorld) -> None:
     """A third of them end in order, a third are refused, and a third vanish with rows under way."""
     world.connect()
     world.rank.until_links(1)
-    before = census()
+    before = first_census()
     for turn in range(200):
         if turn % 3 == 1:
             with pytest.raises(PeerFailure):

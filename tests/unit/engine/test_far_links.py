@@ -22,7 +22,7 @@ from engine.experts.exchange import FINISHED, FREE, POSTED, TAKEN
 from engine.experts.far_door import GREETERS, FarDoor
 from engine.experts.far_links import FarLink, receive_message, send_message
 from engine.experts.hello import LinkAnswer, LinkHello
-from tests.expert_links import LAYOUT, WAIT_S, LinkWorld, census, data
+from tests.expert_links import LAYOUT, WAIT_S, LinkWorld, census, data, first_census
 
 HELLO = msgspec.structs.replace(LinkHello.of(LAYOUT, secret="the secret", caller="c"), link="l")
 RESULTS = msgspec.structs.replace(HELLO, carries_results=True)
@@ -40,7 +40,7 @@ def local() -> Iterator[LinkWorld]:
 
 
 def world_of(kind: str) -> Iterator[LinkWorld]:
-    before = census()
+    before = first_census()
     world = LinkWorld(kind)
     yield world
     world.close()
