@@ -7,8 +7,10 @@ one answer.
 
 import asyncio
 import contextlib
+import re
 import sys
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -37,6 +39,11 @@ START_S = 30.0
 
 REPLAY_END_S = 300.0
 """Time for the last answers after the last request was sent."""
+
+SAID_LINES = 40
+"""Lines of a failed replay that are shown, at most."""
+
+_PROGRESS = re.compile(r"replay (\d+) s: ")
 
 ASK_AGAIN_S = 0.25
 REDIS_AWAY_S = 1.0
@@ -276,14 +283,21 @@ async def _disturbed(
         ("Redis restarted", cluster.restart_redis),
         ("rolling upgrade", cluster.roll_out),
     )
-    began_s = time.monotonic()
+    began: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+
+    def on_progress(began_s: float) -> None:
+        if not began.done():
+            began.set_result(began_s)
 
     async def strike() -> None:
+        # The replay says when it began: how long its start takes depends on what else the machine does.
+        began_s = await began
         for at_s, (name, fault) in zip(drill.faults_at_s, faults, strict=True):
             await asyncio.sleep(max(0.0, began_s + at_s - time.monotonic()))
             await cluster.strike(name, fault)
 
-    tasks = [asyncio.create_task(_replay(argv, report, drill.length_s)), asyncio.create_task(strike())]
+    replay = _replay(argv, report, drill.length_s, on_progress)
+    tasks = [asyncio.create_task(replay), asyncio.create_task(strike())]
     try:
         await asyncio.gather(*tasks)
     finally:
@@ -293,17 +307,26 @@ async def _disturbed(
     return read_records(records), read_run(report)
 
 
-async def _replay(argv: Sequence[str], report: Path, length_s: float) -> None:
-    """Raises SetupError if the replay made no report. The caller judges its content."""
+async def _replay(
+    argv: Sequence[str], report: Path, length_s: float, on_progress: Callable[[float], None] | None = None
+) -> None:
+    """on_progress: told when the replay began (by this process's monotonic clock), with each line about its
+    progress. Raises SetupError if it made no report. The caller judges its content."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "baton", "replay", *argv, "--json", str(report)),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
     )
+    assert process.stderr is not None
+    said: deque[str] = deque(maxlen=SAID_LINES)
     try:
         async with asyncio.timeout(START_S + length_s + REPLAY_END_S):
-            _, said = await process.communicate()
+            async for line in process.stderr:
+                said.append(line.decode(errors="replace"))
+                if on_progress is not None and (progress := _PROGRESS.match(said[-1])):
+                    on_progress(time.monotonic() - float(progress[1]))
+            await process.wait()
     except TimeoutError:
         raise SetupError(
             f"the replay has not ended {REPLAY_END_S:g} s after its last request left: give it a lower --rate"
@@ -312,7 +335,7 @@ async def _replay(argv: Sequence[str], report: Path, length_s: float) -> None:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
     if not report.exists():  # noqa: ASYNC240  # at once, and nobody else waits
-        raise SetupError(f"the replay failed: {said.decode(errors='replace')[-1000:]}")
+        raise SetupError(f"the replay failed: {''.join(said)[-1000:]}")
 
 
 def _result(
