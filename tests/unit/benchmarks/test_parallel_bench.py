@@ -96,7 +96,8 @@ def test_predictions_are_measured_for_each_shape(folder: Path) -> None:
     for one in predictions:
         assert len(one["measured_s"]) == len(one["simulated_s"]) == len(one["step_time_s"])
         assert min(*one["measured_s"], *one["step_time_s"], *one["simulated_s"]) > 0
-    assert report["one_rank"]["fixed_s"] > 0 < report["one_rank"]["sum_s"]
+    # What a sum costs beside its bytes is a difference of two measurements, and none is less than nothing.
+    assert report["one_rank"]["fixed_s"] > 0 <= report["one_rank"]["sum_s"]
 
 
 @needs_two_cores
