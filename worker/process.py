@@ -127,9 +127,8 @@ class WorkerProcess:
         stages: PlacedStages | None = None,
         gpus: float = 0.0,
     ) -> None:
-        """An empty `control_address` means no directory. `port` 0 means `cluster.worker_port`. `node` and
-        `version` go into `Member` as they are. `stages`: where they are, if on several hosts. `gpus`: see
-        `with_pool_size`."""
+        """An empty `control_address` means no directory, `port` 0 `cluster.worker_port`. `stages`: where
+        they are, if on several hosts. `gpus`: see `with_pool_size`. The others go into `Member`."""
         self._worker_id, self._role, self._config = worker_id, role, config.settled()
         self._node, self._version, self._stages, self._gpus = node, version, stages, gpus
         self._control_address, self._port = control_address, port or config.cluster.worker_port
@@ -167,7 +166,8 @@ class WorkerProcess:
             compiler = CompilerProcess(compile_s=engine.compile_s)
             stack.callback(compiler.close)
             self._compiling.submit(compiler.start)
-            self._threads.submit(stream_copy)  # beside the load: it may compile a library
+            if self._config.store.socket:
+                self._threads.submit(stream_copy)  # beside the load: it may compile a library
             access = expert_access(self._config, self._worker_id, self._role, self._control_address)
             executor = await self._engine.run(
                 Executor.load, model, engine, spread=spread, launch=launch, access=access

@@ -134,7 +134,10 @@ class NixlBackend:
         try:
             with self._within():
                 self._agent = self._open_agent()
-        except CudaError as error:
+        except (CudaError, SetupError) as error:
+            self._let_go_of_device()
+            if isinstance(error, SetupError):
+                raise
             raise SetupError(f"{self._memory.device}: {error}") from None
         return TransferThread(
             self._agent,
@@ -191,8 +194,13 @@ class NixlBackend:
                 self._agent.release_pieces(scratch.pieces)
             self._agent.release_pieces(self._local)
             self._agent.close()
-        if self._device is not None:
-            self._device.close()
+        self._let_go_of_device()
+
+    def _let_go_of_device(self) -> None:
+        device, self._device = self._device, None
+        if device is not None:
+            with contextlib.suppress(CudaError):  # a context that stays goes with the process
+                device.close()
 
     def offer(self) -> bytes:
         memory = self._memory
