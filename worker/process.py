@@ -166,8 +166,7 @@ class WorkerProcess:
             compiler = CompilerProcess(compile_s=engine.compile_s)
             stack.callback(compiler.close)
             self._compiling.submit(compiler.start)
-            if self._config.store.socket:
-                self._threads.submit(stream_copy)  # beside the load: it may compile a library
+            self._threads.submit(stream_copy)  # beside the load: it may compile a library
             access = expert_access(self._config, self._worker_id, self._role, self._control_address)
             executor = await self._engine.run(
                 Executor.load, model, engine, spread=spread, launch=launch, access=access
