@@ -136,9 +136,7 @@ class NixlBackend:
                 self._agent = self._open_agent()
         except (CudaError, SetupError) as error:
             self._let_go_of_device()
-            if isinstance(error, SetupError):
-                raise
-            raise SetupError(f"{self._memory.device}: {error}") from None
+            raise SetupError(str(error)) from None
         return TransferThread(
             self._agent,
             name=f"nixl {self._agent_name}",
@@ -197,10 +195,9 @@ class NixlBackend:
         self._let_go_of_device()
 
     def _let_go_of_device(self) -> None:
-        device, self._device = self._device, None
-        if device is not None:
+        if self._device is not None:
             with contextlib.suppress(CudaError):  # a context that stays goes with the process
-                device.close()
+                self._device.close()
 
     def offer(self) -> bytes:
         memory = self._memory
