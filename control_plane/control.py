@@ -159,6 +159,7 @@ class Control:
         await self._home.open()
         nodes = await asyncio.to_thread(self._home.ray.nodes)
         check_reach(cluster, nodes, here=self._home.host)
+        self._ray.choice.on_nodes(nodes)
         for note in [] if self._ray.is_local else room_notes(self._config, nodes_of(nodes)):
             log.warning("%s", note)
         self._server, port = await start_server(
@@ -214,7 +215,9 @@ class Control:
     async def _follow_nodes(self) -> None:
         while True:
             with contextlib.suppress(ConnectionError, RuntimeError):
-                self._plane.on_nodes(nodes_of(await asyncio.to_thread(self._home.ray.nodes)))
+                nodes = await asyncio.to_thread(self._home.ray.nodes)
+                self._ray.choice.on_nodes(nodes)
+                self._plane.on_nodes(nodes_of(nodes))
             await asyncio.sleep(NODES_S)
 
     async def _close(self, *, leaves_workers: bool) -> None:

@@ -7,8 +7,9 @@ import msgspec
 
 from baton.core.ids import ExpertRankId
 from baton.core.messages import Role
+from control_plane.node_choice import NODE_LABEL, Needs, group_of, selected
 from control_plane.ray_cluster import RayCluster, namespace_of
-from control_plane.ray_ops import NODE_LABEL, RayReplicas, worker_environment
+from control_plane.ray_ops import RayReplicas, worker_environment
 from control_plane.ray_processes import RayProcesses
 from control_plane.workers import ExpertRankPlace
 
@@ -37,9 +38,12 @@ class ExpertRankIdentity(msgspec.Struct, frozen=True):
     pid: int
     model: str
     role: Role
+    node: str = ""
+    """Ray's id of the node where it runs."""
 
 
 OnExit = Callable[[ExpertRankId, BaseException | str], None]
+_KIND = "expert rank"
 
 
 class RayExpertRanks:
@@ -52,8 +56,9 @@ class RayExpertRanks:
         self._actor_class, self._workers = actor_class, workers
         self._home, self._is_local = home, is_local
         self._processes: RayProcesses[ExpertRankId, ExpertRankIdentity] = RayProcesses(
-            home, kind="expert rank", on_exit=on_exit
+            home, kind=_KIND, on_exit=on_exit, choice=workers.choice
         )
+        self._choice = workers.choice
 
     @property
     def rank_ids(self) -> tuple[ExpertRankId, ...]:
@@ -69,10 +74,6 @@ class RayExpertRanks:
         labels = dict(cluster.node_labels.get(spec.role, {}))
         if is_apart:
             labels = dict(cluster.node_labels.get("experts", labels))
-        if node and node not in avoid:
-            labels[NODE_LABEL] = f"in({node})"
-        elif avoid:
-            labels[NODE_LABEL] = f"!in({','.join(avoid)})"
         options: dict[str, Any] = {
             "name": spec.rank_id,
             "namespace": _namespace(spec.control_address),
@@ -85,10 +86,15 @@ class RayExpertRanks:
             "max_concurrency": 1000,
             "runtime_env": {"env_vars": worker_environment(spec.threads)},
         }
-        if labels:
-            options["label_selector"] = labels
-        if not self._is_local and not node:
-            options["scheduling_strategy"] = "SPREAD"
+        group = group_of(_KIND, spec.model, spec.role)
+        if node and node not in avoid:
+            options["label_selector"] = {**labels, NODE_LABEL: f"in({node})"}
+            self._choice.found(spec.rank_id, group, node)
+        elif not self._is_local:
+            needs = Needs({"CPU": options["num_cpus"], "GPU": options["num_gpus"]}, labels)
+            options |= self._choice.options(spec.rank_id, group, needs, avoid=avoid)
+        else:
+            options |= selected(labels, avoid)
         handle = self._home.ray.remote(self._actor_class).options(**options).remote(spec)
         self._processes.follow(spec.rank_id, handle)
 

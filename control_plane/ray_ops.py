@@ -11,11 +11,12 @@ from typing import Any
 
 import msgspec
 
-from baton.config import ClusterConfig, Config
+from baton.config import Config
 from baton.config.served_models import each_model, expert_ranks, worker_shapes
 from baton.core.ids import WorkerId
 from baton.core.messages import Role
 from control_plane.cores import gpus_of_worker
+from control_plane.node_choice import Needs, NodeChoice, group_of, selected
 from control_plane.ray_cluster import RayCluster, namespace_of
 from control_plane.ray_processes import RayProcesses
 from control_plane.stage_groups import StageGroups, StageNeeds
@@ -76,8 +77,7 @@ def _nothing() -> None:
     pass
 
 
-NODE_LABEL = "ray.io/node-id"
-"""Label that Ray gives to every node."""
+_KIND = "worker"
 
 OnExit = Callable[[WorkerId, BaseException | str], None]
 
@@ -105,8 +105,10 @@ class RayReplicas:
         ]
         self._home, self.is_local = home, is_local
         self._groups = StageGroups(home)
+        self.choice = NodeChoice()
+        """Where workers and whatever else runs on the same nodes go."""
         self._processes: RayProcesses[WorkerId, WorkerIdentity] = RayProcesses(
-            home, kind="worker", on_exit=on_exit
+            home, kind=_KIND, on_exit=on_exit, choice=self.choice
         )
 
     @property
@@ -130,21 +132,37 @@ class RayReplicas:
             "max_concurrency": 1000,
             "runtime_env": {"env_vars": worker_environment(threads)},
         }
-        options |= self._placement(self._configs[spec.model].cluster, spec.role, avoid)
+        cluster = self._configs[spec.model].cluster
+        options["resources"] = dict(cluster.node_resources.get(spec.role, {}))
+        labels = dict(cluster.node_labels.get(spec.role, {}))
         release = _nothing
-        if spec.stage_count > 1 and not self.is_local:
-            options |= self._stages(spec, options)
+        if self.is_local:
+            options |= selected(labels, avoid)
+        elif spec.stage_count == 1:
+            options |= self._node(spec, options, labels, avoid)
+        else:
+            options |= self._stages(spec, options, labels, avoid)
             release = self._release(spec.control_address, spec.worker_id)
         handle = self._home.ray.remote(self._actor_class).options(**options).remote(spec)
         self._processes.follow(spec.worker_id, handle, release)
 
-    def _stages(self, spec: WorkerSpec, options: dict[str, Any]) -> dict[str, Any]:
+    def _node(
+        self, spec: WorkerSpec, options: dict[str, Any], labels: dict[str, str], avoid: Sequence[str]
+    ) -> dict[str, Any]:
+        """Choose a node for a worker that is on one."""
+        amounts = {"CPU": options["num_cpus"], "GPU": options["num_gpus"], **options["resources"]}
+        group = group_of(_KIND, spec.model, spec.role)
+        return self.choice.options(spec.worker_id, group, Needs(amounts, labels), avoid=avoid)
+
+    def _stages(
+        self, spec: WorkerSpec, options: dict[str, Any], labels: dict[str, str], avoid: Sequence[str]
+    ) -> dict[str, Any]:
         """Reserve a place for each stage. `options` are those of one actor with all ranks."""
         place = StageNeeds(
             cpus=options["num_cpus"] / spec.stage_count,
             gpus=options["num_gpus"] / spec.stage_count,
             resources=options["resources"],
-            labels=options.pop("label_selector", {}),
+            labels=selected(labels, avoid).get("label_selector", {}),
         )
         namespace = namespace_of(spec.control_address)
         return self._groups.reserve(namespace, spec.worker_id, [place] * spec.stage_count)
@@ -169,19 +187,6 @@ class RayReplicas:
             alive = [worker_id for worker_id, _ in survivors]
             await asyncio.to_thread(self._groups.release_others, namespace, alive)
         return survivors
-
-    def _placement(self, cluster: ClusterConfig, role: Role, avoid: Sequence[str]) -> dict[str, Any]:
-        """Return Ray's placement options. Workers spread over several nodes, so that the loss of one node is
-        not the loss of a pool."""
-        labels = dict(cluster.node_labels.get(role, {}))
-        if avoid:
-            labels[NODE_LABEL] = f"!in({','.join(avoid)})"
-        options: dict[str, Any] = {"resources": dict(cluster.node_resources.get(role, {}))}
-        if labels:
-            options["label_selector"] = labels
-        if not self.is_local:
-            options["scheduling_strategy"] = "SPREAD"
-        return options
 
     def gpus_of(self, config: Config, rank_count: int) -> float:
         """Return the GPUs that Ray reserves for one worker. It is 0 for "cuda:N", which names a device of the

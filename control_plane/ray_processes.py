@@ -13,6 +13,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import psutil
 
+from baton.core.messages import Role
+from control_plane.node_choice import NodeChoice, group_of
 from control_plane.ray_cluster import RayCluster, first_line
 
 log = logging.getLogger(__name__)
@@ -25,6 +27,15 @@ KILL_S = 2.0
 
 
 class ProcessIdentity(Protocol):
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def role(self) -> Role: ...
+
+    @property
+    def node(self) -> str: ...
+
     @property
     def host(self) -> str: ...
 
@@ -60,10 +71,16 @@ class RayProcesses(Generic[Name, Identity]):
     not be started."""
 
     def __init__(
-        self, home: RayCluster, *, kind: str, on_exit: Callable[[Name, BaseException | str], None]
+        self,
+        home: RayCluster,
+        *,
+        kind: str,
+        on_exit: Callable[[Name, BaseException | str], None],
+        choice: NodeChoice,
     ) -> None:
         """`kind` is what log lines call such a process."""
         self._home, self._kind, self._on_exit = home, kind, on_exit
+        self._choice = choice
         self._actors: dict[Name, _RayActor] = {}
 
     @property
@@ -152,6 +169,7 @@ class RayProcesses(Generic[Name, Identity]):
         try:
             actor.identity = identity = await actor.handle.identity.remote()
             actor.is_known.set()
+            self._choice.found(name, group_of(self._kind, identity.model, identity.role), identity.node)
             if identity.host == socket.gethostname():
                 actor.process = psutil.Process(identity.pid)
             reason = await serving
@@ -164,6 +182,7 @@ class RayProcesses(Generic[Name, Identity]):
         self._kill_actor(actor)
         await asyncio.to_thread(_wait_gone, actor.process)
         self._actors.pop(name, None)
+        self._choice.forget(name)
         self._on_exit(name, reason)
 
 

@@ -30,7 +30,7 @@ class ExpertRankActor:
 
     async def identity(self) -> ExpertRankIdentity:
         spec = self._spec
-        return ExpertRankIdentity(socket.gethostname(), os.getpid(), spec.model, spec.role)
+        return ExpertRankIdentity(socket.gethostname(), os.getpid(), spec.model, spec.role, node_id())
 
     async def serve(self) -> str:
         """Serve, and return why the rank ended in good order. Raises SetupError.
