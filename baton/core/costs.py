@@ -23,15 +23,16 @@ its place, or a step that took longer than planned."""
 STAGE_CHUNK_MIN = 64
 """Least tokens of a chunk that is made small for the sake of a pipeline. Kernels need so many rows."""
 FEW_DECODES = 8
-"""Number of sequences up to which one more costs more than beyond it: products with few rows read all weights
-for few results, and the second row is dearer than the thirtieth."""
+"""Number of sequences up to which one more has another cost than beyond it. Products with few rows read all
+weights for few results, so that the second row is dearer than the thirtieth. In a pipeline it is cheaper:
+one sequence leaves all stages but one idle."""
 COST_MAX_S = 3600.0
 STAGES_MAX = 1024
 TIMING_MAX_S = 1e9
 
 
 class StepCosts(msgspec.Struct, frozen=True):
-    """Coefficients of the cost model in seconds, each zero or more."""
+    """Coefficients of the cost model in seconds, each zero or more but for `few_decode_s`."""
 
     base_s: float
     """Cost of any step, however little it does."""
@@ -51,14 +52,15 @@ class StepCosts(msgspec.Struct, frozen=True):
     """Least time of any step: that of reading the weights that are streamed (`model.offload`). Computing goes
     on beside it."""
     few_decode_s: float = 0.0
-    """Cost that each of the first `FEW_DECODES` sequences that decode adds to `decode_s`."""
+    """Cost that each of the first `FEW_DECODES` sequences that decode adds to `decode_s`. It is less than
+    zero, by `decode_s` at most, where the first ones are cheaper than later ones."""
 
     @property
     def is_usable(self) -> bool:
         """False for what no step can cost: a NaN, an infinity, less than nothing or more than an hour. A
         worker that reports such costs must not spoil what others decide by them."""
         found = (self.base_s, self.prompt_token_s, self.decode_s, self.context_token_s, self.pair_s)
-        found = (*found, self.floor_s, self.few_decode_s)
+        found = (*found, self.floor_s, self.decode_s + self.few_decode_s)
         is_pipeline = self.stages <= STAGES_MAX
         return is_pipeline and all(0.0 <= cost_s <= COST_MAX_S for cost_s in found)
 
@@ -128,15 +130,16 @@ def median_costs(all_costs: Iterable[StepCosts]) -> StepCosts | None:
     listed = list(all_costs)
     if not listed:
         return None
+    decode_s = median(c.decode_s for c in listed)
     return StepCosts(
         median(c.base_s for c in listed),
         median(c.prompt_token_s for c in listed),
-        median(c.decode_s for c in listed),
+        decode_s,
         median(c.context_token_s for c in listed),
         median(c.pair_s for c in listed),
         median_low(c.stages for c in listed),
         median(c.floor_s for c in listed),
-        median(c.few_decode_s for c in listed),
+        max(-decode_s, median(c.few_decode_s for c in listed)),
     )
 
 

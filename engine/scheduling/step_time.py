@@ -1,7 +1,7 @@
 """Prediction of a step's time, learnt from the times of earlier steps.
 
-seconds ≈ base + a·prompt tokens + b·decodes + b'·min(decodes, 8) + c·context tokens + d·blocks moved
-+ e·draft tokens + f·pairs
+seconds ≈ base + a·prompt tokens + b·max(0, decodes - 8) + b'·min(decodes, 8) + c·context tokens
++ d·blocks moved + e·draft tokens + f·pairs
 
 The fit is least squares over steps, older ones forgotten, no coefficient below zero: cyclic coordinate
 descent on the weighted normal equations (Franc, Hlaváč, Navara, "Sequential coordinate-wise algorithm for the
@@ -62,7 +62,7 @@ class StepWork:
 
 SCALES = (1.0, 256.0, 16.0, 16_384.0, 16.0, 16.0, 262_144.0, 8.0)
 """So that all features are of the order of one."""
-COLD_S = (0.002, 2e-4, 2e-4, 1e-7, 1e-4, 2e-4, 1e-8, 2e-4)
+COLD_S = (0.002, 2e-4, 2e-4, 1e-7, 1e-4, 2e-4, 1e-8, 4e-4)
 """Before the first step: a small model on a few cores. Wrong by any factor, it is forgotten at once."""
 
 
@@ -95,7 +95,8 @@ class _Fit:
     @property
     def costs(self) -> StepCosts:
         each = [theta / scale for theta, scale in zip(self.theta, SCALES, strict=True)]
-        return StepCosts(*each[:4], pair_s=each[6], stages=self._stages, few_decode_s=each[7])
+        few_decode_s = each[7] - each[2]
+        return StepCosts(*each[:4], pair_s=each[6], stages=self._stages, few_decode_s=few_decode_s)
 
 
 class StepTimeModel:
@@ -195,7 +196,7 @@ def _features(work: StepWork) -> tuple[float, ...]:
     return (
         1.0,
         work.prompt_tokens / SCALES[1],
-        work.decodes / SCALES[2],
+        max(0, work.decodes - FEW_DECODES) / SCALES[2],
         work.context_tokens / SCALES[3],
         work.moved_blocks / SCALES[4],
         work.drafts / SCALES[5],

@@ -153,9 +153,9 @@ def _from_bench(bench: _EngineBench) -> StepCosts:
     knee = FEW_DECODES if FEW_DECODES in bench.decode_s and many > FEW_DECODES else few
     each_s = max(0.0, (bench.decode_s[many] - bench.decode_s[knee]) / (many - knee))
     early_s = (bench.decode_s[knee] - bench.decode_s[few]) / (knee - few) - each_s if knee > few else 0.0
-    few_s = max(0.0, early_s)
     kv_bytes = (bench.decode_bytes[many] - bench.decode_bytes[few]) / (many - few)
     context_s = min(each_s, kv_bytes / bench.read_bytes_per_s)
+    few_s = max(context_s - each_s, early_s)
     base_s = max(0.0, bench.decode_s[few] - few * (each_s + few_s))
     token_s = max(0.0, bench.prefill_s - base_s) / bench.prefill_tokens
     context_token_s = context_s / max(1, bench.context_tokens)

@@ -183,7 +183,7 @@ def _drags(role: Role, shape: ReplicaShape) -> tuple[float, ...]:
     costs, node = shape.node.costs(role), shape.node
     return (
         *(costs.base_s, costs.prompt_token_s, costs.decode_s, costs.context_token_s, costs.pair_s),
-        costs.few_decode_s,
+        costs.decode_s + costs.few_decode_s,
         *(-node.kv_pool_bytes(), -node.transfer_bytes_s),
     )
 

@@ -33,11 +33,13 @@ def test_it_learns_what_steps_cost(work):
 
 
 @pytest.mark.parametrize("decodes", [1, 2, 4, 8, 16, 32])
-def test_it_learns_that_the_first_sequences_cost_more(decodes):
-    """The times are a worker's on a CPU: 5.4, 14.9 and 35.5 ms for 1, 8 and 32 sequences."""
+@pytest.mark.parametrize(("base_s", "few_s"), [(0.00408, 0.0005), (0.0146, -0.0006)])
+def test_it_learns_that_the_first_sequences_cost_more_or_less(base_s, few_s, decodes):
+    """The times are a worker's on a CPU: 5.4, 14.9 and 35.5 ms for 1, 8 and 32 sequences of one rank, and
+    15, 17 and 37 ms of two stages."""
 
     def seconds(count):
-        return 0.00408 + 0.00086 * count + 0.0005 * min(count, 8)
+        return base_s + 0.00086 * count + few_s * min(count, 8)
 
     rng, model = random.Random(5), StepTimeModel()
     for _ in range(200):
@@ -45,6 +47,8 @@ def test_it_learns_that_the_first_sequences_cost_more(decodes):
         model.observe(StepWork(0, count, 512 * count), seconds(count) * rng.uniform(0.95, 1.05))
     told = model.seen_costs
     assert told is not None
+    assert told.is_usable
+    assert (told.few_decode_s > 0) is (few_s > 0)
     assert told.step_s(decodes=decodes, context_tokens=512 * decodes) == pytest.approx(
         seconds(decodes), rel=0.06
     )
