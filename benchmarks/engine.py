@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,6 +21,7 @@ from baton.core.ids import SeqKey, SequenceId
 from baton.core.sampling import SamplingParams
 from baton.core.steps import StepItem, StepPlan
 from benchmarks import limits
+from benchmarks.transformers_prefill import transformers_prefill
 from engine.execution.executor import Executor
 
 MODEL_CALLS = ("linear", "gated_linear", "logits", "experts", "attention")
@@ -44,6 +46,8 @@ class EngineResult(msgspec.Struct, frozen=True):
     overhead_share: dict[int, float]
     """Share of a step outside matrix products, experts and attention, by batch size."""
     context_tokens: int
+    transformers_s: float | None = None
+    """The same prompt by transformers in bfloat16, on as many threads."""
 
     @property
     def matmul_ratio(self) -> float:
@@ -58,12 +62,14 @@ class Sizes(msgspec.Struct, frozen=True):
     context_tokens: int = 512
     batches: tuple[int, ...] = (1, 8, 32)
     rounds: int = 15
+    has_transformers: bool = False
+    """Whether transformers computes the prompt as well, in turn."""
 
 
 def measure(
     model: ModelConfig, engine: EngineConfig, sizes: Sizes, *, progress: Callable[[str], None]
 ) -> EngineResult:
-    """Measure the model. Raises SetupError as `Executor.load` does."""
+    """Measure the model. Raises SetupError as `Executor.load` does, and if transformers cannot load it."""
     torch.set_num_threads(engine.threads or torch.get_num_threads())
     progress(f"loading {model.path} ({engine.threads} threads, {model.quantization})")
     executor = Executor.load(model, engine)
@@ -71,8 +77,13 @@ def measure(
         steps = StepPlans(executor)
         reads = limits.read_bandwidth(executor.kv.device)
         shapes = _shapes(executor)
-        prefill_s, bare_s = _in_turn(
-            sizes.rounds, lambda: steps.prefill(sizes.prefill_tokens), _bare(shapes, sizes.prefill_tokens)
+        prompt = steps.prompt(sizes.prefill_tokens)
+        others = [transformers_prefill(Path(model.path), prompt)] if sizes.has_transformers else []
+        prefill_s, bare_s, *others_s = _in_turn(
+            sizes.rounds,
+            lambda: steps.prefill(sizes.prefill_tokens),
+            _bare(shapes, sizes.prefill_tokens),
+            *others,
         )
         decode_s = {b: _decode(steps, b, sizes) for b in sizes.batches}
         overhead = {b: _overhead(executor, steps, b, sizes) for b in sizes.batches}
@@ -90,6 +101,7 @@ def measure(
             decode_bytes={b: weight_bytes + b * kv_bytes for b in sizes.batches},
             overhead_share=overhead,
             context_tokens=sizes.context_tokens,
+            transformers_s=others_s[0] if others_s else None,
         )
     finally:
         executor.close()
@@ -111,7 +123,7 @@ class StepPlans:
 
     def prefill_plan(self, tokens: int) -> StepPlan:
         blocks = tuple(range(self._executor.geometry.blocks_for(tokens)))
-        return self._plan([self._item(0, self._tokens(tokens), 0, blocks)])
+        return self._plan([self._item(0, self.prompt(tokens), 0, blocks)])
 
     def decode_plan(self, batch: int, context: int) -> StepPlan:
         per_sequence = self._executor.geometry.blocks_for(context)
@@ -130,7 +142,7 @@ class StepPlans:
         self._executor.execute(plan)
         return time.perf_counter() - started_s
 
-    def _tokens(self, count: int) -> tuple[int, ...]:
+    def prompt(self, count: int) -> tuple[int, ...]:
         return tuple((i * 7919 + 11) % self._executor.vocab_size for i in range(count))
 
     def _item(self, number: int, tokens: tuple[int, ...], first: int, blocks: tuple[int, ...]) -> StepItem:

@@ -34,7 +34,14 @@ class EngineReport(msgspec.Struct, frozen=True):
 
 
 def engine(
-    model: Annotated[str, typer.Option(help="Hugging Face folder; empty: a random 82 M Llama in bf16.")] = "",
+    model: Annotated[
+        str,
+        typer.Option(
+            help="Hugging Face folder or GGUF file, which llama.cpp then serves too; empty: a random 82 M "
+            "Llama in bf16.",
+            show_default=False,
+        ),
+    ] = "",
     threads: Annotated[
         str, typer.Option(help="Numbers of cores to measure with, separated by commas.")
     ] = "1",
@@ -59,6 +66,10 @@ def engine(
     with_engine: Annotated[
         bool, typer.Option("--engine/--no-engine", help="Measure the engine alone.")
     ] = True,
+    with_transformers: Annotated[
+        bool,
+        typer.Option("--transformers", help="Have transformers compute the prompt too, in bf16 and in turn."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Compare the engine with bare matrix products and memory reads, and `baton serve` with other servers.
@@ -74,12 +85,25 @@ def engine(
         folder = Path(model).expanduser() if model else make_bench_model(_cache(temporary))
         engines: list[EngineResult] = []
         if with_engine:
-            engines = [_measure(folder, n, kind, prompt_tokens, notes) for n in counts for kind in kinds]
+            sizes = Sizes(
+                prefill_tokens=prompt_tokens,
+                context_tokens=prompt_tokens,
+                rounds=_alone_rounds(prompt_tokens),
+                has_transformers=with_transformers,
+            )
+            engines = [_measure(folder, n, kind, sizes, notes) for n in counts for kind in kinds]
         compared: list[ServerResult] = []
         if with_servers:
             loads = _numbers("--concurrency", concurrency)
             compared = servers.run(
-                _servers(folder, kinds, peer, max(loads), tensor=tensor, own_model=not model),
+                peers_of(
+                    folder,
+                    kinds,
+                    peer,
+                    Slots(max(loads), max(SLOT_TOKENS, prompt_tokens + output_tokens)),
+                    tensor=tensor,
+                    own_model=not model,
+                ),
                 core_counts=counts,
                 concurrencies=loads,
                 rounds=rounds,
@@ -123,10 +147,15 @@ def _peer(text: str) -> tuple[str, str]:
     return name, str(Path(path).expanduser())
 
 
-def _measure(folder: Path, threads: int, kind: str, tokens: int, notes: Console) -> EngineResult:
+def _alone_rounds(prompt_tokens: int) -> int:
+    """Return the rounds in which the engine takes turns with torch: fewer of long prompts, which take
+    seconds each."""
+    return max(5, min(Sizes().rounds, Sizes().rounds * 512 // prompt_tokens))
+
+
+def _measure(folder: Path, threads: int, kind: str, sizes: Sizes, notes: Console) -> EngineResult:
     model = _model_config(folder, kind)
-    sizes = Sizes(prefill_tokens=tokens, context_tokens=tokens)
-    settings = EngineConfig(threads=threads, step_tokens_max=max(tokens, 512))
+    settings = EngineConfig(threads=threads, step_tokens_max=max(sizes.prefill_tokens, 512))
     return engine_bench.measure(model, settings, sizes, progress=notes.print)
 
 
@@ -138,8 +167,15 @@ def _model_config(folder: Path, kind: str) -> ModelConfig:
         raise SetupError(f"--quantization {kind}: choose none, int8 or int4") from None
 
 
-def _servers(
-    folder: Path, kinds: list[str], peer: list[str], concurrency: int, *, tensor: int, own_model: bool
+class Slots(msgspec.Struct, frozen=True):
+    """Of llama.cpp: how many requests at once, and the tokens of each."""
+
+    count: int
+    tokens: int
+
+
+def peers_of(
+    folder: Path, kinds: list[str], peer: list[str], slots: Slots, *, tensor: int, own_model: bool
 ) -> list[Peer]:
     given = dict(_peer(text) for text in peer)
     if tensor > 1:
@@ -151,17 +187,22 @@ def _servers(
     if "int8" in kinds:
         int8 = ["model.quantization=int8", PLAIN]
         found.append(peers.baton_peer(folder, name="baton int8", settings=int8))
-    if program := peers.find_program("vllm", given.get("vllm")):
+    is_gguf = folder.suffix == ".gguf"
+    if (program := peers.find_program("vllm", given.get("vllm"))) and not is_gguf:
         found.append(peers.vllm_peer(program, folder))
-    program = peers.find_program("llama-server", given.get("llama-server"))
-    if program and own_model:
-        for kind in ("bf16", *(["q8_0"] if "int8" in kinds else [])):
-            gguf = write_gguf(folder, kind)
+    if program := peers.find_program("llama-server", given.get("llama-server")):
+        files = {"llama.cpp": folder} if is_gguf else {}
+        if own_model:
+            files = {
+                f"llama.cpp {kind}": write_gguf(folder, kind)
+                for kind in ("bf16", *(["q8_0"] if "int8" in kinds else []))
+            }
+        for name, gguf in files.items():
             found.append(
-                peers.llama_cpp_peer(
-                    program, gguf, name=f"llama.cpp {kind}", slots=concurrency, slot_tokens=SLOT_TOKENS
-                )
+                peers.llama_cpp_peer(program, gguf, name=name, slots=slots.count, slot_tokens=slots.tokens)
             )
+    if is_gguf:
+        return found
     own = shutil.which("transformers") if given.get("transformers") is None else None
     if program := own or peers.find_program("transformers", given.get("transformers")):
         found.append(peers.transformers_peer(program, folder))
@@ -181,14 +222,18 @@ def _show_engine(results: list[EngineResult]) -> None:
     if not results:
         return
     prefill = Table(title="Prefill alone, and the same matrix products by torch")
-    for column in ("threads", "weights", "kernels", "tokens", "ms", "torch ms", "ratio"):
+    columns = ("threads", "weights", "kernels", "tokens", "ms", "torch ms", "ratio")
+    for column in (*columns, "transformers ms", "ratio"):
         prefill.add_column(column, justify="right")
     decode = Table(title="Decode alone, and measured memory reads")
     for column in ("threads", "weights", "batch", "context", "step ms", "bandwidth used", "overhead"):
         decode.add_column(column, justify="right")
     for r in results:
         times = (f"{r.prefill_s * 1e3:.1f}", f"{r.bare_matmul_s * 1e3:.1f}", f"{r.matmul_ratio:.2f}")
-        prefill.add_row(str(r.threads), r.quantization, r.kernels, str(r.prefill_tokens), *times)
+        others = ("", "")
+        if r.transformers_s is not None:
+            others = (f"{r.transformers_s * 1e3:.1f}", f"{r.transformers_s / r.prefill_s:.2f}")
+        prefill.add_row(str(r.threads), r.quantization, r.kernels, str(r.prefill_tokens), *times, *others)
         for batch, step_s in r.decode_s.items():
             shares = (f"{r.bandwidth_ratio(batch):.2f}", f"{100 * r.overhead_share[batch]:.0f} %")
             sizes = (str(batch), str(r.context_tokens))

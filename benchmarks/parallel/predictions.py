@@ -38,8 +38,8 @@ class PredictedTime(msgspec.Struct, frozen=True):
     """In each round, what `baton simulate` predicts from the costs of one rank."""
 
     def error(self, predicted_s: list[float]) -> float:
-        """Return (predicted - measured) / measured: the median over the rounds, since a machine's speed
-        changes from minute to minute, and both times of a round are of the same minute."""
+        """Return (predicted - measured) / measured: the median over the rounds. Both times of a round are of
+        the same minute."""
         pairs = zip(predicted_s, self.measured_s, strict=True)
         return statistics.median(predicted / measured for predicted, measured in pairs) - 1.0
 
@@ -71,27 +71,35 @@ def measure(
         }
         beside = stack.enter_context(loaded(Launch(str(folder), "1", 1, sizes.kv_tokens), cores[1:2]))
         at_once = stack.enter_context(ThreadPoolExecutor(max_workers=1))
+
+        def measured_rank() -> MeasuredRank:
+            costs = workers["1"].self_timed(sizes.chunk_tokens)
+            other = at_once.submit(beside.self_timed, sizes.chunk_tokens, records=False)
+            shared = workers["1"].self_timed(sizes.chunk_tokens, records=False)
+            other.result()
+            return _measured_rank(folder, costs, shared, workers["1"], sizes, links)
+
         found: dict[tuple[str, Role, int], PredictedTime] = {}
         ranks: list[MeasuredRank] = []
         for number in range(1 + sizes.rounds):
             progress(f"round {number} of {sizes.rounds}")
-            learnt = {shape: worker.self_timed(sizes.chunk_tokens) for shape, worker in workers.items()}
-            other = at_once.submit(beside.self_timed, sizes.chunk_tokens, records=False)
-            shared = workers["1"].self_timed(sizes.chunk_tokens, records=False)
-            other.result()
-            rank = _measured_rank(folder, learnt["1"], shared, workers["1"], sizes, links)
-            measured = _measure_round(workers, sizes)
-            if number == 0:
-                continue  # the first round does not count
-            ranks.append(rank)
-            for (shape, role, size), seconds in measured.items():
-                one = found.setdefault(
-                    (shape, role, size), PredictedTime(shape, *_name(role, size, sizes), [], [], [])
-                )
-                one.measured_s.append(seconds)
-                one.step_time_s.append(_predicted_s(learnt[shape], role, size, sizes))
-                divided = divided_costs(rank, Shape.parse(shape), role)
-                one.simulated_s.append(_predicted_s(divided, role, size, sizes))
+            for shape, worker in workers.items():
+                # Predictions are made before and after, since a machine's speed changes within a minute.
+                rank_before, before = measured_rank(), worker.self_timed(sizes.chunk_tokens)
+                measured = _measured(worker, sizes)
+                rank_after, after = measured_rank(), worker.self_timed(sizes.chunk_tokens)
+                if number == 0:
+                    continue  # the first round does not count
+                rank, learnt = _median_rank([rank_before, rank_after]), median_costs([before, after])
+                assert learnt is not None, "there are two"
+                ranks.append(rank)
+                for (role, size), seconds in measured.items():
+                    name = _name(role, size, sizes)
+                    one = found.setdefault((shape, role, size), PredictedTime(shape, *name, [], [], []))
+                    one.measured_s.append(seconds)
+                    one.step_time_s.append(_predicted_s(learnt, role, size, sizes))
+                    divided = divided_costs(rank, Shape.parse(shape), role)
+                    one.simulated_s.append(_predicted_s(divided, role, size, sizes))
     return PredictionResult(_median_rank(ranks), list(found.values()))
 
 
@@ -115,15 +123,14 @@ def _name(role: Role, size: int, sizes: ModelSizes) -> tuple[str, str]:
     return "decode", f"{size} at {sizes.context_tokens}"
 
 
-def _measure_round(workers: dict[str, ModelProcess], sizes: ModelSizes) -> dict[tuple[str, Role, int], float]:
-    measured: dict[tuple[str, Role, int], float] = {}
-    for shape, worker in workers.items():
-        for role, size in _cases(sizes):
-            if role is Role.PREFILL:
-                seconds = worker.scheduled_prefill(size, sizes.chunk_tokens)
-            else:
-                seconds = worker.decode(size, sizes.context_tokens, sizes.steps)
-            measured[shape, role, size] = seconds
+def _measured(worker: ModelProcess, sizes: ModelSizes) -> dict[tuple[Role, int], float]:
+    measured: dict[tuple[Role, int], float] = {}
+    for role, size in _cases(sizes):
+        if role is Role.PREFILL:
+            seconds = worker.scheduled_prefill(size, sizes.chunk_tokens)
+        else:
+            seconds = worker.decode(size, sizes.context_tokens, sizes.steps)
+        measured[role, size] = seconds
     return measured
 
 

@@ -5,8 +5,11 @@ from pathlib import Path
 import pytest
 
 from baton.core.errors import SetupError
-from benchmarks.engine_cli import engine
+from benchmarks.engine_cli import Slots, engine, peers_of
 from benchmarks.peers import baton_peer, vllm_peer
+from benchmarks.transformers_prefill import transformers_prefill
+from tests.gguf_files import write_gguf
+from tests.models import make_model
 
 
 def option(command, name):
@@ -32,3 +35,28 @@ def test_one_process_has_all_cores():
 def test_the_engine_alone_has_no_servers_of_ranks():
     with pytest.raises(SetupError, match="add --no-engine"):
         engine(tensor=2)
+
+
+def test_llama_cpp_serves_the_same_gguf_file_with_room_for_the_prompts(tmp_path):
+    """vLLM and transformers are no servers of such a file on a CPU, though they are installed."""
+    for name in ("llama-server", "vllm", "transformers"):
+        program = tmp_path / name
+        program.touch(mode=0o755)
+    given = [f"{name}={tmp_path}" for name in ("llama-server", "vllm", "transformers")]
+    file = tmp_path / "m.Q4_1.gguf"
+    found = peers_of(file, ["none"], given, Slots(2, 3000), tensor=1, own_model=False)
+    assert [peer.name for peer in found] == ["baton", "baton, speculation", "llama.cpp"]
+    llama = found[-1].command
+    assert (option(llama, "-m"), option(llama, "-c"), option(llama, "-np")) == (str(file), "6000", "2")
+
+
+@pytest.mark.parametrize("is_gguf", [False, True])
+def test_transformers_computes_the_prompt_of_a_folder_or_a_file(tmp_path, is_gguf):
+    model = make_model(tmp_path / "model", "llama")
+    path = write_gguf(model, tmp_path / "m.gguf", matrices="F16") if is_gguf else model
+    assert transformers_prefill(path, range(3, 20))() > 0
+
+
+def test_a_model_that_transformers_cannot_load_is_named(tmp_path):
+    with pytest.raises(SetupError, match="transformers does not load"):
+        transformers_prefill(tmp_path, [1])
