@@ -9,7 +9,9 @@ PORT   ?= 8000
 TORCH_INDEX ?=
 ARGS   ?=
 
-.PHONY: help setup resolve serve test check lint types imports proto chart render images unit sim integration pods pictures explore fmt clean
+.PHONY: help setup resolve serve test check lint types imports proto chart render images unit sim integration \
+    integration-beside unit-and-sim pods pictures explore fmt clean
+SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
 help: ## Show these targets
@@ -44,7 +46,16 @@ serve: $(VENV)/.installed ## Set up, fetch a small instruct model and serve it o
 	fi; \
 	exec $(BIN)/baton serve --model $$model --port $(PORT) $(ARGS)
 
-test: check unit sim integration ## Set up and run every check and test
+# Tests with real processes wait for half of their time. The others, of lower priority, compute meanwhile.
+test: check ## Set up and run every check and test
+	@$(MAKE) --no-print-directory --jobs 2 --keep-going unit-and-sim integration-beside
+
+integration-beside: $(VENV)/.installed
+	@set -o pipefail; $(MAKE) --no-print-directory integration 2>&1 | sed -u 's/^/integration | /'
+
+unit-and-sim: $(VENV)/.installed
+	@set -o pipefail; nice -n 10 $(MAKE) --no-print-directory unit 2>&1 | sed -u 's/^/unit        | /'
+	@set -o pipefail; nice -n 10 $(MAKE) --no-print-directory sim 2>&1 | sed -u 's/^/simulator   | /'
 
 check: lint types imports render ## Lint, check types and imports, and compare generated files with their sources
 

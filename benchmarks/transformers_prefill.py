@@ -13,11 +13,12 @@ from baton.core.errors import SetupError
 def transformers_prefill(path: Path, tokens: Sequence[int]) -> Callable[[], float]:
     """Load a Hugging Face folder or a GGUF file, and return a call that computes the prompt with a KV cache
     and the logits of its last token, and returns the seconds. It uses torch's threads. Raises SetupError."""
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, GgufConfig
 
     place: dict[str, Any] = {"pretrained_model_name_or_path": str(path)}
-    if path.suffix == ".gguf":
+    if path.suffix == ".gguf":  # else its blocks are unpacked to float32 in every product
         place = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
+        place["quantization_config"] = GgufConfig(dequantize=True)
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(**place, dtype=torch.bfloat16)
     except (ImportError, OSError, ValueError) as error:

@@ -36,12 +36,13 @@ from engine.execution.self_timing import Measured, execute_together, time_steps,
 from engine.execution.spread import Spread
 from engine.execution.step_batch import BegunStep, StepBatch
 from engine.execution.team import Launch, RankTeam, generations_of
+from engine.execution.text_logits import text_logits
 from engine.experts.access import ExpertAccess
 from engine.experts.connecting import connection_to
 from engine.experts.following import ExpertConnection
 from engine.grammar import GrammarStore
 from engine.kernels.beside_torch import notes_beside_torch
-from engine.kernels.interface import BatchLayout, Span
+from engine.kernels.interface import Span
 from engine.kv.parts import PoolPart
 from engine.kv.swap import SwapSpace
 from engine.loading.adapters import AdapterWeights
@@ -78,6 +79,7 @@ class Executor:
         this one leads; empty: this one's is the whole. experts: where they are on ranks of their own."""
         self.experts = experts
         self._ranks, self._team = ranks, team
+        self._leads = ranks is None or ranks.is_leader
         self._unfinished = UnfinishedSteps() if ranks is not None and ranks.leads_stages else None
         self._owns_pool = ranks is None or ranks.has_pool
         """Blocks are moved and cleared once, by the rank whose pool they are in."""
@@ -115,8 +117,7 @@ class Executor:
         """Tokens that the previous step sampled, by sequence. They take the place of `PENDING_TOKEN`."""
         self.adapters = adapter_slots(loaded, engine)
         self.offloading, self.floor_s = loaded.offloading, loaded.floor_s
-        recorded = recorded_sequences(engine, loaded.floor_s) if ranks is None else 0
-        self.recorder = make_recorder(loaded, sequences_max=recorded)
+        self.recorder = make_recorder(loaded, recorded_sequences(engine, loaded.floor_s), ranks)
         is_alone = ranks is None and draft is None and experts is None and not loaded.floor_s
         self._ahead = StepsAhead(loaded.kv.device) if is_alone and loaded.kv.device.type == "cuda" else None
         """Steps are begun before the one before is finished, as far as their tokens allow."""
@@ -235,8 +236,8 @@ class Executor:
             self._ahead.catch_up()
         replays = self._replayed_count
         if isinstance(self.recorder, DecodeReplay) and plan.items:
-            clear = self._clear_partial_block
-            sampled = self.recorder.sample(plan.items, self._sampled_before, clear)
+            before, clear = self._sampled_before, self._clear_partial_block
+            sampled = self.recorder.sample(plan.items, before, clear, chooses=self._leads)
             if sampled is not None:
                 return self.finish(BegunStep(plan, None, None, started_s, 0, tuple(sampled), True))
         others_before = other_token_count(self._model)
@@ -299,8 +300,13 @@ class Executor:
         if step.ahead is not None and batch is not None:
             results, self._last_sampled = ahead_results(items, batch, step.ahead)
             return results
-        if step.sampled:
+        if step.sampled is not None:
+            if not self._leads:
+                self._shared_tokens.expect([item.key for item in items])
+                return ()
             self._sampler.end(step.plan.ended)
+            if ranks is not None:
+                ranks.share(step.sampled)
             self._last_sampled = {item.key: one for item, one in zip(items, step.sampled, strict=True)}
             return tuple([ItemResult((token,)) for token in step.sampled])
         if batch is None:
@@ -312,7 +318,7 @@ class Executor:
             self._last_sampled = {}
             return ()
         assert step.hidden is not None
-        if ranks is not None and not ranks.is_leader:
+        if not self._leads:
             follow(model.logits, batch, step.hidden, self.vocab_size)
             self._shared_tokens.expect([items[index].key for index, _ in batch.sampling])
             return ()
@@ -370,7 +376,7 @@ class Executor:
         """The token that stands behind `PENDING_TOKEN`, or any where only the device knows it."""
         if self._ahead is not None and self._ahead.has(key):
             return 0
-        if self._ranks is not None and not self._ranks.is_leader:
+        if not self._leads:
             return self._shared_tokens.last(key)
         if self._unfinished is not None:
             self._unfinished.wait()
@@ -391,29 +397,10 @@ class Executor:
         if filled and last * self.geometry.block_tokens >= item.first_position:
             self.kv.clear(item.block_ids[last])
 
-    @torch.inference_mode()
     def logits_of(self, tokens: Sequence[int], *, chunk_tokens: int) -> Iterator[Tensor]:
-        """Logits after each token of one text, for measurements: float32 [n, vocab] per chunk. They are
-        computed as a prompt is, in chunks and through the KV pool, which nothing else may be using.
-
-        Raises SetupError if the pool does not hold the text.
-        """
+        """See `text_logits`. Nothing else may be using the KV pool."""
         assert self._model is not None, "logits_of after close"
-        needed = self.geometry.blocks_for(len(tokens))
-        if needed > self.kv.block_count:
-            raise SetupError(
-                f"{len(tokens)} tokens need {needed} blocks of KV, there are {self.kv.block_count}"
-            )
-        blocks = tuple(range(needed))
-        for block in blocks:
-            self.kv.clear(block)
-        for start in range(0, len(tokens), chunk_tokens):
-            chunk = list(tokens[start : start + chunk_tokens])
-            end = start + len(chunk)
-            layout = BatchLayout.of([Span(start, len(chunk), blocks[: self.geometry.blocks_for(end)])])
-            ids = torch.tensor(chunk, dtype=torch.int64, device=self.kv.device)
-            hidden = self._model.forward(ids, layout, torch.arange(len(chunk), device=self.kv.device))
-            yield self._model.logits(hidden)
+        return text_logits(self._model, self.kv, tokens, chunk_tokens=chunk_tokens)
 
     def warm_up(self) -> None:
         """Compute a prompt chunk and a batch of decodes, so that the first request does not pay for reading

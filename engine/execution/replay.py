@@ -3,6 +3,9 @@
 The first step of a batch size is computed as it is, then once more while it is recorded, then replayed; if
 the results do not agree to the last bit, the size is never replayed. Later steps of that size write their
 numbers where the recording reads them and replay it.
+
+Tensor ranks record alike: each takes its own calls down, sums and gathers over the ranks among them. They
+agree on every size before any of them replays it.
 """
 
 import ctypes
@@ -20,6 +23,7 @@ from baton.core.sampling import SamplingParams
 from baton.core.steps import PENDING_TOKEN, StepItem
 from engine.execution.decode_inputs import DecodeInputs
 from engine.execution.graphs import CapturableModel, DecodeGraphs, is_capturable, make_graphs
+from engine.execution.ranks import Ranks
 from engine.execution.rope_rows import RopeRows
 from engine.execution.step_buffers import StepBuffers
 from engine.execution.tracing import StepTrace, trace
@@ -30,6 +34,7 @@ from engine.loading.load import LoadedModel
 from engine.models.linear import StepContext
 from engine.native.library import library
 from engine.native.recording import NotRecordable
+from engine.parallel.shared_memory import SharedMemoryGroup
 from engine.sampling.choose import Draw, choose
 from engine.sampling.state import needs_state
 
@@ -41,11 +46,18 @@ _SHARING_MAX, _BLOCKS_MAX = 4, 2**20
 """Block ids that a step has room for: so many times the pool's blocks, since sequences share prefixes."""
 
 
-def make_recorder(loaded: LoadedModel, *, sequences_max: int) -> "DecodeGraphs | DecodeReplay | None":
-    """What records decode steps on this device; None: nothing does, for this model or with these kernels."""
+def make_recorder(
+    loaded: LoadedModel, sequences_max: int, ranks: Ranks | None = None
+) -> "DecodeGraphs | DecodeReplay | None":
+    """What records decode steps on this device; None: nothing does, for this model, these kernels or this
+    shape. Ranks of one worker have recorders, or none of them has."""
     model, kernels, pool = loaded.model, loaded.kernels, loaded.kv
-    if not loaded.division.is_whole or loaded.has_remote_experts:
-        return None  # what ranks do together is not recorded, nor rows that go to other processes
+    group = ranks.tensor if ranks is not None else None
+    if ranks is not None and (ranks.is_staged or ranks.context is not None):
+        return None  # tensors that pass from stage to stage, and divided tokens
+    is_alone = ranks is None and loaded.division.is_whole
+    if loaded.has_remote_experts or not (is_alone or isinstance(group, SharedMemoryGroup)):
+        return None  # rows that go to other processes, and collectives that are not the library's
     if pool.device.type != "cpu":
         return make_graphs(model, kernels, pool, sequences_max=sequences_max)
     if not sequences_max or not isinstance(model, CapturableModel) or not isinstance(kernels, NativeKernels):
@@ -55,6 +67,7 @@ def make_recorder(loaded: LoadedModel, *, sequences_max: int) -> "DecodeGraphs |
         sequences_max=sequences_max,
         positions_max=loaded.context_tokens,
         vocab_size=loaded.spec.vocab_size,
+        group=group,
     )
 
 
@@ -94,9 +107,10 @@ class DecodeReplay:
         sequences_max: int,
         positions_max: int,
         vocab_size: int,
+        group: SharedMemoryGroup | None = None,
     ) -> None:
-        """positions_max: of the longest sequence."""
-        self._model, self._kernels = model, kernels
+        """positions_max: of the longest sequence. group: the tensor ranks, if there are others."""
+        self._model, self._kernels, self._group = model, kernels, group
         self._sequences_max, self._block_tokens = sequences_max, pool.geometry.block_tokens
         self._vocab_size = vocab_size
         self._inputs = DecodeInputs(
@@ -145,10 +159,13 @@ class DecodeReplay:
         items: Sequence[StepItem],
         last_sampled: Callable[[SeqKey], int],
         clear: Callable[[StepItem], None],
+        *,
+        chooses: bool = True,
     ) -> list[int] | None:
         """The next token of every item, if all are decodes that sample by temperature and filters alone and
         their batch size is recorded; else None, and nothing has changed. clear: is told every item before
-        its KV is written. Raises IndexError, see `DecodeInputs.fill`."""
+        its KV is written. chooses: False at a rank that has only its part of the logits; it gets no tokens.
+        Raises IndexError, see `DecodeInputs.fill`, and GroupBroken."""
         made = self._recorded.get(len(items))
         if made is None or not all(self._is_plain(item) for item in items):
             return None
@@ -160,9 +177,8 @@ class DecodeReplay:
         for item in items:
             clear(item)
         self._params = {item.key: (item.sampling, True) for item in items}
-        self._replay(len(items), made.forward)
-        made.head.replay()
-        return self._choose(items, made.head.result)
+        self._replay(len(items), made.forward, made.head)
+        return self._choose(items, made.head.result) if chooses else []
 
     def _has(self, tokens: Sequence[int]) -> bool:
         """Whether the model has these tokens. The steps of others say what is wrong with them."""
@@ -189,14 +205,30 @@ class DecodeReplay:
         with torch.inference_mode():
             return choose(logits, [Draw(item.sampling, item.sample_index or 0) for item in items])
 
-    def _replay(self, count: int, made: StepTrace) -> None:
+    def _replay(self, count: int, *parts: StepTrace) -> None:
         try:
-            made.replay()
+            self._play(*parts)
         except NotRecordable:
             self._recorded[count] = None
             log.exception("a recorded step of %d sequences failed", count)
             raise
         self.replayed_count += 1
+
+    def _play(self, *parts: StepTrace, with_effects: bool = True) -> None:
+        def play() -> None:
+            for part in parts:
+                part.replay(with_effects=with_effects)
+
+        if self._group is None:
+            play()
+        else:
+            self._group.replay(play)
+
+    def _all(self, holds: bool) -> bool:
+        """Whether it holds on every rank."""
+        if self._group is None:
+            return holds
+        return not self._group.all_reduce_(torch.tensor([float(not holds)])).item()
 
     def _first(self, tokens: Tensor, layout: BatchLayout) -> Tensor | None:
         """Record the batch size, and return the step's result as it is without a recording."""
@@ -206,21 +238,17 @@ class DecodeReplay:
         if not self._inputs.fill(tokens.tolist(), layout.spans):
             del self._recorded[count]  # a smaller one may come
             return expected
-        try:
-            made = self._record(count)
-            for part in (made.forward, made.head):
-                part.replay(with_effects=False)
-        except NotRecordable as reason:
-            log.info("decode steps of %d sequences are not recorded: %s", count, reason)
-            return expected
-        if not _same(made.forward.result, expected) or not _same(
-            made.head.result, self._model.logits(expected)
-        ):
-            log.error("a replay of %d sequences gives another result: they are not replayed", count)
-            return expected
-        if self._trace_bytes + made.memory_bytes + self._buffers.memory_bytes > _BYTES_MAX:
-            log.info("decode steps of %d sequences are not recorded: too much memory", count)
-            return expected
+        made = self._recordable(count)
+        is_same = False
+        if self._all(made is not None):
+            assert made is not None
+            is_same = self._gives(made, expected, count)
+        if not self._all(is_same):
+            # A rank that records sums nothing, so what it has written is of no use.
+            return (
+                expected if self._group is None else self._model.forward(tokens, layout, torch.arange(count))
+            )
+        assert made is not None
         self._trace_bytes += made.memory_bytes
         self._recorded[count] = made
         kernels, others = self.recorded[count]
@@ -228,6 +256,33 @@ class DecodeReplay:
             "recorded decode steps of %d sequences: %d kernels, %d calls of torch", count, kernels, others
         )
         return expected
+
+    def _gives(self, made: _RecordedSize, expected: Tensor, count: int) -> bool:
+        """Whether a recording gives these hidden states and their logits, to the last bit."""
+        try:
+            self._play(made.forward, made.head, with_effects=False)
+        except NotRecordable as reason:
+            if self._group is not None:
+                raise  # other ranks wait in the midst of it
+            log.info("decode steps of %d sequences are not recorded: %s", count, reason)
+            return False
+        logits = self._model.logits(expected)
+        if _same(made.forward.result, expected) and _same(made.head.result, logits):
+            return True
+        log.error("a replay of %d sequences gives another result: they are not replayed", count)
+        return False
+
+    def _recordable(self, count: int) -> _RecordedSize | None:
+        """Record a batch size, or say in the log why not."""
+        try:
+            made = self._record(count)
+        except NotRecordable as reason:
+            log.info("decode steps of %d sequences are not recorded: %s", count, reason)
+            return None
+        if self._trace_bytes + made.memory_bytes + self._buffers.memory_bytes > _BYTES_MAX:
+            log.info("decode steps of %d sequences are not recorded: too much memory", count)
+            return None
+        return made
 
     def _record(self, count: int) -> _RecordedSize:
         inputs = self._inputs

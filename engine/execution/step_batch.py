@@ -113,8 +113,8 @@ class BegunStep:
     """The rows of the batch."""
     started_s: float
     context_rank_tokens: int
-    sampled: tuple[int, ...] = ()
-    """The next token of each item of a step that was replayed to its end."""
+    sampled: tuple[int, ...] | None = None
+    """The next token of each item of a step that was replayed to its end; none at a follower."""
     is_replayed: bool = False
     ahead: AheadStep | None = None
     """Set where the device may still compute the step."""

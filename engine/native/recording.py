@@ -123,15 +123,20 @@ class NativeFunction:
 
     tape: ClassVar[Tape | None] = None
     """The tape that is open. Calls of other threads are not on it."""
-    __slots__ = ("_function", "_name")
+    __slots__ = ("_function", "_name", "waits_for_ranks")
 
     def __init__(self, name: str, function: Any) -> None:
         self._name, self._function = name, function
+        self.waits_for_ranks = False
+        """Other ranks make the same call. While this thread records, it goes on the tape and is not made, so
+        that each rank can record by itself."""
 
     def __call__(self, *arguments: Any) -> Any:
         tape = NativeFunction.tape
         if tape is not None and tape.thread == threading.get_ident():
             tape.add(self._name, self._function, arguments)
+            if self.waits_for_ranks:
+                return 0
         return self._function(*arguments)
 
     @classmethod

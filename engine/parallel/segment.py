@@ -18,7 +18,7 @@ from baton.core.errors import SetupError
 from baton.core.shape import RANKS_MAX
 from engine.native.build import NativeUnavailable
 from engine.native.library import library
-from engine.native.recording import RecordableLibrary
+from engine.native.recording import NotRecordable, RecordableLibrary
 from engine.parallel.group import GroupBroken
 
 _POINTER, _I32, _I64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
@@ -175,6 +175,20 @@ class Segment:
         """function(endpoint, *arguments), one call at a time. Raises GroupBroken if the group is over."""
         with self._in_call:
             return self._run(function, arguments)
+
+    def replay(self, calls: Callable[[], None]) -> None:
+        """Let `calls` make recorded calls again, with nobody else's between them. Raises GroupBroken if they
+        fail because the group is over."""
+        with self._in_call:
+            if self._endpoint is None:
+                raise GroupBroken(_CLOSED)
+            try:
+                calls()
+            except NotRecordable:
+                text: bytes = self._native.baton_segment_reason(self._endpoint)
+                if text:
+                    raise GroupBroken(text.decode(errors="replace")) from None
+                raise
 
     def call_aside(self, function: Callable[..., int], *arguments: object) -> int:
         """A call like `call`, which may run while one of those does."""

@@ -1,7 +1,7 @@
 """Groups whose ranks are processes of one host, through memory that they share."""
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import torch
@@ -43,6 +43,8 @@ def _functions() -> RecordableLibrary:
     native.baton_receive.argtypes = [_POINTER, _POINTER, _I64, ctypes.c_uint64, _I32, _I64]
     for name in ("all_reduce", "reduce_scatter", "gather", "broadcast", "send", "receive"):
         getattr(native, f"baton_{name}").restype = _I32
+    for name in ("all_reduce", "reduce_scatter", "gather", "broadcast"):
+        getattr(native, f"baton_{name}").waits_for_ranks = True
     return native
 
 
@@ -70,6 +72,11 @@ class SharedMemoryGroup(OverSegment):
     def join(cls, address: str, rank: int, *, deadline_s: float) -> "SharedMemoryGroup":
         """Join the group that rank 0 of this host has made. Raises SetupError."""
         return cls(Segment.join(address, rank), deadline_s=deadline_s)
+
+    def replay(self, calls: Callable[[], None]) -> None:
+        """Let `calls` make recorded calls of this group again, as all ranks do. Raises GroupBroken, and what
+        `calls` raises while the group is whole."""
+        self._segment.replay(calls)
 
     def all_reduce_(self, x: Tensor) -> Tensor:
         code = _CODES.get(x.dtype)
