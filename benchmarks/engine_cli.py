@@ -22,6 +22,8 @@ from benchmarks.servers import ServerResult
 
 SLOT_TOKENS = 1024
 """Context of one of llama.cpp's slots."""
+CONTEXT_TOKENS_MAX, KV_BYTES = 1024, 2**30
+"""Context of the sequences that decode, and a pool that holds the largest batch of a model of this size."""
 PEERS = ("vllm", "llama-server", "transformers")
 PLAIN = "engine.speculation=off"
 """A random model repeats itself, which makes speculation unrealistically good, and other servers do not
@@ -87,7 +89,7 @@ def engine(
         if with_engine:
             sizes = Sizes(
                 prefill_tokens=prompt_tokens,
-                context_tokens=prompt_tokens,
+                context_tokens=min(prompt_tokens, CONTEXT_TOKENS_MAX),
                 rounds=_alone_rounds(prompt_tokens),
                 has_transformers=with_transformers,
             )
@@ -150,12 +152,14 @@ def _peer(text: str) -> tuple[str, str]:
 def _alone_rounds(prompt_tokens: int) -> int:
     """Return the rounds in which the engine takes turns with torch: fewer of long prompts, which take
     seconds each."""
-    return max(5, min(Sizes().rounds, Sizes().rounds * 512 // prompt_tokens))
+    return max(3, min(Sizes().rounds, Sizes().rounds * 512 // prompt_tokens))
 
 
 def _measure(folder: Path, threads: int, kind: str, sizes: Sizes, notes: Console) -> EngineResult:
     model = _model_config(folder, kind)
-    settings = EngineConfig(threads=threads, step_tokens_max=max(sizes.prefill_tokens, 512))
+    settings = EngineConfig(
+        threads=threads, step_tokens_max=max(sizes.prefill_tokens, 512), kv_bytes=KV_BYTES
+    )
     return engine_bench.measure(model, settings, sizes, progress=notes.print)
 
 
