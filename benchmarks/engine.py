@@ -23,6 +23,7 @@ from baton.core.steps import StepItem, StepPlan
 from benchmarks import limits
 from benchmarks.transformers_prefill import transformers_prefill
 from engine.execution.executor import Executor
+from engine.execution.tracing import StepTrace
 
 MODEL_CALLS = ("linear", "gated_linear", "logits", "experts", "attention")
 """Calls that count as the model's own work; everything else is overhead."""
@@ -44,7 +45,8 @@ class EngineResult(msgspec.Struct, frozen=True):
     decode_bytes: dict[int, int]
     """Bytes that a step must read: the weights once, and the KV of all its sequences."""
     overhead_share: dict[int, float]
-    """Share of a step outside matrix products, experts and attention, by batch size."""
+    """Share of a step outside matrix products, experts and attention, by batch size. Of a step that is
+    replayed it is what is outside of all kernels."""
     context_tokens: int
     transformers_s: float | None = None
     """The same prompt by transformers in bfloat16, on as many threads."""
@@ -87,7 +89,7 @@ def measure(
         )
         decode_s = {b: _decode(steps, b, sizes) for b in sizes.batches}
         overhead = {b: _overhead(executor, steps, b, sizes) for b in sizes.batches}
-        weight_bytes = _weight_bytes(shapes, model.quantization, executor)
+        weight_bytes = _weight_bytes(shapes, model, executor)
         kv_bytes = executor.geometry.block_bytes // executor.geometry.block_tokens * sizes.context_tokens
         return EngineResult(
             threads=engine.threads,
@@ -197,9 +199,11 @@ def _bare(shapes: Shapes, rows: int) -> Callable[[], float]:
     return run
 
 
-def _weight_bytes(shapes: Shapes, quantization: str, executor: Executor) -> int:
+def _weight_bytes(shapes: Shapes, model: ModelConfig, executor: Executor) -> int:
+    if model.path.endswith(".gguf"):
+        return Path(model.path).stat().st_size  # its weights stay as they are
     bits = {"int8": 8.0, "w8a8": 8.0, "fp8": 8.0, "int4": 4.25}.get(
-        quantization, 8.0 * STORED_BYTES[executor.geometry.dtype]
+        model.quantization, 8.0 * STORED_BYTES[executor.geometry.dtype]
     )
     return int(sum(out * size for out, size, _ in shapes) * bits / 8)
 
@@ -216,7 +220,7 @@ def _overhead(executor: Executor, steps: StepPlans, batch: int, sizes: Sizes) ->
 
 @contextmanager
 def _timed(kernels: Any) -> Generator[list[float]]:
-    """Add up the seconds in the kernels' model calls, in the list's only entry."""
+    """Add up the seconds in the kernels' model calls and in replays of them, in the list's only entry."""
     spent = [0.0]
     depth = [0]
 
@@ -234,10 +238,13 @@ def _timed(kernels: Any) -> Generator[list[float]]:
         return timed
 
     wrapped = [name for name in MODEL_CALLS if hasattr(kernels, name)]
+    replay = StepTrace.replay
     for name in wrapped:
         setattr(kernels, name, wrap(getattr(kernels, name)))
+    StepTrace.replay = wrap(replay)
     try:
         yield spent
     finally:
+        StepTrace.replay = replay
         for name in wrapped:
             delattr(kernels, name)
