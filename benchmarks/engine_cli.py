@@ -35,15 +35,30 @@ class EngineReport(msgspec.Struct, frozen=True):
     servers: list[ServerResult]
 
 
+ModelOption = Annotated[
+    str,
+    typer.Option(
+        help="Hugging Face folder or GGUF file, which llama.cpp then serves too; empty: a random 82 M Llama "
+        "in bf16.",
+        show_default=False,
+    ),
+]
+TensorOption = Annotated[
+    int,
+    typer.Option(min=1, max=64, help="Compare servers of so many tensor ranks, each with a core, instead."),
+]
+PeerOption = Annotated[
+    list[str],
+    typer.Option(metavar="NAME=PATH", help=f"Path of the program or environment of {', '.join(PEERS)}."),
+]
+TransformersOption = Annotated[
+    bool,
+    typer.Option("--transformers", help="Have transformers compute the prompt too, in bf16 and in turn."),
+]
+
+
 def engine(
-    model: Annotated[
-        str,
-        typer.Option(
-            help="Hugging Face folder or GGUF file, which llama.cpp then serves too; empty: a random 82 M "
-            "Llama in bf16.",
-            show_default=False,
-        ),
-    ] = "",
+    model: ModelOption = "",
     threads: Annotated[
         str, typer.Option(help="Numbers of cores to measure with, separated by commas.")
     ] = "1",
@@ -52,26 +67,15 @@ def engine(
     prompt_tokens: Annotated[int, typer.Option(min=1)] = 512,
     output_tokens: Annotated[int, typer.Option(min=2)] = 64,
     rounds: Annotated[int, typer.Option(min=1, max=100, help="Rounds in which the servers take turns.")] = 3,
-    tensor: Annotated[
-        int,
-        typer.Option(
-            min=1, max=64, help="Compare servers of so many tensor ranks, each with a core, instead."
-        ),
-    ] = 1,
-    peer: Annotated[
-        list[str],
-        typer.Option(metavar="NAME=PATH", help=f"Path of the program or environment of {', '.join(PEERS)}."),
-    ] = [],  # noqa: B006
+    tensor: TensorOption = 1,
+    peer: PeerOption = [],  # noqa: B006
     with_servers: Annotated[
         bool, typer.Option("--servers/--no-servers", help="Compare whole servers.")
     ] = True,
     with_engine: Annotated[
         bool, typer.Option("--engine/--no-engine", help="Measure the engine alone.")
     ] = True,
-    with_transformers: Annotated[
-        bool,
-        typer.Option("--transformers", help="Have transformers compute the prompt too, in bf16 and in turn."),
-    ] = False,
+    with_transformers: TransformersOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Compare the engine with bare matrix products and memory reads, and `baton serve` with other servers.
@@ -87,25 +91,14 @@ def engine(
         folder = Path(model).expanduser() if model else make_bench_model(_cache(temporary))
         engines: list[EngineResult] = []
         if with_engine:
-            sizes = Sizes(
-                prefill_tokens=prompt_tokens,
-                context_tokens=min(prompt_tokens, CONTEXT_TOKENS_MAX),
-                rounds=_alone_rounds(prompt_tokens),
-                has_transformers=with_transformers,
-            )
+            sizes = _sizes(prompt_tokens, has_transformers=with_transformers)
             engines = [_measure(folder, n, kind, sizes, notes) for n in counts for kind in kinds]
         compared: list[ServerResult] = []
         if with_servers:
             loads = _numbers("--concurrency", concurrency)
+            slots = Slots(max(loads), max(SLOT_TOKENS, prompt_tokens + output_tokens))
             compared = servers.run(
-                peers_of(
-                    folder,
-                    kinds,
-                    peer,
-                    Slots(max(loads), max(SLOT_TOKENS, prompt_tokens + output_tokens)),
-                    tensor=tensor,
-                    own_model=not model,
-                ),
+                peers_of(folder, kinds, peer, slots, tensor=tensor, own_model=not model),
                 core_counts=counts,
                 concurrencies=loads,
                 rounds=rounds,
@@ -149,10 +142,15 @@ def _peer(text: str) -> tuple[str, str]:
     return name, str(Path(path).expanduser())
 
 
-def _alone_rounds(prompt_tokens: int) -> int:
-    """Return the rounds in which the engine takes turns with torch: fewer of long prompts, which take
-    seconds each."""
-    return max(3, min(Sizes().rounds, Sizes().rounds * 512 // prompt_tokens))
+def _sizes(prompt_tokens: int, *, has_transformers: bool) -> Sizes:
+    """Return the sizes for prompts of this length. Long ones take seconds each, so they have fewer rounds."""
+    rounds = max(3, min(Sizes().rounds, Sizes().rounds * 512 // prompt_tokens))
+    return Sizes(
+        prompt_tokens,
+        min(prompt_tokens, CONTEXT_TOKENS_MAX),
+        rounds=rounds,
+        has_transformers=has_transformers,
+    )
 
 
 def _measure(folder: Path, threads: int, kind: str, sizes: Sizes, notes: Console) -> EngineResult:
@@ -172,7 +170,7 @@ def _model_config(folder: Path, kind: str) -> ModelConfig:
 
 
 class Slots(msgspec.Struct, frozen=True):
-    """Of llama.cpp: how many requests at once, and the tokens of each."""
+    """How many requests llama.cpp takes at once, and the tokens of each."""
 
     count: int
     tokens: int

@@ -29,7 +29,7 @@ CASES = [
     ("llama", "tp4", {"dtype": "bfloat16"}),
     *((family, "tp2", {}) for family in ("gemma2", "mixtral", "deepseek_v3", "gpt_oss")),
 ]
-"""Of gemma2 and of models of experts, torch computes between the kernels."""
+"""Torch computes between the kernels of gemma2 and of models of experts."""
 
 
 def start(folder: Path, shape: str, *, replays: bool = True, **model: str) -> Executor:
