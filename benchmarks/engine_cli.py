@@ -19,11 +19,14 @@ from benchmarks.bench_model import make_bench_model, write_gguf
 from benchmarks.engine import EngineResult, Sizes
 from benchmarks.peers import Peer
 from benchmarks.servers import ServerResult
+from engine.model_files.read_spec import load_spec
+from engine.model_files.resolve import resolve_model
+from engine.model_files.sizes import kv_geometry
 
 SLOT_TOKENS = 1024
 """Context of one of llama.cpp's slots."""
-CONTEXT_TOKENS_MAX, KV_BYTES = 1024, 2**30
-"""Context of the sequences that decode, and a pool that holds the largest batch of a model of this size."""
+CONTEXT_TOKENS_MAX = 1024
+"""Context of the sequences that decode, since the KV pool has to hold the largest batch."""
 PEERS = ("vllm", "llama-server", "transformers")
 PLAIN = "engine.speculation=off"
 """A random model repeats itself, which makes speculation unrealistically good, and other servers do not
@@ -155,9 +158,13 @@ def _sizes(prompt_tokens: int, *, has_transformers: bool) -> Sizes:
 
 def _measure(folder: Path, threads: int, kind: str, sizes: Sizes, notes: Console) -> EngineResult:
     model = _model_config(folder, kind)
-    settings = EngineConfig(
-        threads=threads, step_tokens_max=max(sizes.prefill_tokens, 512), kv_bytes=KV_BYTES
+    settings = EngineConfig(threads=threads, step_tokens_max=max(sizes.prefill_tokens, 512))
+    geometry = kv_geometry(load_spec(resolve_model(model.path)), model, settings)
+    blocks = max(
+        geometry.blocks_for(sizes.prefill_tokens),
+        max(sizes.batches) * geometry.blocks_for(sizes.context_tokens),
     )
+    settings = settings.model_copy(update={"kv_bytes": blocks * geometry.block_bytes})
     return engine_bench.measure(model, settings, sizes, progress=notes.print)
 
 

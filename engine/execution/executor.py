@@ -17,7 +17,7 @@ from baton.core.steps import ItemResult, StepItem, StepPlan, StepResult
 from engine.compiling import CompilerProcess
 from engine.execution.ahead import StepsAhead
 from engine.execution.draft import DraftModel, with_drafts
-from engine.execution.graphs import DecodeGraphs, recorded_sequences
+from engine.execution.graphs import DecodeGraphs
 from engine.execution.load_ranks import (
     adapter_slots,
     check_ranks,
@@ -117,7 +117,7 @@ class Executor:
         """Tokens that the previous step sampled, by sequence. They take the place of `PENDING_TOKEN`."""
         self.adapters = adapter_slots(loaded, engine)
         self.offloading, self.floor_s = loaded.offloading, loaded.floor_s
-        self.recorder = make_recorder(loaded, recorded_sequences(engine, loaded.floor_s), ranks)
+        self.recorder = make_recorder(loaded, engine, ranks)
         is_alone = ranks is None and draft is None and experts is None and not loaded.floor_s
         self._ahead = StepsAhead(loaded.kv.device) if is_alone and loaded.kv.device.type == "cuda" else None
         """Steps are begun before the one before is finished, as far as their tokens allow."""

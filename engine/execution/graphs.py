@@ -19,6 +19,7 @@ from torch import Tensor
 from baton.config import EngineConfig
 from engine.kernels.interface import BatchLayout, RopeTables
 from engine.kv.pool import KVPool
+from engine.models.expert_counts import ExpertCounts
 from engine.models.linear import StepContext
 
 log = logging.getLogger(__name__)
@@ -57,6 +58,7 @@ class CapturableKernels(Protocol):
 class CapturableModel(Protocol):
     windows: frozenset[int]
     """Attention windows that occur in the model's layers."""
+    expert_counts: ExpertCounts | None
 
     def ropes(self, positions: Tensor) -> RopeTables: ...
 

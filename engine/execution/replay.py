@@ -18,11 +18,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from baton.config import EngineConfig
 from baton.core.ids import SeqKey
 from baton.core.sampling import SamplingParams
 from baton.core.steps import PENDING_TOKEN, StepItem
 from engine.execution.decode_inputs import DecodeInputs
-from engine.execution.graphs import CapturableModel, DecodeGraphs, is_capturable, make_graphs
+from engine.execution.graphs import (
+    CapturableModel,
+    DecodeGraphs,
+    is_capturable,
+    make_graphs,
+    recorded_sequences,
+)
 from engine.execution.ranks import Ranks
 from engine.execution.rope_rows import RopeRows
 from engine.execution.step_buffers import StepBuffers
@@ -47,17 +54,19 @@ _SHARING_MAX, _BLOCKS_MAX = 4, 2**20
 
 
 def make_recorder(
-    loaded: LoadedModel, sequences_max: int, ranks: Ranks | None = None
+    loaded: LoadedModel, engine: EngineConfig, ranks: Ranks | None = None
 ) -> "DecodeGraphs | DecodeReplay | None":
     """What records decode steps on this device; None: nothing does, for this model, these kernels or this
     shape. Ranks of one worker have recorders, or none of them has."""
     model, kernels, pool = loaded.model, loaded.kernels, loaded.kv
-    group = ranks.tensor if ranks is not None else None
-    if ranks is not None and (ranks.is_staged or ranks.context is not None):
-        return None  # tensors that pass from stage to stage, and divided tokens
-    is_alone = ranks is None and loaded.division.is_whole
-    if loaded.has_remote_experts or not (is_alone or isinstance(group, SharedMemoryGroup)):
-        return None  # rows that go to other processes, and collectives that are not the library's
+    group: SharedMemoryGroup | None = None
+    if ranks is not None and not ranks.is_staged and isinstance(ranks.tensor, SharedMemoryGroup):
+        group = ranks.tensor if ranks.context is None else None
+    if loaded.has_remote_experts or not (group or (ranks is None and loaded.division.is_whole)):
+        # Rows go to other processes, tokens are divided, or collectives are not the library's.
+        return None
+    # Each rank finds by itself whether it streams weights, and ranks agree later.
+    sequences_max = recorded_sequences(engine, loaded.floor_s if group is None else 0.0)
     if pool.device.type != "cpu":
         return make_graphs(model, kernels, pool, sequences_max=sequences_max)
     if not sequences_max or not isinstance(model, CapturableModel) or not isinstance(kernels, NativeKernels):
@@ -68,6 +77,7 @@ def make_recorder(
         positions_max=loaded.context_tokens,
         vocab_size=loaded.spec.vocab_size,
         group=group,
+        may_record=not loaded.floor_s,
     )
 
 
@@ -108,9 +118,12 @@ class DecodeReplay:
         positions_max: int,
         vocab_size: int,
         group: SharedMemoryGroup | None = None,
+        may_record: bool = True,
     ) -> None:
-        """positions_max: of the longest sequence. group: the tensor ranks, if there are others."""
+        """positions_max: of the longest sequence. group: the tensor ranks, if there are others. may_record:
+        False where weights are streamed, so that no rank of the group replays."""
         self._model, self._kernels, self._group = model, kernels, group
+        self._may_record = may_record
         self._sequences_max, self._block_tokens = sequences_max, pool.geometry.block_tokens
         self._vocab_size = vocab_size
         self._inputs = DecodeInputs(
@@ -245,9 +258,7 @@ class DecodeReplay:
             is_same = self._gives(made, expected, count)
         if not self._all(is_same):
             # A rank that records sums nothing, so what it has written is of no use.
-            return (
-                expected if self._group is None else self._model.forward(tokens, layout, torch.arange(count))
-            )
+            return expected if self._group is None else self._again(tokens, layout)
         assert made is not None
         self._trace_bytes += made.memory_bytes
         self._recorded[count] = made
@@ -256,6 +267,16 @@ class DecodeReplay:
             "recorded decode steps of %d sequences: %d kernels, %d calls of torch", count, kernels, others
         )
         return expected
+
+    def _again(self, tokens: Tensor, layout: BatchLayout) -> Tensor:
+        """Compute a step once more, without counting its experts again."""
+        counts = self._model.expert_counts
+        counted = counts.take() if counts is not None else None
+        hidden = self._model.forward(tokens, layout, torch.arange(len(layout.spans)))
+        if counts is not None and counted is not None:
+            counts.reset()
+            counts.put(counted)
+        return hidden
 
     def _gives(self, made: _RecordedSize, expected: Tensor, count: int) -> bool:
         """Whether a recording gives these hidden states and their logits, to the last bit."""
@@ -274,6 +295,8 @@ class DecodeReplay:
 
     def _recordable(self, count: int) -> _RecordedSize | None:
         """Record a batch size, or say in the log why not."""
+        if not self._may_record:
+            return None
         try:
             made = self._record(count)
         except NotRecordable as reason:

@@ -60,6 +60,8 @@ class StepWork:
     """Pairs of a prompt token computed and a position before it, see `baton.core.costs`."""
 
 
+_MANY, _FEW = 2, 7
+"""The features of sequences that decode: those beyond the first `FEW_DECODES`, and those."""
 SCALES = (1.0, 256.0, 16.0, 16_384.0, 16.0, 16.0, 262_144.0, 8.0)
 """So that all features are of the order of one."""
 COLD_S = (0.002, 2e-4, 2e-4, 1e-7, 1e-4, 2e-4, 1e-8, 4e-4)
@@ -91,11 +93,13 @@ class _Fit:
                 ridge = RIDGE / max(theta[i], self._theta_min[i]) ** 2
                 best = (self._y[i] - explained + ridge * theta[i]) / (row[i] + ridge)
                 theta[i] = max(0.0, best)
+            if not self._a[_MANY][_MANY]:  # no step had so many, and they are not known to be cheaper
+                theta[_MANY] = theta[_FEW] * SCALES[_MANY] / SCALES[_FEW]
 
     @property
     def costs(self) -> StepCosts:
         each = [theta / scale for theta, scale in zip(self.theta, SCALES, strict=True)]
-        few_decode_s = each[7] - each[2]
+        few_decode_s = each[_FEW] - each[_MANY]
         return StepCosts(*each[:4], pair_s=each[6], stages=self._stages, few_decode_s=few_decode_s)
 
 
