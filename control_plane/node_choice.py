@@ -8,7 +8,7 @@ any node. Ray has the last word: if the chosen node is full or gone, it takes an
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from baton.core.messages import Role
@@ -134,10 +134,16 @@ class NodeChoice:
             "fallback_strategy": [others],
         }
 
-    def found(self, name: str, group: str, node: str) -> None:
-        """Note on which node a process is. Its needs count as none if its node was not chosen here."""
+    def found(self, name: str, group: str, node: str, needs: Needs = NOTHING) -> None:
+        """Note on which node a process is, and what it needs if its node was not chosen here."""
         known = self._placed.get(name)
-        self._placed[name] = Placed(group, node, known.needs if known is not None else NOTHING)
+        self._placed[name] = Placed(group, node, known.needs if known is not None else needs)
+
+    def regroup(self, name: str, group: str) -> None:
+        """Note that a process is of another group now."""
+        known = self._placed.get(name)
+        if known is not None:
+            self._placed[name] = replace(known, group=group)
 
     def forget(self, name: str) -> None:
         """Forget a process that has ended."""

@@ -87,11 +87,11 @@ class RayExpertRanks:
             "runtime_env": {"env_vars": worker_environment(spec.threads)},
         }
         group = group_of(_KIND, spec.model, spec.role)
+        needs = Needs({"CPU": options["num_cpus"], "GPU": options["num_gpus"]}, labels)
         if node and node not in avoid:
             options["label_selector"] = {**labels, NODE_LABEL: f"in({node})"}
-            self._choice.found(spec.rank_id, group, node)
+            self._choice.found(spec.rank_id, group, node, needs)
         elif not self._is_local:
-            needs = Needs({"CPU": options["num_cpus"], "GPU": options["num_gpus"]}, labels)
             options |= self._choice.options(spec.rank_id, group, needs, avoid=avoid)
         else:
             options |= selected(labels, avoid)

@@ -199,6 +199,10 @@ class RayReplicas:
         device_count = float(self._home.ray.cluster_resources().get("GPU", 0.0))
         return gpus_of_worker(rank_count, self._rank_counts, device_count)
 
+    def switched(self, worker_id: WorkerId, model: str, role: Role) -> None:
+        """Note that a worker belongs to another pool now, so that others of that pool go elsewhere."""
+        self.choice.regroup(worker_id, group_of(_KIND, model, role))
+
     async def drain(self, worker_id: WorkerId) -> None:
         """Ask a worker to finish what it holds and end; `on_exit` reports its end."""
         if (handle := self._processes.handle(worker_id)) is not None:

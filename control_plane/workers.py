@@ -187,10 +187,12 @@ class RayWorkers:
         for attempt in range(SWITCH_ATTEMPTS):
             try:
                 await set_worker_role(address, role, drain_s=drain_s)
-                return
+                break
             except LinkBroken as error:
                 log.warning("worker %s cannot be told to switch to %s: %s", worker_id, role, error)
                 await asyncio.sleep(SWITCH_RETRY_S * 2**attempt)
+        if (started := self._workers.get(replica_name(worker_id))) is not None:
+            self._ray.switched(worker_id, started.model, role)
 
     async def drain(self, worker_id: WorkerId) -> None:
         await self._ray.drain(worker_id)

@@ -64,6 +64,16 @@ def test_where_ray_really_put_a_process_counts():
     assert node_in(choice.options("c", "h", ONE)) == "n1"
 
 
+def test_a_worker_whose_role_was_switched_counts_in_its_new_pool():
+    choice = NodeChoice()
+    choice.on_nodes(listed(9, 9))
+    for name, group in (("d0", "decode"), ("d1", "decode"), ("p0", "prefill"), ("p1", "prefill")):
+        choice.options(name, group, ONE)
+    choice.regroup("p0", "decode")
+    choice.regroup("gone", "decode")
+    assert node_in(choice.options("d2", "decode", ONE)) == "n1"
+
+
 def test_drained_and_dead_nodes_are_not_chosen_and_are_not_fallen_back_to():
     choice = NodeChoice()
     choice.on_nodes([*listed(9, 9, 9), {"NodeID": "n3", "Alive": False, "Resources": {"CPU": 9}}])
