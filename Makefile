@@ -9,8 +9,7 @@ PORT   ?= 8000
 TORCH_INDEX ?=
 ARGS   ?=
 
-.PHONY: help setup resolve serve test check lint types imports proto chart render images unit sim unit-and-sim \
-    integration pods pictures explore fmt clean
+.PHONY: help setup resolve serve test check lint types imports proto chart render images unit sim integration pods pictures explore fmt clean
 .DEFAULT_GOAL := help
 
 help: ## Show these targets
@@ -45,16 +44,7 @@ serve: $(VENV)/.installed ## Set up, fetch a small instruct model and serve it o
 	fi; \
 	exec $(BIN)/baton serve --model $$model --port $(PORT) $(ARGS)
 
-# Tests with real processes wait for half of their time. The others compute meanwhile, at a lower priority, and
-# what they print comes in one piece.
-test: check ## Set up and run every check and test
-	@$(MAKE) --no-print-directory --jobs 2 --keep-going integration unit-and-sim
-
-unit-and-sim: $(VENV)/.installed
-	@mkdir -p build
-	@for part in unit sim; do \
-	    nice -n 10 $(MAKE) --no-print-directory $$part > build/$$part.log 2>&1; status=$$?; \
-	    cat build/$$part.log; [ $$status = 0 ] || exit 1; done
+test: check unit sim integration ## Set up and run every check and test
 
 check: lint types imports render ## Lint, check types and imports, and compare generated files with their sources
 
