@@ -19,8 +19,9 @@ class MeasuredRank(msgspec.Struct, frozen=True):
 
     costs: StepCosts
     beside: StepCosts
-    """The same while another rank computes the same beside it, on the same host, and no step is replayed, as
-    in workers of several ranks."""
+    """The same while another rank computes the same beside it, on the same host, and no step is replayed.
+    Stages replay none. Tensor ranks do, which is left out here: their small steps come out too long by what a
+    replay saves."""
     fixed_s: float
     """Seconds of a step that are not divided, where it is not replayed."""
     sum_s: float

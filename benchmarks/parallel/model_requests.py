@@ -30,7 +30,7 @@ class SelfTimed(msgspec.Struct, frozen=True, tag=True):
 
     chunk_tokens: int
     records: bool = True
-    """Whether decode steps are recorded and replayed. Workers of several ranks do neither."""
+    """Whether decode steps are recorded and replayed, as one rank and tensor ranks do, but not stages."""
 
 
 class ScheduledPrefill(msgspec.Struct, frozen=True, tag=True):

@@ -81,18 +81,23 @@ def test_ranks_give_what_they_give_without_a_recording(pair, batch) -> None:
     assert plain.recorder is None
 
 
-@pytest.mark.parametrize("what", ["too much memory", "another result"])
+@pytest.mark.parametrize("what", ["too much memory", "another result", "streamed weights"])
 def test_what_one_rank_cannot_replay_none_replays(tmp_path, started, monkeypatch, what: str) -> None:
     """The followers could: they are processes of their own. Ranks sum nothing while they record, so the step
-    is computed once more."""
-    folder = make_model(tmp_path, "llama", with_tokenizer=False)
+    is computed once more, and its experts are not counted again."""
+    folder = make_model(tmp_path, "mixtral", with_tokenizer=False)
     started += [start(folder, "1", replays=False), start(folder, "tp2")]
-    if what == "too much memory":
+    if what == "streamed weights":
+        monkeypatch.setattr(started[1].recorder, "_may_record", False)
+    elif what == "too much memory":
         monkeypatch.setattr(replay, "_BYTES_MAX", 1000)
     else:
         monkeypatch.setattr(replay, "_same", lambda one, other: False)
     alone, together = (Driver(executor).generate(prompt(21), GREEDY) for executor in started)
     assert together == alone
+    plain, several = (executor.expert_counts.read() for executor in started)
+    assert plain.sum() > 0
+    assert (several == plain).all()
     recorder = started[1].recorder
     assert isinstance(recorder, replay.DecodeReplay)
     assert (recorder.replayed_count, recorder.recorded) == (0, {})
