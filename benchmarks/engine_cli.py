@@ -59,6 +59,13 @@ TransformersOption = Annotated[
     typer.Option("--transformers", help="Have transformers compute the prompt too, in bf16 and in turn."),
 ]
 
+TpotOption = Annotated[
+    float,
+    typer.Option(
+        min=0.0, max=60.0, help="Measure Baton once more with this engine.tpot_slo_s, in seconds; 0: do not."
+    ),
+]
+
 
 def engine(
     model: ModelOption = "",
@@ -71,6 +78,7 @@ def engine(
     output_tokens: Annotated[int, typer.Option(min=2)] = 64,
     rounds: Annotated[int, typer.Option(min=1, max=100, help="Rounds in which the servers take turns.")] = 3,
     tensor: TensorOption = 1,
+    tpot_slo_s: TpotOption = 0.0,
     peer: PeerOption = [],  # noqa: B006
     with_servers: Annotated[
         bool, typer.Option("--servers/--no-servers", help="Compare whole servers.")
@@ -101,7 +109,9 @@ def engine(
             loads = _numbers("--concurrency", concurrency)
             slots = Slots(max(loads), max(SLOT_TOKENS, prompt_tokens + output_tokens))
             compared = servers.run(
-                peers_of(folder, kinds, peer, slots, tensor=tensor, own_model=not model),
+                peers_of(
+                    folder, kinds, peer, slots, tensor=tensor, tpot_slo_s=tpot_slo_s, own_model=not model
+                ),
                 core_counts=counts,
                 concurrencies=loads,
                 rounds=rounds,
@@ -184,12 +194,21 @@ class Slots(msgspec.Struct, frozen=True):
 
 
 def peers_of(
-    folder: Path, kinds: list[str], peer: list[str], slots: Slots, *, tensor: int, own_model: bool
+    folder: Path,
+    kinds: list[str],
+    peer: list[str],
+    slots: Slots,
+    *,
+    tensor: int,
+    own_model: bool,
+    tpot_slo_s: float = 0.0,
 ) -> list[Peer]:
     given = dict(_peer(text) for text in peer)
+    steady = _with_objective(folder, tensor, tpot_slo_s) if tpot_slo_s else []
     if tensor > 1:
-        return _servers_of_ranks(folder, given, tensor)
+        return [*steady, *_servers_of_ranks(folder, given, tensor)]
     found = [
+        *steady,
         peers.baton_peer(folder, settings=[PLAIN]),
         peers.baton_peer(folder, name="baton, speculation"),
     ]
@@ -216,6 +235,13 @@ def peers_of(
     if program := own or peers.find_program("transformers", given.get("transformers")):
         found.append(peers.transformers_peer(program, folder))
     return found
+
+
+def _with_objective(folder: Path, tensor: int, tpot_slo_s: float) -> list[Peer]:
+    name = "baton" if tensor == 1 else f"baton tp{tensor}"
+    settings = [PLAIN, f"engine.tpot_slo_s={tpot_slo_s}"]
+    name = f"{name}, TPOT {tpot_slo_s * 1e3:.0f} ms"
+    return [peers.baton_peer(folder, name=name, settings=settings, tensor=tensor)]
 
 
 def _servers_of_ranks(folder: Path, given: dict[str, str], tensor: int) -> list[Peer]:

@@ -19,9 +19,9 @@ class MeasuredRank(msgspec.Struct, frozen=True):
 
     costs: StepCosts
     beside: StepCosts
-    """The same while another rank computes the same beside it, on the same host, and no step is replayed.
-    Stages replay none. Tensor ranks do, which is left out here: their small steps come out too long by what a
-    replay saves."""
+    """The same while another rank computes the same beside it, on the same host."""
+    beside_unrecorded: StepCosts
+    """The same as `beside` where no step is recorded and replayed. Stages replay none, tensor ranks do."""
     fixed_s: float
     """Seconds of a step that are not divided, where it is not replayed."""
     sum_s: float
@@ -39,15 +39,18 @@ def divided_costs(rank: MeasuredRank, shape: Shape, role: Role) -> StepCosts:
     tensor, stages = shape.tensor, shape.pipeline
     if tensor * stages == 1:
         return rank.costs
-    whole = rank.beside
+    whole = rank.beside if stages == 1 else rank.beside_unrecorded
+    # A replay saves nothing of what is divided.
+    divided_s = max(0.0, rank.beside_unrecorded.base_s - rank.fixed_s)
+    fixed_s = max(0.0, whole.base_s - divided_s)
     has_sums = tensor > 1
     sums_s = (2 * rank.layers + 1) * rank.sum_s * has_sums
     token_sums_s = 2 * rank.layers * rank.hidden * rank.element_bytes * rank.sum_byte_s * has_sums
     parts = tensor * stages
-    work_s = max(0.0, whole.base_s - rank.fixed_s) / tensor + sums_s
+    work_s = divided_s / tensor + sums_s
     # A chunk adds one stage's time to the chunk before it; a token that is decoded passes all stages.
     is_chunk = role is Role.PREFILL
-    base_s = rank.fixed_s + work_s / stages if is_chunk else stages * rank.fixed_s + work_s
+    base_s = fixed_s + work_s / stages if is_chunk else stages * fixed_s + work_s
     return StepCosts(
         base_s,
         whole.prompt_token_s / parts + token_sums_s / stages,

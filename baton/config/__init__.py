@@ -127,7 +127,8 @@ class EngineConfig(Section):
     """Time per output token that requests without an objective of their own should get. Prompt chunks shrink
     so that running sequences keep it. 0: chunks are as large as `step_tokens_max` allows."""
     chunk_tokens_min: Annotated[int, Field(ge=1, le=65_536)] = 128
-    """Least number of prompt tokens in a step with prompts, whatever the objective."""
+    """Prompt tokens in a step where the objective leaves room for fewer than 16 and is missed anyway. It is
+    also the least budget that draft tokens leave to prompts."""
     swap_bytes: Annotated[int, Field(ge=0)] = 0
     """Host memory for the KV of preempted sequences. 0: it is recomputed."""
     speculation: Literal["off", "ngram", "draft"] = "ngram"

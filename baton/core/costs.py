@@ -22,12 +22,16 @@ its place, or a step that took longer than planned."""
 
 STAGE_CHUNK_MIN = 64
 """Least tokens of a chunk that is made small for the sake of a pipeline. Kernels need so many rows."""
+KEPT_CHUNK_MIN = 16
+"""Least prompt tokens of a step for which an objective is kept. With fewer, prompts would hardly move, and
+kernels would read all weights for few rows."""
 FEW_DECODES = 8
 """Number of sequences up to which one more has another cost than beyond it. Products with few rows read all
 weights for few results, so that the second row is dearer than the thirtieth. In a pipeline it is cheaper:
 one sequence leaves all stages but one idle."""
 COST_MAX_S = 3600.0
 STAGES_MAX = 1024
+TOKENS_MAX = 2**31
 TIMING_MAX_S = 1e9
 
 
@@ -118,6 +122,14 @@ class StepCosts(msgspec.Struct, frozen=True):
             return max(1, token_count)
         chunks = round(sqrt((self.stages - 1) * self.prompt_token_s * token_count / max(self.base_s, 1e-9)))
         return max(STAGE_CHUNK_MIN, ceil(token_count / max(1, chunks)))
+
+
+def chunk_beside(left_s: float, prompt_token_s: float, *, chunk_tokens_min: int) -> int:
+    """Return the prompt tokens of a step to which the objectives of those that decode beside them leave
+    `left_s` seconds. Objectives are kept as long as `KEPT_CHUNK_MIN` tokens have room. They are missed
+    whatever prompts do if nearly none has, so that prompts get `chunk_tokens_min` then."""
+    tokens = int(min(left_s / max(prompt_token_s, 1e-9), TOKENS_MAX)) if left_s > 0 else 0
+    return tokens if tokens >= min(KEPT_CHUNK_MIN, chunk_tokens_min) else chunk_tokens_min
 
 
 def prompt_pairs(start: int, end: int) -> int:

@@ -5,7 +5,7 @@ what `baton simulate` makes of the costs of one rank on one core, beside another
 """
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -72,12 +72,16 @@ def measure(
         beside = stack.enter_context(loaded(Launch(str(folder), "1", 1, sizes.kv_tokens), cores[1:2]))
         at_once = stack.enter_context(ThreadPoolExecutor(max_workers=1))
 
+        def both_timed(*, records: bool) -> StepCosts:
+            other = at_once.submit(beside.self_timed, sizes.chunk_tokens, records=records)
+            costs = workers["1"].self_timed(sizes.chunk_tokens, records=records)
+            other.result()
+            return costs
+
         def measured_rank() -> MeasuredRank:
             costs = workers["1"].self_timed(sizes.chunk_tokens)
-            other = at_once.submit(beside.self_timed, sizes.chunk_tokens, records=False)
-            shared = workers["1"].self_timed(sizes.chunk_tokens, records=False)
-            other.result()
-            return _measured_rank(folder, costs, shared, workers["1"], sizes, links)
+            shared, unrecorded = both_timed(records=True), both_timed(records=False)
+            return _measured_rank(folder, (costs, shared, unrecorded), workers["1"], sizes, links)
 
         found: dict[tuple[str, Role, int], PredictedTime] = {}
         ranks: list[MeasuredRank] = []
@@ -104,11 +108,18 @@ def measure(
 
 
 def _median_rank(ranks: Sequence[MeasuredRank]) -> MeasuredRank:
-    costs, beside = median_costs(rank.costs for rank in ranks), median_costs(rank.beside for rank in ranks)
-    assert costs is not None, "there is one round at least"
-    assert beside is not None, "there is one round at least"
-    fixed_s = statistics.median(rank.fixed_s for rank in ranks)
-    return msgspec.structs.replace(ranks[0], costs=costs, beside=beside, fixed_s=fixed_s)
+    def median(costs: Iterable[StepCosts]) -> StepCosts:
+        found = median_costs(costs)
+        assert found is not None, "there is one round at least"
+        return found
+
+    return msgspec.structs.replace(
+        ranks[0],
+        costs=median(rank.costs for rank in ranks),
+        beside=median(rank.beside for rank in ranks),
+        beside_unrecorded=median(rank.beside_unrecorded for rank in ranks),
+        fixed_s=statistics.median(rank.fixed_s for rank in ranks),
+    )
 
 
 def _cases(sizes: ModelSizes) -> list[tuple[Role, int]]:
@@ -142,13 +153,14 @@ def _predicted_s(costs: StepCosts, role: Role, size: int, sizes: ModelSizes) -> 
 
 def _measured_rank(
     folder: Path,
-    costs: StepCosts,
-    beside: StepCosts,
+    timed: tuple[StepCosts, StepCosts, StepCosts],
     worker: ModelProcess,
     sizes: ModelSizes,
     links: LinkResult,
 ) -> MeasuredRank:
+    """`timed` is of the rank alone, beside another, and beside another with nothing recorded."""
     spec = load_spec(folder)
+    costs, beside, unrecorded = timed
     spent = worker.profile(1, sizes.context_tokens)
     sums = sorted((one for one in links.sums if one.dtype == DTYPE), key=lambda one: one.size_bytes)
     small, large = sums[0], sums[-1]
@@ -156,6 +168,7 @@ def _measured_rank(
     return MeasuredRank(
         costs=costs,
         beside=beside,
+        beside_unrecorded=unrecorded,
         fixed_s=sum(seconds for part, seconds in spent.items() if part != MODEL),
         sum_s=max(0.0, small.all_reduce_s - small.size_bytes * byte_s),
         sum_byte_s=byte_s,

@@ -122,9 +122,10 @@ class StepTimeModel:
             self.observe(work, elapsed_s)
 
     def predict_s(self, work: StepWork) -> float:
-        return max(self._floor_s, self._compute_s(work))
+        return max(self._floor_s, self.compute_s(work))
 
-    def _compute_s(self, work: StepWork) -> float:
+    def compute_s(self, work: StepWork) -> float:
+        """Predict the time of a step without its floor."""
         return sum(t * x for t, x in zip(self._latest.theta, _features(work), strict=True))
 
     @property
@@ -139,11 +140,6 @@ class StepTimeModel:
     def draft_s(self) -> float:
         """Seconds for one more draft token to verify."""
         return self._latest.theta[5] / SCALES[5]
-
-    def prompt_tokens_within(self, limit_s: float, beside: StepWork) -> int:
-        """Number of prompt tokens that may be computed beside `beside` so that the step takes `limit_s`."""
-        left_s = limit_s - self._compute_s(beside)
-        return int(left_s / max(self.prompt_token_s, 1e-9)) if left_s > 0 else 0
 
     def prompt_s(self, start: int, end: int) -> float:
         """Computing positions [start, end) of one prompt, with nobody beside it."""
@@ -189,7 +185,7 @@ class StepTimeModel:
 
     def _is_hidden(self, work: StepWork, elapsed_s: float) -> bool:
         """Whether the step took what reading weights takes, so that its own cost is hidden behind it."""
-        if elapsed_s > NEAR_FLOOR * self._floor_s or self._compute_s(work) > elapsed_s:
+        if elapsed_s > NEAR_FLOOR * self._floor_s or self.compute_s(work) > elapsed_s:
             return False
         if elapsed_s < self._floor_s:
             self._floor_s += FLOOR_WEIGHT * (elapsed_s - self._floor_s)

@@ -9,7 +9,7 @@ from bisect import insort
 from collections import deque
 
 from baton.config import EngineConfig
-from baton.core.costs import PLANNED_SHARE, StepCosts, prompt_pairs
+from baton.core.costs import PLANNED_SHARE, StepCosts, chunk_beside, prompt_pairs
 from baton.core.messages import Phase
 from engine.scheduling.block_pool import OutOfBlocks
 from engine.scheduling.order import GENERATED_TOKEN_COST, OLDEST_EVERY, TurnOrder
@@ -241,8 +241,9 @@ class MacroEngine:
         left_s = limit_s * PLANNED_SHARE - costs.compute_s(
             decodes=decodes, context_tokens=self._batch.context_tokens
         )
-        within = int(left_s / max(costs.prompt_token_s, 1e-9)) if left_s > 0 else 0
-        return min(budget, max(config.chunk_tokens_min, within))
+        return min(
+            budget, chunk_beside(left_s, costs.prompt_token_s, chunk_tokens_min=config.chunk_tokens_min)
+        )
 
     def _begin(self, work: list[Chunk], number: int) -> None:
         decodes = len(self._batch)

@@ -6,7 +6,7 @@ prompts ahead in the order in which it takes them, and the sequences that decode
 
 from math import erf, exp, log, sqrt
 
-from baton.core.costs import PLANNED_SHARE, prompt_pairs
+from baton.core.costs import PLANNED_SHARE, chunk_beside, prompt_pairs
 from router.decisions.cluster.prediction_inputs import PredictionInputs
 from router.decisions.cluster.snapshot import WorkerFacts, WorkerSnapshot
 from router.decisions.prediction.forecast import SequenceNeeds
@@ -17,7 +17,6 @@ OTHERS_SHARE = 1 / 3
 prompt's."""
 STORE_LOAD_FIRST_S, HOST_BYTES_S, SSD_BYTES_S, PEER_BYTES_S = 0.002, 10e9, 2e9, 2e9
 """Assumed latency and rates of loading blocks from the store, before any load was observed."""
-TOKENS_MAX = 2**31
 SQRT2 = sqrt(2.0)
 
 
@@ -55,8 +54,8 @@ def chunk_tokens(facts: WorkerFacts, inputs: PredictionInputs, decoding: float, 
 def within(facts: WorkerFacts, inputs: PredictionInputs, slo_s: float, step_s: float) -> int:
     """Prompt tokens that a step of `step_s` without any may take besides, as the worker plans it."""
     left_s = slo_s * PLANNED_SHARE - step_s
-    tokens = int(min(left_s / max(1e-9, inputs.costs.prompt_token_s), TOKENS_MAX)) if left_s > 0 else 0
-    return max(1, facts.chunk_tokens_min, tokens)
+    least = max(1, facts.chunk_tokens_min)
+    return chunk_beside(left_s, inputs.costs.prompt_token_s, chunk_tokens_min=least)
 
 
 def compute_s(inputs: PredictionInputs, start: int, end: int, chunk: int, beside_s: float) -> float:

@@ -32,6 +32,15 @@ def test_one_process_has_all_cores():
     assert vllm.env["VLLM_CPU_OMP_THREADS_BIND"] == "{cores}"
 
 
+@pytest.mark.parametrize(("tensor", "name"), [(1, "baton, TPOT 40 ms"), (2, "baton tp2, TPOT 40 ms")])
+def test_an_objective_is_measured_beside_the_default(tmp_path, tensor, name):
+    found = peers_of(tmp_path, ["none"], [], Slots(8, 1024), tensor=tensor, tpot_slo_s=0.04, own_model=False)
+    assert found[0].name == name
+    assert "engine.tpot_slo_s=0.04" in found[0].command
+    others = [peer for peer in found if peer is not found[0]]
+    assert not any("engine.tpot_slo_s" in word for peer in others for word in peer.command)
+
+
 def test_the_engine_alone_has_no_servers_of_ranks():
     with pytest.raises(SetupError, match="add --no-engine"):
         engine(tensor=2)

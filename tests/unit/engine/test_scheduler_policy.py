@@ -116,6 +116,11 @@ def test_chunks_keep_the_objective_of_the_running_sequences(engine):
     assert all(35 <= size <= 0.9 * 50 - 3 for size in sizes[1:])
 
 
+def test_an_objective_that_leaves_room_for_few_tokens_is_kept():
+    sizes = chunks_beside_a_decode(tpot_slo_s=0.03, chunk_tokens_min=96)
+    assert all(16 <= size <= 0.9 * 30 - 3 for size in sizes[1:])
+
+
 def test_an_objective_that_cannot_be_kept_still_leaves_prompts_the_least_chunk():
     assert set(chunks_beside_a_decode(tpot_slo_s=0.001, chunk_tokens_min=32)) == {32}
 

@@ -76,9 +76,8 @@ def test_a_machine_that_becomes_slower_is_believed():
 
 def test_the_chunk_that_fits_an_objective_takes_that_long():
     model, beside = taught(150), StepWork(0, 8, 4000)
-    tokens = model.prompt_tokens_within(0.1, beside)
+    tokens = int((0.1 - model.compute_s(beside)) / model.prompt_token_s)
     assert true_s(StepWork(tokens, 8, 4000)) == pytest.approx(0.1, rel=0.15)
-    assert model.prompt_tokens_within(0.001, beside) == 0
 
 
 def test_what_is_told_tells_costs_apart_after_many_steps_alike():
@@ -110,7 +109,7 @@ def test_steps_at_the_floor_say_nothing_about_their_own_costs() -> None:
     assert costs.floor_s == 0.1
     assert costs.base_s < 0.05, "the floor was learnt as a cost of computing"
     # What computes beside the reading is free.
-    assert times.prompt_tokens_within(0.1, StepWork(decodes=4)) > 100
+    assert 0.1 - times.compute_s(StepWork(decodes=4)) > 100 * times.prompt_token_s
 
 
 def test_a_floor_that_was_measured_too_high_sinks() -> None:

@@ -15,7 +15,7 @@ from simulator.fleet.setup import read_costs
 
 WHOLE = StepCosts(0.006, 4e-4, 3e-4, 2e-7, 1e-8)
 RANK = MeasuredRank(
-    WHOLE, WHOLE, fixed_s=0.001, sum_s=0.0, sum_byte_s=0.0, layers=10, hidden=1000, element_bytes=2
+    WHOLE, WHOLE, WHOLE, fixed_s=0.001, sum_s=0.0, sum_byte_s=0.0, layers=10, hidden=1000, element_bytes=2
 )
 WITH_SUMS = msgspec.structs.replace(RANK, sum_s=5e-6, sum_byte_s=1e-10)
 
@@ -37,10 +37,20 @@ def test_tensor_ranks_divide_all_but_what_is_fixed():
 @pytest.mark.parametrize("role", list(Role))
 def test_several_ranks_cost_what_one_costs_beside_another(shape, role):
     slower = StepCosts(0.009, 4e-4, 3e-4, 4e-7, 1e-8)
-    shared = msgspec.structs.replace(RANK, beside=slower)
+    shared = msgspec.structs.replace(RANK, beside=slower, beside_unrecorded=slower)
     assert divided_costs(shared, Shape(), role) == WHOLE
-    alone = msgspec.structs.replace(RANK, costs=slower, beside=slower)
+    alone = msgspec.structs.replace(shared, costs=slower)
     assert divided_costs(shared, Shape.parse(shape), role) == divided_costs(alone, Shape.parse(shape), role)
+
+
+def test_tensor_ranks_replay_steps_and_stages_do_not():
+    replayed = msgspec.structs.replace(RANK, beside=msgspec.structs.replace(WHOLE, base_s=0.0052))
+    costs = divided_costs(replayed, Shape(tensor=2), Role.DECODE)
+    assert costs.base_s == pytest.approx(0.0002 + 0.005 / 2)  # 0.8 ms of the fixed 1 ms were saved
+    stages = Shape(pipeline=2)
+    assert divided_costs(replayed, stages, Role.DECODE) == divided_costs(RANK, stages, Role.DECODE)
+    more = msgspec.structs.replace(RANK, beside=msgspec.structs.replace(WHOLE, base_s=0.0005))
+    assert divided_costs(more, Shape(tensor=2), Role.DECODE).base_s == pytest.approx(0.005 / 2)
 
 
 def test_sums_are_paid_per_layer_and_per_token():
