@@ -84,6 +84,18 @@ inline void prefetch_step(const Prefetch& prefetch, int64_t step) {
     for (int i = 0; i < prefetch.lines; ++i) __builtin_prefetch(line + i * 64, 0, 2);
 }
 
+// Some groups of inputs in turn: total (+)= scale * (sum over the group - zero * sum of inputs), where scales,
+// zeros and `sums` of rows are those of the first of the groups.
+struct Groups {
+    int64_t count, k;     // inputs of each
+    const float* scales;  // [count][PANEL]
+    const float* zeros;   // the same, or null
+    const float* sums;    // of row r and group g at r * sums_stride + g
+    int64_t sums_stride;
+    const char* next;    // what is fetched meanwhile, so many bytes for each input; null: nothing
+    int64_t next_bytes;
+};
+
 }  // namespace baton
 
 #if BATON_WIDE
@@ -224,16 +236,6 @@ void dot_and_keep(const typename Step::Element* const* rows, const char* panel, 
     dot_columns<ROWS, Step, 2, 2, true>(rows, panel, steps, book, acc, accumulate, {}, kept);
 }
 
-// Some groups of inputs in turn: total (+)= scale * (sum over the group's steps - zero * sum of inputs), where
-// scales, zeros and `sums` of rows are those of the first of the groups.
-struct Groups {
-    int64_t count, steps;
-    const float* scales;  // [count][PANEL]
-    const float* zeros;   // the same, or null
-    const float* sums;    // of row r and group g at r * sums_stride + g
-    int64_t sums_stride;
-};
-
 // The sums of a group never leave the registers.
 template <int ROWS>
 void dot_groups(const bf16* const* rows, const char* panel, const Groups& groups, float* total, bool accumulate) {
@@ -241,7 +243,7 @@ void dot_groups(const bf16* const* rows, const char* panel, const Groups& groups
         __m512 c[ROWS][4];
         for (int r = 0; r < ROWS; ++r)
             for (int j = 0; j < 4; ++j) c[r][j] = _mm512_setzero_ps();
-        for (int64_t s = g * groups.steps; s < (g + 1) * groups.steps; ++s) {
+        for (int64_t s = g * groups.k / 2; s < (g + 1) * groups.k / 2; ++s) {
             StepBF16 weights;
             weights.template load<0, 4>(panel, s, nullptr);
             for (int r = 0; r < ROWS; ++r) {

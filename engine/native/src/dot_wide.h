@@ -22,6 +22,9 @@ BATON_ALWAYS inline Vec vec_same(const float* x) { return _mm512_set1_ps(*x); }
 BATON_ALWAYS inline Vec vec_load(const float* x) { return _mm512_loadu_ps(x); }
 BATON_ALWAYS inline void vec_store(float* to, Vec x) { _mm512_storeu_ps(to, x); }
 BATON_ALWAYS inline Vec vec_fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
+BATON_ALWAYS inline Vec vec_mul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
+BATON_ALWAYS inline Vec vec_add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
+BATON_ALWAYS inline Vec vec_sub(Vec a, Vec b) { return _mm512_sub_ps(a, b); }
 BATON_ALWAYS inline IntVec int_load(const void* x) { return _mm512_loadu_si512(x); }
 BATON_ALWAYS inline Vec as_floats(IntVec x) { return _mm512_castsi512_ps(x); }
 BATON_ALWAYS inline IntVec high_halves(IntVec x) { return _mm512_and_si512(x, _mm512_set1_epi32(-65536)); }
@@ -38,6 +41,9 @@ BATON_ALWAYS inline Vec vec_same(const float* x) { return _mm256_broadcast_ss(x)
 BATON_ALWAYS inline Vec vec_load(const float* x) { return _mm256_loadu_ps(x); }
 BATON_ALWAYS inline void vec_store(float* to, Vec x) { _mm256_storeu_ps(to, x); }
 BATON_ALWAYS inline Vec vec_fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
+BATON_ALWAYS inline Vec vec_mul(Vec a, Vec b) { return _mm256_mul_ps(a, b); }
+BATON_ALWAYS inline Vec vec_add(Vec a, Vec b) { return _mm256_add_ps(a, b); }
+BATON_ALWAYS inline Vec vec_sub(Vec a, Vec b) { return _mm256_sub_ps(a, b); }
 BATON_ALWAYS inline IntVec int_load(const void* x) { return _mm256_loadu_si256(static_cast<const __m256i*>(x)); }
 BATON_ALWAYS inline Vec as_floats(IntVec x) { return _mm256_castsi256_ps(x); }
 BATON_ALWAYS inline IntVec high_halves(IntVec x) { return _mm256_and_si256(x, _mm256_set1_epi32(-65536)); }
@@ -188,6 +194,54 @@ void dot_tile(const float* const* rows, const char* panel, int64_t steps, const 
         for (int r = 0; r < ROWS; ++r) a[r] = rows[r] + first * Step::K;
         const Prefetch share{prefetch.from ? prefetch.from + first * prefetch.lines * 64 : nullptr, lines};
         dot_passes<ROWS, Step, 0>(a, panel + first * Step::BYTES, count, book, acc, accumulate || first > 0, share);
+    }
+}
+
+// Vectors FIRST … of the groups in turn, of a panel as `widen_steps` leaves it. The sums of a group never leave the
+// registers.
+template <int ROWS, int FIRST>
+void dot_groups(const float* const* rows, const float* panel, const Groups& groups, float* total, bool accumulate) {
+    constexpr int COUNT = columns_at_once(ROWS);
+    if constexpr (FIRST < VECTORS) {
+        for (int64_t g = 0; g < groups.count; ++g) {
+            Vec c[ROWS][COUNT];
+#pragma GCC unroll 16
+            for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 16
+                for (int j = 0; j < COUNT; ++j) c[r][j] = vec_zero();
+            auto multiply = [&](int64_t k) BATON_ALWAYS {
+                Vec b[COUNT];
+                StepF32::load<0, FIRST, COUNT>(b, reinterpret_cast<const char*>(panel), k, nullptr);
+#pragma GCC unroll 16
+                for (int r = 0; r < ROWS; ++r) {
+                    const Vec x = vec_same(rows[r] + k);
+#pragma GCC unroll 16
+                    for (int j = 0; j < COUNT; ++j) c[r][j] = vec_fma(x, b[j], c[r][j]);
+                }
+            };
+            const int64_t k_first = g * groups.k, k_end = k_first + groups.k;
+            if (FIRST == 0 && groups.next)
+                for (int64_t k = k_first; k < k_end; ++k)
+                    multiply(k), __builtin_prefetch(groups.next + k * groups.next_bytes, 0, 2);
+            else
+                for (int64_t k = k_first; k < k_end; ++k) multiply(k);
+            const bool adds = accumulate || g > 0;
+#pragma GCC unroll 16
+            for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 16
+                for (int j = 0; j < COUNT; ++j) {
+                    const int64_t column = WIDTH * (FIRST + j);
+                    Vec value = c[r][j];
+                    if (groups.zeros) {
+                        const Vec sum = vec_same(groups.sums + r * groups.sums_stride + g);
+                        value = vec_sub(value, vec_mul(vec_load(groups.zeros + g * PANEL + column), sum));
+                    }
+                    value = vec_mul(vec_load(groups.scales + g * PANEL + column), value);
+                    float* to = total + r * PANEL + column;
+                    vec_store(to, adds ? vec_add(vec_load(to), value) : value);
+                }
+        }
+        dot_groups<ROWS, FIRST + COUNT>(rows, panel, groups, total, accumulate);
     }
 }
 

@@ -20,7 +20,8 @@ constexpr int64_t CHUNK_ROWS_MAX = 40 * TILE_ROWS;
 constexpr int64_t BLOCK_STEPS = 1024;   // over k, per pass: 256 KiB of a panel
 constexpr int64_t QUAD_STEPS = 512;     // of bytes: 128 KiB
 constexpr int64_t DECODE_STEPS = BATON_AMX ? 128 : 512;  // of a coded panel at once: 128 KiB, as bfloat16
-constexpr int64_t WIDEN_STEPS = 32;     // of a panel at once, as float32: the same
+constexpr int64_t WIDEN_STEPS = 32;     // of a panel at once, as float32: 16 KiB
+constexpr int64_t WIDEN_STEPS_OF_GROUPS = 64;  // the same where groups end within them
 constexpr int64_t TILE_STEPS = 128;     // of a panel that several rows of tiles share: the same; not tuned on AMX
 constexpr int64_t AMX_ROWS = 32;        // of two tiles
 constexpr int64_t TASKS_PER_THREAD = 4;
@@ -159,7 +160,7 @@ constexpr int64_t decode_steps_max() { return WIDEN_STEPS; }
 Block block_of(const Matrix& m, const char* panel, int64_t first, int64_t count, bool decode, bool) {
     const char* from = panel + first * step_bytes(m.format);
     if (!decode) return {from, m.format};
-    float* to = static_cast<float*>(thread_scratch(WIDENED, WIDEN_STEPS * 512));
+    float* to = static_cast<float*>(thread_scratch(WIDENED, WIDEN_STEPS_OF_GROUPS * 512));
     if (m.format == DENSE_BF16)
         widen_steps<StepBF16>(from, count, &m.book, to);
     else if (m.format == CODE4)
@@ -224,41 +225,60 @@ void fold_group(const Matrix& m, int64_t panel, int64_t group, const float* acc,
     }
 }
 
-#if BATON_AVX512
-void dot_groups_of(int64_t rows, const bf16* const* a, const char* panel, const Groups& groups, float* total,
+#if BATON_AVX512 || BATON_WIDE
+#if BATON_WIDE
+using GroupInput = float;
+constexpr int64_t GROUP_K_MAX = 2 * WIDEN_STEPS_OF_GROUPS;
+template <int ROWS>
+void dot_rows_of_groups(const float* const* a, const char* panel, const Groups& groups, float* total, bool accumulate) {
+    dot_groups<ROWS, 0>(a, reinterpret_cast<const float*>(panel), groups, total, accumulate);
+}
+#else
+using GroupInput = bf16;
+constexpr int64_t GROUP_K_MAX = 2 * DECODE_STEPS;
+template <int ROWS>
+void dot_rows_of_groups(const bf16* const* a, const char* panel, const Groups& groups, float* total, bool accumulate) {
+    dot_groups<ROWS>(a, panel, groups, total, accumulate);
+}
+#endif
+
+void dot_groups_of(int64_t rows, const GroupInput* const* a, const char* panel, const Groups& groups, float* total,
                    bool accumulate) {
     static_assert(TILE_ROWS == 6, "one case each");
     switch (rows) {
-        case 1: return dot_groups<1>(a, panel, groups, total, accumulate);
-        case 2: return dot_groups<2>(a, panel, groups, total, accumulate);
-        case 3: return dot_groups<3>(a, panel, groups, total, accumulate);
-        case 4: return dot_groups<4>(a, panel, groups, total, accumulate);
-        case 5: return dot_groups<5>(a, panel, groups, total, accumulate);
-        default: return dot_groups<6>(a, panel, groups, total, accumulate);
+        case 1: return dot_rows_of_groups<1>(a, panel, groups, total, accumulate);
+        case 2: return dot_rows_of_groups<2>(a, panel, groups, total, accumulate);
+        case 3: return dot_rows_of_groups<3>(a, panel, groups, total, accumulate);
+        case 4: return dot_rows_of_groups<4>(a, panel, groups, total, accumulate);
+        case 5: return dot_rows_of_groups<5>(a, panel, groups, total, accumulate);
+        default: return dot_rows_of_groups<6>(a, panel, groups, total, accumulate);
     }
 }
 
 bool has_short_groups(const Matrix& m) {
-    return m.format >= CODE8 && m.group_count > 1 && m.group_count * m.group_k == m.k && m.group_k / 2 <= DECODE_STEPS;
+    return m.format >= CODE8 && m.group_count > 1 && m.group_count * m.group_k == m.k && m.group_k <= GROUP_K_MAX;
 }
 
 // Several tiles times a panel whose groups are short: as many of these are decoded at once as fit.
-void panel_sums_of_groups(const Job& job, int64_t tile_first, int64_t tile_end, int64_t panel, float* result) {
+void panel_sums_of_groups(const Job& job, int64_t tile_first, int64_t tile_end, int64_t panel, const char* next_panel,
+                          float* result) {
     const Matrix& m = *job.m;
     const int64_t row_first = job.row_of_tile(tile_first);
     const char* weights = m.panels + panel * m.panel_bytes;
-    const int64_t group_steps = m.group_k / 2, at_once = std::max<int64_t>(1, DECODE_STEPS / group_steps);
+    const int64_t group_steps = m.group_k / 2, at_once = std::max<int64_t>(1, GROUP_K_MAX / m.group_k);
     for (int64_t first = 0; first < m.group_count; first += at_once) {
         const int64_t count = std::min(at_once, m.group_count - first);
         const Block block = block_of(m, weights, first * group_steps, count * group_steps, true, false);
         const int64_t at = (panel * m.group_count + first) * PANEL;
+        const char* next = next_panel ? next_panel + first * group_steps * step_bytes(m.format) : nullptr;
         for (int64_t tile = tile_first; tile < tile_end; ++tile) {
             const int64_t row = job.row_of_tile(tile), tile_rows = job.row_of_tile(tile + 1) - row;
-            const bf16* a[TILE_ROWS];
+            const GroupInput* a[TILE_ROWS];
             for (int64_t r = 0; r < tile_rows; ++r)
-                a[r] = reinterpret_cast<const bf16*>(row_pointer(job.rows, row + r)) + first * m.group_k;
-            const Groups groups{count, group_steps, m.scales + at, m.zeros ? m.zeros + at : nullptr,
-                                job.sums ? job.sums + row * m.group_count + first : nullptr, m.group_count};
+                a[r] = reinterpret_cast<const GroupInput*>(row_pointer(job.rows, row + r)) + first * m.group_k;
+            const Groups groups{count, m.group_k, m.scales + at, m.zeros ? m.zeros + at : nullptr,
+                                job.sums ? job.sums + row * m.group_count + first : nullptr, m.group_count,
+                                tile == tile_first ? next : nullptr, step_bytes(m.format) / 2};
             dot_groups_of(tile_rows, a, block.data, groups, result + (row - row_first) * PANEL, first > 0);
         }
     }
@@ -273,9 +293,9 @@ void panel_sums(const Job& job, int64_t tile_first, int64_t tile_end, int64_t pa
     const int64_t tiles = tile_end - tile_first;
     const bool coded = m.format >= CODE8, wide = job.rows.dtype == F32;
     const bool decode = is_decoded(m, tiles > 1, wide);
-#if BATON_AVX512
-    if (decode && !wide && tiles > 1 && has_short_groups(m))
-        return panel_sums_of_groups(job, tile_first, tile_end, panel, result);
+#if BATON_AVX512 || BATON_WIDE
+    if (decode && (BATON_WIDE || !wide) && tiles > 1 && has_short_groups(m))
+        return panel_sums_of_groups(job, tile_first, tile_end, panel, next_panel, result);
 #endif
     const char* weights = m.panels + panel * m.panel_bytes;
     const int64_t group_steps = m.group_count > 1 ? m.group_k / step_k(m.format) : m.steps;

@@ -126,6 +126,7 @@ BATCHED = {
     "int8": (int_matrix(8, 200, 770, bias=True), BF16),
     "int8 in groups": (int_matrix(8, 100, 768, 128, zeros=True), BF16),
     "int4": (int_matrix(4, 200, 768, 128, zeros=True, order=True), BF16),
+    "int4 in short groups": (int_matrix(4, 100, 672, 32, zeros=True), BF16),
     "int4 in float32": (int_matrix(4, 100, 768, 64), F32),
 }
 
