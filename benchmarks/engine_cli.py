@@ -1,7 +1,9 @@
 """`baton bench engine`."""
 
+import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -62,7 +64,7 @@ TransformersOption = Annotated[
 TpotOption = Annotated[
     float,
     typer.Option(
-        min=0.0, max=60.0, help="Measure Baton once more with this engine.tpot_slo_s, in seconds; 0: do not."
+        min=0.0, max=60.0, help="Measure Baton's server once more with this engine.tpot_slo_s; 0: do not."
     ),
 ]
 
@@ -98,6 +100,8 @@ def engine(
     notes = Console(stderr=True, highlight=False)
     counts = _core_counts(threads, tensor, with_engine=with_engine)
     kinds = quantization.split(",")
+    loads = _numbers("--concurrency", concurrency)
+    _check(kinds, peer, with_servers=with_servers, with_engine=with_engine)
     with tempfile.TemporaryDirectory(prefix="baton-bench-") as temporary:
         folder = Path(model).expanduser() if model else make_bench_model(_cache(temporary))
         engines: list[EngineResult] = []
@@ -106,7 +110,6 @@ def engine(
             engines = [_measure(folder, n, kind, sizes, notes) for n in counts for kind in kinds]
         compared: list[ServerResult] = []
         if with_servers:
-            loads = _numbers("--concurrency", concurrency)
             slots = Slots(max(loads), max(SLOT_TOKENS, prompt_tokens + output_tokens))
             compared = servers.run(
                 peers_of(
@@ -141,11 +144,23 @@ def _numbers(option: str, text: str) -> list[int]:
 
 
 def _core_counts(threads: str, tensor: int, *, with_engine: bool) -> list[int]:
-    if tensor == 1:
-        return _numbers("--threads", threads)
-    if with_engine:
+    if tensor > 1 and with_engine:
         raise SetupError("--tensor compares servers: add --no-engine, and see `baton bench parallel`")
-    return [tensor]
+    counts = [tensor] if tensor > 1 else _numbers("--threads", threads)
+    here = len(os.sched_getaffinity(0))
+    if max(counts) > here:
+        raise SetupError(f"{max(counts)} cores are asked for, and {here} are at hand")
+    return counts
+
+
+def _check(kinds: Sequence[str], peer: Sequence[str], *, with_servers: bool, with_engine: bool) -> None:
+    """Check what would show only after minutes. Raises SetupError."""
+    if not with_servers and not with_engine:
+        raise SetupError("nothing to measure: leave out --no-servers or --no-engine")
+    for kind in kinds:
+        _model_config(Path(), kind)
+    for text in peer:
+        peers.find_program(*_peer(text))
 
 
 def _peer(text: str) -> tuple[str, str]:

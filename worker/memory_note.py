@@ -29,7 +29,11 @@ def memory_note(executor: Executor) -> str:
     weights_here = executor.weights_bytes if kv.device.type == "cpu" else 0
     runtime = runtime_bytes(own_bytes(), weights_bytes=weights_here, pool_bytes=pool_here)
     return INFO_NOTE + memory_text(
-        weights_bytes=executor.weights_bytes, pool_bytes=pool_bytes, pool_tokens=tokens, runtime_bytes=runtime
+        weights_bytes=executor.weights_bytes,
+        pool_bytes=pool_bytes,
+        pool_tokens=tokens,
+        runtime_bytes=runtime,
+        ranks=executor.rank_count,
     )
 
 
@@ -38,9 +42,13 @@ def runtime_bytes(own: Mapping[str, int], *, weights_bytes: int, pool_bytes: int
     return max(0, own.get("RssAnon", 0) + own.get("RssFile", 0) - weights_bytes - pool_bytes)
 
 
-def memory_text(*, weights_bytes: int, pool_bytes: int, pool_tokens: int, runtime_bytes: int) -> str:
+def memory_text(
+    *, weights_bytes: int, pool_bytes: int, pool_tokens: int, runtime_bytes: int, ranks: int = 1
+) -> str:
+    """Sizes are of one of the worker's ranks, tokens those that all hold together."""
+    whose = f"of the first of {ranks} ranks: " if ranks > 1 else ""
     parts = (
-        f"weights {_mb(weights_bytes)}",
+        f"{whose}weights {_mb(weights_bytes)}",
         f"KV pool {_mb(pool_bytes)} ({pool_tokens:,} tokens)",
         f"libraries and working memory {_mb(runtime_bytes)}",
     )

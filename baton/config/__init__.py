@@ -125,10 +125,10 @@ class EngineConfig(Section):
     from the first request on. A few steps always run, even if they take longer. 0: only those."""
     tpot_slo_s: Annotated[float, Field(ge=0, le=60)] = 0.2
     """Time per output token that requests without an objective of their own should get. Prompt chunks shrink
-    so that running sequences keep it. 0: chunks are as large as `step_tokens_max` allows."""
-    chunk_tokens_min: Annotated[int, Field(ge=1, le=65_536)] = 128
-    """Prompt tokens in a step where the objective leaves room for fewer than 16 and is missed anyway. It is
-    also the least budget that draft tokens leave to prompts."""
+    so that running sequences keep it, and where those miss it by themselves, prompts take as long as they do.
+    0: chunks are as large as `step_tokens_max` allows."""
+    chunk_tokens_min: Annotated[int, Field(ge=1, le=65_536)] = 16
+    """Least number of prompt tokens in a step with prompts, whatever the objective."""
     swap_bytes: Annotated[int, Field(ge=0)] = 0
     """Host memory for the KV of preempted sequences. 0: it is recomputed."""
     speculation: Literal["off", "ngram", "draft"] = "ngram"

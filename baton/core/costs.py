@@ -22,9 +22,6 @@ its place, or a step that took longer than planned."""
 
 STAGE_CHUNK_MIN = 64
 """Least tokens of a chunk that is made small for the sake of a pipeline. Kernels need so many rows."""
-KEPT_CHUNK_MIN = 16
-"""Least prompt tokens of a step for which an objective is kept. With fewer, prompts would hardly move, and
-kernels would read all weights for few rows."""
 FEW_DECODES = 8
 """Number of sequences up to which one more has another cost than beyond it. Products with few rows read all
 weights for few results, so that the second row is dearer than the thirtieth. In a pipeline it is cheaper:
@@ -124,12 +121,14 @@ class StepCosts(msgspec.Struct, frozen=True):
         return max(STAGE_CHUNK_MIN, ceil(token_count / max(1, chunks)))
 
 
-def chunk_beside(left_s: float, prompt_token_s: float, *, chunk_tokens_min: int) -> int:
-    """Return the prompt tokens of a step to which the objectives of those that decode beside them leave
-    `left_s` seconds. Objectives are kept as long as `KEPT_CHUNK_MIN` tokens have room. They are missed
-    whatever prompts do if nearly none has, so that prompts get `chunk_tokens_min` then."""
-    tokens = int(min(left_s / max(prompt_token_s, 1e-9), TOKENS_MAX)) if left_s > 0 else 0
-    return tokens if tokens >= min(KEPT_CHUNK_MIN, chunk_tokens_min) else chunk_tokens_min
+def chunk_beside(slo_s: float, decoding_s: float, prompt_token_s: float, *, chunk_tokens_min: int) -> int:
+    """Return the prompt tokens of a step beside sequences that decode.
+
+    Those take `decoding_s` without any, and should take `slo_s` at most. Where they take longer by
+    themselves, prompts get as much time as they do."""
+    left_s = slo_s * PLANNED_SHARE - decoding_s
+    prompts_s = left_s if left_s > 0.0 else decoding_s
+    return max(chunk_tokens_min, int(min(prompts_s / max(prompt_token_s, 1e-9), TOKENS_MAX)))
 
 
 def prompt_pairs(start: int, end: int) -> int:

@@ -172,8 +172,8 @@ class WorkerHello(msgspec.Struct, frozen=True, tag=True):
     """The most sequences in one step."""
     tpot_slo_s: float = 0.0
     """The objective that its steps keep for sequences that name none; 0: it keeps none for them."""
-    chunk_tokens_min: int = 128
-    """Prompt tokens of a step whose objective is missed anyway, see `baton.core.costs.chunk_beside`."""
+    chunk_tokens_min: int = 16
+    """The fewest prompt tokens that a step with prompts computes, whatever the objective."""
     host: str = ""
     """Workers of one host reach each other's memory fast."""
 

@@ -205,6 +205,10 @@ class Executor:
         """Processes of the followers of this host."""
         return self._team.pids if self._team is not None else ()
 
+    @property
+    def rank_count(self) -> int:
+        return 1 if self._ranks is None else self._ranks.shape.rank_count
+
     def pin(self) -> None:
         """Keep the calling thread on this rank's share of the process's cores, where there are several ranks.
         The threads that it starts stay there too."""

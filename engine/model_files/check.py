@@ -67,6 +67,7 @@ def check_shapes(config: Config) -> None:
     """Check the shapes of every role's workers, and how many layers are streamed, with the model's sizes
     where its files are here. Raises SetupError, which names the role, and the number that does not divide."""
     shapes = {role: config.shape_of(role) for role, _ in worker_shapes(config)}
+    started = set(shapes)
     shapes |= {role: config.shape_of(role) for role in ROLES}
     several = {role: shape for role, shape in shapes.items() if not shape.is_single}
     streams = config.model.offload.isdigit() and config.model.offload != "0"
@@ -80,7 +81,9 @@ def check_shapes(config: Config) -> None:
             if spec is not None:
                 check_division(spec, tensor=shape.tensor, pipeline=shape.pipeline, context=shape.context)
         except SetupError as error:
-            raise SetupError(f"{role} workers of shape {shape}: {error}") from None
+            later = f" (none is to start now, but one may later: set cluster.shapes.{role})"
+            suffix = "" if role in started else later
+            raise SetupError(f"{role} workers of shape {shape}: {error}{suffix}") from None
 
 
 def check_tokenizer(folder: Path) -> None:

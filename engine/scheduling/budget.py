@@ -3,7 +3,7 @@
 from collections.abc import Sequence as Ordered
 
 from baton.config import EngineConfig
-from baton.core.costs import PLANNED_SHARE, chunk_beside
+from baton.core.costs import chunk_beside
 from engine.scheduling.items import Work, work_of
 from engine.scheduling.step_time import StepTimeModel
 
@@ -16,5 +16,8 @@ def prompt_budget(engine: EngineConfig, times: StepTimeModel, work: Ordered[Work
     limit_s = min((slo_s for slo_s in objectives if slo_s > 0), default=0.0)
     if not limit_s:
         return budget
-    left_s = limit_s * PLANNED_SHARE - times.compute_s(work_of(work)) if times.has_seen_prompt else 0.0
-    return min(budget, chunk_beside(left_s, times.prompt_token_s, chunk_tokens_min=engine.chunk_tokens_min))
+    least = engine.chunk_tokens_min
+    if not times.has_seen_prompt:
+        return min(budget, least)
+    decoding_s = times.compute_s(work_of(work))
+    return min(budget, chunk_beside(limit_s, decoding_s, times.prompt_token_s, chunk_tokens_min=least))

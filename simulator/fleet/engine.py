@@ -9,7 +9,7 @@ from bisect import insort
 from collections import deque
 
 from baton.config import EngineConfig
-from baton.core.costs import PLANNED_SHARE, StepCosts, chunk_beside, prompt_pairs
+from baton.core.costs import StepCosts, chunk_beside, prompt_pairs
 from baton.core.messages import Phase
 from engine.scheduling.block_pool import OutOfBlocks
 from engine.scheduling.order import GENERATED_TOKEN_COST, OLDEST_EVERY, TurnOrder
@@ -238,12 +238,9 @@ class MacroEngine:
         limit_s = min((slo_s for slo_s in limits if slo_s > 0), default=0.0)
         if not limit_s:
             return budget
-        left_s = limit_s * PLANNED_SHARE - costs.compute_s(
-            decodes=decodes, context_tokens=self._batch.context_tokens
-        )
-        return min(
-            budget, chunk_beside(left_s, costs.prompt_token_s, chunk_tokens_min=config.chunk_tokens_min)
-        )
+        decoding_s = costs.compute_s(decodes=decodes, context_tokens=self._batch.context_tokens)
+        least = config.chunk_tokens_min
+        return min(budget, chunk_beside(limit_s, decoding_s, costs.prompt_token_s, chunk_tokens_min=least))
 
     def _begin(self, work: list[Chunk], number: int) -> None:
         decodes = len(self._batch)

@@ -70,7 +70,8 @@ class Machine:
 
 
 def machine_of(node: Node, *, kv_bytes: float | None = None) -> Machine:
-    """Describe a worker by the roofline. Raises SetupError when the model does not fit."""
+    """Describe a worker by the roofline. Raises SetupError when the model does not fit or divide."""
+    _check_division(node)
     return Machine(
         f"{node.model.name} on {node.gpu_count} × {node.gpu.name}",
         {role: node.costs(role) for role in Role},
@@ -79,6 +80,21 @@ def machine_of(node: Node, *, kv_bytes: float | None = None) -> Machine:
         node.transfer_bytes_s,
         node.host_bytes_s,
     )
+
+
+def _check_division(node: Node) -> None:
+    model = node.model
+    if model.heads % node.tensor:
+        widths = ", ".join(f"tp{n}" for n in range(1, model.heads + 1) if model.heads % n == 0)
+        raise SetupError(
+            f"tp{node.tensor} is not possible: {model.heads} attention heads of {model.name} do not divide "
+            f"by {node.tensor}; possible are {widths}"
+        )
+    if node.pipeline > model.layers:
+        raise SetupError(
+            f"pp{node.pipeline} has more stages than {model.name} has layers: at most pp{model.layers} is "
+            "possible"
+        )
 
 
 def expert_machine(pool: ExpertPool, *, engine: EngineConfig, kv_bytes: float | None) -> Machine:

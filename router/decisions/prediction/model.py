@@ -6,7 +6,7 @@ prompts ahead in the order in which it takes them, and the sequences that decode
 
 from math import erf, exp, log, sqrt
 
-from baton.core.costs import PLANNED_SHARE, chunk_beside, prompt_pairs
+from baton.core.costs import chunk_beside, prompt_pairs
 from router.decisions.cluster.prediction_inputs import PredictionInputs
 from router.decisions.cluster.snapshot import WorkerFacts, WorkerSnapshot
 from router.decisions.prediction.forecast import SequenceNeeds
@@ -53,9 +53,8 @@ def chunk_tokens(facts: WorkerFacts, inputs: PredictionInputs, decoding: float, 
 
 def within(facts: WorkerFacts, inputs: PredictionInputs, slo_s: float, step_s: float) -> int:
     """Prompt tokens that a step of `step_s` without any may take besides, as the worker plans it."""
-    left_s = slo_s * PLANNED_SHARE - step_s
     least = max(1, facts.chunk_tokens_min)
-    return chunk_beside(left_s, inputs.costs.prompt_token_s, chunk_tokens_min=least)
+    return chunk_beside(slo_s, step_s, inputs.costs.prompt_token_s, chunk_tokens_min=least)
 
 
 def compute_s(inputs: PredictionInputs, start: int, end: int, chunk: int, beside_s: float) -> float:

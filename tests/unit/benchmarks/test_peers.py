@@ -69,3 +69,21 @@ def test_transformers_computes_the_prompt_of_a_folder_or_a_file(tmp_path, is_ggu
 def test_a_model_that_transformers_cannot_load_is_named(tmp_path):
     with pytest.raises(SetupError, match="transformers does not load"):
         transformers_prefill(tmp_path, [1])
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"with_servers": False, "with_engine": False}, "nothing to measure"),
+        ({"threads": "4096"}, "4096 cores are asked for"),
+        ({"tensor": 4096, "with_engine": False}, "4096 cores are asked for"),
+        ({"quantization": "int3"}, "int3"),
+        ({"concurrency": "0"}, "--concurrency 0"),
+        ({"peer": ["vllm=/nonexistent"]}, "no program vllm at /nonexistent"),
+        ({"peer": ["foo=/bin/ls"]}, "NAME is one of vllm"),
+    ],
+)
+def test_what_cannot_be_measured_is_said_before_anything_is(asked, said, monkeypatch):
+    monkeypatch.setattr("benchmarks.engine_cli.make_bench_model", lambda folder: pytest.fail("it began"))
+    with pytest.raises(SetupError, match=said):
+        engine(**asked)

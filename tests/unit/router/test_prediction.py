@@ -144,7 +144,6 @@ def test_prompts_lengthen_a_step_by_no_more_than_the_chunk_that_its_objectives_a
         (0.0, 0.05, 0.045),
         (0.03, 0.05, 0.027),
         (0.2, 0.05, 0.18),  # nobody decodes there who names none
-        (0.0, 0.005, None),
     ],
 )
 def test_a_step_has_as_many_prompt_tokens_as_the_worker_plans(own_slo_s, default_s, prompt_share_s):
@@ -167,9 +166,28 @@ def test_a_step_has_as_many_prompt_tokens_as_the_worker_plans(own_slo_s, default
     worker.begin(SequenceId("s"))
     ahead = Predictor(error_max=1.0).outlook(worker.snapshot)
     if prompt_share_s is None:
-        assert ahead.chunk_tokens == (32 if default_s else 4095)
+        assert ahead.chunk_tokens == 4095
     else:
         assert ahead.chunk_tokens == int((prompt_share_s - ahead.step_s) / COSTS.prompt_token_s)
+
+
+@pytest.mark.parametrize(("least", "expected_s"), [(1, None), (100, 0.01)])
+def test_prompts_take_as_long_as_decodes_that_miss_their_objective(least, expected_s):
+    """They have the least chunk at least, of 0.1 ms a token."""
+    cluster = ClusterView(silence_s=1e9)
+    hello = WorkerHello(
+        WorkerId("w"), Role.AGGREGATED, "f", "m", 16, 4000, 100_000, costs=COSTS, step_tokens_max=4096,
+        tpot_slo_s=0.005, chunk_tokens_min=least,
+    )  # fmt: skip
+    cluster.join(hello, "w:1")
+    worker = cluster[WorkerId("w")]
+    profile = SequenceProfile(100, 0, 0.0)
+    worker.reserve(SequenceId("s"), phase=Phase.DECODE, tokens=0, blocks=1, profile=profile, now_s=0.0)
+    worker.begin(SequenceId("s"))
+    ahead = Predictor(error_max=1.0).outlook(worker.snapshot)
+    assert ahead.step_s > 0.9 * 0.005
+    prompts_s = ahead.step_s if expected_s is None else expected_s
+    assert ahead.chunk_tokens * COSTS.prompt_token_s == pytest.approx(prompts_s, abs=COSTS.prompt_token_s)
 
 
 def test_a_worker_that_says_nothing_is_taken_to_be_like_its_fleet_or_slow():

@@ -4,6 +4,7 @@ import pytest
 
 from baton.core.errors import SetupError
 from baton.core.messages import Role
+from simulator.fleet.setup import machine_of
 from simulator.hardware import GPUS, Node, find_gpu
 from simulator.models import MODELS, find_model
 
@@ -82,3 +83,10 @@ def test_unknown_names_are_told_what_there_is():
         find_gpu("h900")
     with pytest.raises(SetupError, match="llama-3-8b"):
         find_model("gpt-9")
+
+
+@pytest.mark.parametrize(("shape", "said"), [((3, 1), "64 attention heads"), ((1, 81), "at most pp80")])
+def test_a_shape_that_cannot_exist_is_not_simulated(shape, said):
+    tensor, pipeline = shape
+    with pytest.raises(SetupError, match=said):
+        machine_of(Node(MODELS["llama-3-70b"], find_gpu("h100"), tensor=tensor, pipeline=pipeline))

@@ -113,3 +113,5 @@ def test_the_note_adds_up():
         weights_bytes=200_000_000, pool_bytes=236_000_000, pool_tokens=10_240, runtime_bytes=364_000_000
     )
     assert "weights 200 MB, KV pool 236 MB (10,240 tokens), libraries and working memory 364 MB" in text
+    text = memory_text(weights_bytes=1, pool_bytes=1, pool_tokens=1, runtime_bytes=1, ranks=3)
+    assert "of the first of 3 ranks: weights" in text
