@@ -121,12 +121,14 @@ class StepCosts(msgspec.Struct, frozen=True):
         return max(STAGE_CHUNK_MIN, ceil(token_count / max(1, chunks)))
 
 
-def chunk_beside(slo_s: float, decoding_s: float, prompt_token_s: float, *, chunk_tokens_min: int) -> int:
+def chunk_beside(
+    slo_s: float, decoding_s: float, prompt_token_s: float, *, floor_s: float, chunk_tokens_min: int
+) -> int:
     """Return the prompt tokens of a step beside sequences that decode.
 
-    Those take `decoding_s` without any, and should take `slo_s` at most. Where they take longer by
-    themselves, prompts get as much time as they do."""
-    left_s = slo_s * PLANNED_SHARE - decoding_s
+    Those compute for `decoding_s` without any, and the step should take `slo_s` at most. Where they take
+    longer by themselves, prompts get as much time as they do. What fits into `floor_s` costs nothing."""
+    left_s = max(slo_s * PLANNED_SHARE, floor_s) - decoding_s
     prompts_s = left_s if left_s > 0.0 else decoding_s
     return max(chunk_tokens_min, int(min(prompts_s / max(prompt_token_s, 1e-9), TOKENS_MAX)))
 

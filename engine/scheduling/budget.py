@@ -19,5 +19,11 @@ def prompt_budget(engine: EngineConfig, times: StepTimeModel, work: Ordered[Work
     least = engine.chunk_tokens_min
     if not times.has_seen_prompt:
         return min(budget, least)
-    decoding_s = times.compute_s(work_of(work))
-    return min(budget, chunk_beside(limit_s, decoding_s, times.prompt_token_s, chunk_tokens_min=least))
+    found = chunk_beside(
+        limit_s,
+        times.compute_s(work_of(work)),
+        times.prompt_token_s,
+        floor_s=times.floor_s,
+        chunk_tokens_min=least,
+    )
+    return min(budget, found)

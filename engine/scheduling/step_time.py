@@ -129,6 +129,11 @@ class StepTimeModel:
         return sum(t * x for t, x in zip(self._latest.theta, _features(work), strict=True))
 
     @property
+    def floor_s(self) -> float:
+        """Least time of any step, see `StepCosts`."""
+        return self._floor_s
+
+    @property
     def prompt_token_s(self) -> float:
         return self._latest.theta[1] / SCALES[1]
 

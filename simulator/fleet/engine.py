@@ -239,8 +239,14 @@ class MacroEngine:
         if not limit_s:
             return budget
         decoding_s = costs.compute_s(decodes=decodes, context_tokens=self._batch.context_tokens)
-        least = config.chunk_tokens_min
-        return min(budget, chunk_beside(limit_s, decoding_s, costs.prompt_token_s, chunk_tokens_min=least))
+        found = chunk_beside(
+            limit_s,
+            decoding_s,
+            costs.prompt_token_s,
+            floor_s=costs.floor_s,
+            chunk_tokens_min=config.chunk_tokens_min,
+        )
+        return min(budget, found)
 
     def _begin(self, work: list[Chunk], number: int) -> None:
         decodes = len(self._batch)

@@ -53,8 +53,13 @@ def chunk_tokens(facts: WorkerFacts, inputs: PredictionInputs, decoding: float, 
 
 def within(facts: WorkerFacts, inputs: PredictionInputs, slo_s: float, step_s: float) -> int:
     """Prompt tokens that a step of `step_s` without any may take besides, as the worker plans it."""
-    least = max(1, facts.chunk_tokens_min)
-    return chunk_beside(slo_s, step_s, inputs.costs.prompt_token_s, chunk_tokens_min=least)
+    return chunk_beside(
+        slo_s,
+        step_s,
+        inputs.costs.prompt_token_s,
+        floor_s=inputs.costs.floor_s,
+        chunk_tokens_min=max(1, facts.chunk_tokens_min),
+    )
 
 
 def compute_s(inputs: PredictionInputs, start: int, end: int, chunk: int, beside_s: float) -> float:
