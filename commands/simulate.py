@@ -152,6 +152,16 @@ def _run(asked: SimulateOptions, outputs: Outputs) -> None:
     publish(done, ready.settings, rule=asked.autoscale, to=outputs)
 
 
+OPTION_OF = {
+    "engine.block_tokens": "--block-tokens",
+    "engine.step_tokens_max": "--step-tokens",
+    "engine.batch_sequences_max": "--batch",
+    "engine.tpot_slo_s": "--tpot-slo",
+    "engine.shape": "--tp and --pp, or a shape such as --prefill 2xtp2",
+}
+"""Settings that simulations take from an option of theirs."""
+
+
 @dataclass(frozen=True, slots=True)
 class PreparedSimulation:
     """A simulation that is ready to run."""
@@ -310,7 +320,13 @@ def _machine(asked: SimulateOptions) -> Machine:
 
 
 def _config(asked: SimulateOptions, block_tokens: int) -> Config:
-    """The configuration of routers and engines: flags, then --set, then the environment."""
+    """The configuration of routers and engines: flags, then --set, then the environment.
+
+    Raises SetupError.
+    """
+    for text in asked.sets:
+        if option := OPTION_OF.get(text.partition("=")[0].strip()):
+            raise SetupError(f"--set {text}: here it is an option, {option}")
     engine = {"block_tokens": block_tokens, "step_tokens_max": asked.step_tokens}
     flags: dict[str, object] = {f"engine.{name}": value for name, value in engine.items()}
     flags["engine.batch_sequences_max"] = asked.batch

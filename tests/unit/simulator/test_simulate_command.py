@@ -46,6 +46,7 @@ def run(tmp_path, *arguments, rows=None):
         ("--json - --records -", "--json and --records both write -"),
         ("--ttft-slo 0", "write seconds above 0, or none"),
         ("--tpot-slo inf", "write seconds above 0, or none"),
+        ("--set engine.tpot_slo_s=-1", "--set engine.tpot_slo_s=-1: here it is an option, --tpot-slo"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(tmp_path, arguments, complaint):
@@ -88,6 +89,7 @@ def test_workers_are_written_as_for_serve(tmp_path, arguments, target):
         ("--aggregated 1xtp2 --tp 4", "--aggregated 1xtp2 and --tp or --pp differ"),
         ("--prefill two --decode 1", '--prefill two: shape "two" is not understood'),
         ("--aggregated -1", "--aggregated -1: -1 is below 0"),
+        ("--aggregated 1xtp3", "do not divide by 3; possible are tp1, tp2, tp4"),
     ],
 )
 def test_workers_that_cannot_be_simulated_are_refused_with_what_to_write(tmp_path, arguments, complaint):
