@@ -67,9 +67,7 @@ def parallel(
     if wide and model:
         raise SetupError("--wide makes a model of its own: leave --model out")
     if model and not Path(model).expanduser().is_dir():
-        raise SetupError(
-            f"--model {model}: it is no folder, as Hugging Face has them"
-        )
+        raise SetupError(f"--model {model}: it is no folder, as Hugging Face has them")
     sizes = ModelSizes(
         prefill_tokens=_numbers("--prefill-tokens", prefill_tokens),
         batches=_numbers("--batches", batches),
