@@ -239,12 +239,9 @@ class MacroEngine:
         if not limit_s:
             return budget
         decoding_s = costs.compute_s(decodes=decodes, context_tokens=self._batch.context_tokens)
+        least, floor_s = config.chunk_tokens_min, costs.floor_s
         found = chunk_beside(
-            limit_s,
-            decoding_s,
-            costs.prompt_token_s,
-            floor_s=costs.floor_s,
-            chunk_tokens_min=config.chunk_tokens_min,
+            limit_s, decoding_s, costs.prompt_token_s, floor_s=floor_s, chunk_tokens_min=least
         )
         return min(budget, found)
 
