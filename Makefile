@@ -15,12 +15,15 @@ ARGS   ?=
 help: ## Show these targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
+# pip takes what an interrupted installation left for whole, programs that it had not written yet included.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "Setting up $(VENV) (once; a few minutes)"
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(if $(wildcard $(VENV)/.installing),--clear) $(VENV)
+	@touch $(VENV)/.installing
 	$(BIN)/pip install --quiet --disable-pip-version-check \
 	    $(if $(TORCH_INDEX),--no-deps --index-url $(TORCH_INDEX)) -c constraints.txt torch
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[worker,dev]'
+	@rm $(VENV)/.installing
 	@touch $@
 
 setup: $(VENV)/.installed ## Create the environment
