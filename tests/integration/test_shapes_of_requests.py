@@ -123,7 +123,11 @@ def test_drafts_are_accepted_and_change_no_token(cluster: Cluster, model: str) -
 
     expected = asked(cluster, "one", REPEATED, max_tokens=64, ignore_eos=True)
     before = accepted()
-    assert asked(cluster, model, REPEATED, max_tokens=64, ignore_eos=True) == expected
+    for _ in range(8):
+        # A worker that started beside other work takes drafts for dear, and tries them again on a schedule.
+        assert asked(cluster, model, REPEATED, max_tokens=64, ignore_eos=True) == expected
+        if accepted() > before:
+            break
     assert accepted() > before
 
 
