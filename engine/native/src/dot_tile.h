@@ -92,7 +92,7 @@ struct Groups {
     const float* zeros;   // the same, or null
     const float* sums;    // of row r and group g at r * sums_stride + g
     int64_t sums_stride;
-    const char* next;    // what is fetched meanwhile, so many bytes for each input; null: nothing
+    const char* next;    // what dot_wide.h fetches meanwhile, so many bytes for each input; null: nothing
     int64_t next_bytes;
 };
 

@@ -191,6 +191,13 @@ def test_a_shape_that_does_not_divide_the_model_is_refused_with_the_role_and_the
     check_setup(config_of(good, cluster={"decode_workers": "1xtp2"}), with_router=True)
 
 
+def test_the_shape_of_a_pool_without_workers_is_refused_as_such(good):
+    pools = {"prefill_workers": 0, "decode_workers": 0, "aggregated_workers": "1xtp2"}
+    said = refused(good, engine={"shape": "tp3"}, cluster=pools)
+    assert said.endswith("(none is to start now, but one may later: set cluster.shapes.prefill)")
+    assert "(none is to start" not in refused(good, engine={"shape": "tp3"}, cluster={"decode_workers": 1})
+
+
 def test_ranks_that_are_not_executed_are_refused(good):
     cuda, shape = {"device": "cuda"}, {"decode_workers": "tp2cp2"}
     said = refused("org/on-the-hub", model=cuda, cluster=shape)
