@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import importlib
 import logging
 import os
 import secrets
@@ -75,6 +76,7 @@ def serve_control(config: Config, *, is_local: bool, exit_with_parent: bool) -> 
     secure(config.tls, config.access)
     if exit_with_parent:
         die_with_parent()
+        config = _told_where_ray_is(config)
     else:
         check_setup(config, with_router=False)
     if not config.cluster.ray_address:
@@ -86,6 +88,18 @@ def serve_control(config: Config, *, is_local: bool, exit_with_parent: bool) -> 
             raise
         tell_parent(f"{SETUP_ERROR_PREFIX}{error}")
         raise SystemExit(SETUP_ERROR_STATUS) from None
+
+
+def _told_where_ray_is(config: Config) -> Config:
+    """Return the configuration with the address of Ray, which the parent writes when Ray has started. The
+    control plane's libraries are loaded meanwhile."""
+    for name in ("ray", "control_plane.control", "worker.actor", "worker.expert_rank_actor"):
+        importlib.import_module(name)
+    address = sys.stdin.readline().strip()
+    if not address:
+        raise SystemExit(1)  # the parent has ended, or Ray did not start, which it says
+    cluster = config.cluster.model_copy(update={"ray_address": address})
+    return config.model_copy(update={"cluster": cluster})
 
 
 def serve_dashboard(config: Config, *, control_address: str, exit_with_parent: bool) -> None:

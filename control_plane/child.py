@@ -75,6 +75,8 @@ class Child:
 
     name = "child"
     start_s = START_S
+    has_input = False
+    """Whether the child is told something on its standard input."""
 
     def __init__(
         self, argv: Sequence[str], *, environment: Mapping[str, str], policy: RestartPolicy, silence_s: float
@@ -122,11 +124,12 @@ class Child:
         self._process = await asyncio.create_subprocess_exec(
             *self._argv,
             env={**self._environment, PARENT_VARIABLE: str(os.getpid())},
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=asyncio.subprocess.PIPE if self.has_input else asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             # Ctrl-C in the terminal reaches this process only, which ends the child in order.
             start_new_session=True,
         )
+        telling = asyncio.create_task(self._tell(self._process)) if self.has_input else None
         try:
             async with asyncio.timeout(self.start_s):
                 ready = await self._await_ready(self._process)
@@ -139,8 +142,12 @@ class Child:
             await self._read_output(self._process)
             return await self._process.wait()
         finally:
-            if watch is not None:
-                watch.cancel()
+            for task in (watch, telling):
+                if task is not None:
+                    task.cancel()
+
+    async def _tell(self, process: asyncio.subprocess.Process) -> None:
+        """Write what the child is to know as soon as that is known."""
 
     async def _watch(self, process: asyncio.subprocess.Process, url: str) -> None:
         """Kill the child once it has been silent for long. A slow answer is an answer, since a busy router

@@ -1,6 +1,7 @@
 """The control plane as a supervised child of `baton serve`. It may die without ending what it manages."""
 
 import asyncio
+import contextlib
 from collections.abc import Mapping, Sequence
 
 from baton.core.errors import SetupError
@@ -14,22 +15,42 @@ DASHBOARD_PREFIX = "dashboard "
 """Beginning of the line that names the dashboard's URL and how to sign in, printed once it serves."""
 
 
+START_S = 180.0
+"""Longest time from starting the control plane to its ready line, Ray's own start included, because it loads
+its libraries while Ray starts."""
+
+
 class ControlChild(Child):
     """The control plane as a child. Its ready line has the gRPC address and the metrics address, separated by
     a blank."""
 
     name = "control plane"
+    start_s = START_S
+    has_input = True
 
     def __init__(
         self, argv: Sequence[str], *, environment: Mapping[str, str], policy: RestartPolicy, silence_s: float
     ) -> None:
         super().__init__(argv, environment=environment, policy=policy, silence_s=silence_s)
+        self._ray_address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.settled = asyncio.Event()
         self.dashboard = ""
         """URL of the dashboard and how to sign in. Empty: there is none, or it is not ready yet."""
         self.has_dashboard = asyncio.Event()
         self.failed: asyncio.Future[SetupError] = asyncio.get_running_loop().create_future()
         """The setup error that the operator must resolve before the first workers can serve."""
+
+    def tell_ray(self, address: str) -> None:
+        """Tell the child, and each that follows it, the address of the Ray cluster to join."""
+        self._ray_address.set_result(address)
+
+    async def _tell(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin is not None
+        address = await asyncio.shield(self._ray_address)
+        with contextlib.suppress(OSError):  # the child has ended, which `run` sees
+            process.stdin.write(f"{address}\n".encode())
+            await process.stdin.drain()
+            process.stdin.close()
 
     def live_url(self, ready: str) -> str:
         return f"http://{ready.rsplit(' ', 1)[-1]}{LIVE_PATH}"

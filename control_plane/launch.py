@@ -248,7 +248,7 @@ class _ClusterProcesses:
     async def start(self) -> bool:
         """Start all processes. False: a signal came before everything was ready. Routers and store node come
         first: they start while Ray does, and wait for the control plane at an address that is known before it
-        runs."""
+        runs. The control plane loads its libraries while Ray starts."""
         cluster = self._config.cluster
         self._control_port = reserved_address(cluster.control_host, cluster.control_port)
         port = self._control_port.getsockname()[1]
@@ -259,20 +259,23 @@ class _ClusterProcesses:
         if self._router_command is not None:
             self._start_router(self._router_command(self._address))
         if self._ray.is_ours:
-            log.debug("Ray is starting")
             adopt_orphans()
+            self._ray.prepare()
+        control = self._start_control(port)
+        if self._ray.is_ours:
+            log.debug("Ray is starting")
             await self._ray.open()
             self._ray_watch.start()
+        control.tell_ray(self._ray.address if self._ray.is_ours else cluster.ray_address)
         self._background.spawn(OrphanWatch().run())
         if self._router is not None:
             self._router.check()
-        return await self._until_ready(self._start_control(port))
+        return await self._until_ready(control)
 
     def _start_control(self, port: int) -> ControlChild:
         cluster = self._config.cluster
         changes = {
             "control_port": port,
-            "ray_address": self._ray.address if self._ray.is_ours else cluster.ray_address,
             "record": cluster.record or str(self._folder.record),
             "keep_workers": False,
         }

@@ -103,10 +103,14 @@ class RayCluster:
         them."""
         return {name: value for name, value in os.environ.items() if name.startswith("RAY_")}
 
+    def prepare(self) -> None:
+        """Set the variables that Ray reads, so that `key` has them before Ray is open."""
+        os.environ.update(ray_environment(is_local=self.is_ours))
+
     async def open(self) -> None:
         """Start or join Ray. Raises SetupError."""
         await _must_answer(self._address)
-        os.environ.update(ray_environment(is_local=self.is_ours))
+        self.prepare()
         self._ray = await asyncio.to_thread(importlib.import_module, "ray")
         _quieten()
         try:

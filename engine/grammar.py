@@ -25,9 +25,11 @@ from engine.compiling import (
 )
 from engine.grammar_compile import GrammarError, TextMatcher, check_start, compile_grammar, one_line
 from engine.sampling.constraints import Matcher
+from engine.stand_ins import left_out
 from engine.unique_items import TokenBytes, UniqueItemsMatcher, scanner_of
 from engine.unique_scan import ItemScanner
-from engine.vocabulary_process import VocabularyUnread, read_vocabulary
+from engine.vocabulary import forget_vocabulary, vocabulary_of
+from engine.vocabulary_process import TokenizerUnusable, VocabularyUnread
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +88,8 @@ class GrammarStore:
     def warm(self) -> None:
         """Load what the first grammar needs, which takes seconds on a busy machine. A model without
         structured output is told to whoever asks for it."""
+        if self._process is not None:
+            self._process.start()  # it loads while the vocabulary is read
         with contextlib.suppress(GrammarError, CompilerBusy):
             self.prepare(SHORTEST)
 
@@ -204,9 +208,9 @@ class GrammarStore:
         return CompilerSetup(self._loaded_info().serialize_json(), self._vocab, has_end=bool(self._eos))
 
     def _loaded_compiler(self) -> Any:
+        info = self._loaded_info()
         from xgrammar import GrammarCompiler
 
-        info = self._loaded_info()
         with self._compiler_lock:
             if self._compiler is None:
                 # Our cache knows what is in use; one thread, since the others compute.
@@ -229,25 +233,23 @@ class GrammarStore:
             return self._info
 
     def _load(self) -> Any:
-        # Here, not above: it takes seconds, in which the model is loaded.
+        """Raises GrammarError, CompilerBusy."""
+        source = (self._folder, self._vocab, self._eos)
+        # Here, not above: it takes a second. xgrammar imports transformers, and a second more of its modules,
+        # for a function that is called in the other process.
+        with left_out("transformers"):
+            from xgrammar import TokenizerInfo
         try:
-            text = read_vocabulary(self._folder, self._vocab, self._eos)
+            try:
+                return TokenizerInfo.deserialize_json(vocabulary_of(*source))
+            except RuntimeError as error:  # of xgrammar, about its text
+                log.warning(
+                    "the vocabulary of %s in the cache is broken, and read anew: %s", *source[:1], error
+                )
+                forget_vocabulary(*source)
+                return TokenizerInfo.deserialize_json(vocabulary_of(*source))
         except VocabularyUnread as error:
-            log.info("%s is read in this process, since another one did not: %s", self._folder, error)
-            return self._load_here()
-        from xgrammar import TokenizerInfo
-
-        return TokenizerInfo.deserialize_json(text)
-
-    def _load_here(self) -> Any:
-        """Raises GrammarError."""
-        from transformers import AutoTokenizer
-        from xgrammar import TokenizerInfo
-
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(self._folder)
-            stops = list(self._eos) or None
-            return TokenizerInfo.from_huggingface(tokenizer, vocab_size=self._vocab, stop_token_ids=stops)
-        except Exception as error:  # many kinds, of three libraries
+            raise CompilerBusy(f"this model's tokenizer was not read: {one_line(error)}") from error
+        except TokenizerUnusable as error:
             text = f"this model's tokenizer has no structured output: {one_line(error)}"
             raise GrammarError(text) from error

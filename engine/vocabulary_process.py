@@ -24,9 +24,13 @@ class VocabularyUnread(Exception):
     """The process did not answer. The tokenizer may be fine nevertheless."""
 
 
+class TokenizerUnusable(Exception):
+    """The libraries do not make a vocabulary of this tokenizer."""
+
+
 def read_vocabulary(folder: Path, vocab: int, stop_token_ids: Sequence[int]) -> str:
     """Return xgrammar's TokenizerInfo of the folder's tokenizer, as its `deserialize_json` reads it. Raises
-    VocabularyUnread."""
+    VocabularyUnread and TokenizerUnusable."""
     stops = ",".join(str(token) for token in stop_token_ids)
     command = [sys.executable, "-m", "engine.vocabulary_process", str(os.getpid())]
     try:
@@ -39,9 +43,11 @@ def read_vocabulary(folder: Path, vocab: int, stop_token_ids: Sequence[int]) -> 
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise VocabularyUnread(str(error)) from error
+    if done.returncode < 0:
+        raise VocabularyUnread(f"it was ended by signal {-done.returncode}")
     if done.returncode:
         lines = done.stderr.decode(errors="replace").strip().splitlines()
-        raise VocabularyUnread(lines[-1] if lines else f"it ended with status {done.returncode}")
+        raise TokenizerUnusable(lines[-1] if lines else f"it ended with status {done.returncode}")
     return done.stdout.decode()
 
 

@@ -165,7 +165,6 @@ class WorkerProcess:
             spread, launch = self._place_ranks(stack)
             compiler = CompilerProcess(compile_s=engine.compile_s)
             stack.callback(compiler.close)
-            self._compiling.submit(compiler.start)
             self._threads.submit(stream_copy)  # beside the load: it may compile a library
             access = expert_access(self._config, self._worker_id, self._role, self._control_address)
             executor = await self._engine.run(
@@ -175,7 +174,8 @@ class WorkerProcess:
             stack.push_async_callback(asyncio.to_thread, executor.close)
             executor.watch_ranks(self._on_ranks_lost)
             await self._engine.run(executor.pin)
-            self._compiling.submit(warm_compiler, executor.grammars)
+            if not executor.on_cpu:  # beside what the device computes
+                self._compiling.submit(warm_compiler, executor.grammars)
             await self._engine.run(executor.warm_up)
             self._measured = await self._engine.run(executor.time_itself, engine.self_timing_s)
             self._stream = await asyncio.to_thread(fastest_stream) if self._config.store.socket else None
@@ -194,6 +194,7 @@ class WorkerProcess:
             member = await self._open_doors(stack, executor)
             executor.kv.populate_in_background()
             on_ready(member)
+            self._compiling.submit(warm_compiler, executor.grammars)  # nothing is left to do on a device
             await self._serve(stop, stop_now)
 
     def _place_ranks(self, stack: AsyncExitStack) -> tuple[Spread | None, Launch | None]:

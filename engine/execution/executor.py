@@ -206,6 +206,10 @@ class Executor:
         return self._team.pids if self._team is not None else ()
 
     @property
+    def on_cpu(self) -> bool:
+        return self.kv.device.type == "cpu"
+
+    @property
     def rank_count(self) -> int:
         return 1 if self._ranks is None else self._ranks.shape.rank_count
 
@@ -411,9 +415,8 @@ class Executor:
         weights and first-time set-up. Call before any block holds anything."""
         # Steps are recorded while nothing else uses the device, the largest first: it sizes their memory.
         sizes = self.recorder.sizes[::-1] if isinstance(self.recorder, DecodeGraphs) else ()
-        on_cpu = self.kv.device.type == "cpu"
         for plan in warm_up_plans(
-            self._engine, self.max_model_tokens, self.kv.block_count, on_cpu=on_cpu, sizes=sizes
+            self._engine, self.max_model_tokens, self.kv.block_count, on_cpu=self.on_cpu, sizes=sizes
         ):
             self.execute(plan)
         self._forget_experts()

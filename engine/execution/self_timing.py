@@ -25,10 +25,11 @@ DRAFTS = 4
 """Draft tokens of a sequence in the steps that tell what they cost."""
 FAR_POSITIONS, FAR_TOKENS = 8192, 32
 """A short chunk that ends so far into its prompt tells what attention costs there, in little time."""
-ROUNDS, ROUNDS_OF_LONG = 3, 2
+ROUNDS = 3
 """The first of each shape pays for what is made on first use, and does not count."""
 LONG_STEP_S = 0.1
-"""One step that takes so long is told from noise, and there are others to measure."""
+"""One step that is expected to take so long is enough: what is made on first use is little beside it, and
+there are others to measure."""
 
 B = TypeVar("B")
 Measured = list[tuple[StepWork, float]]
@@ -67,16 +68,15 @@ def time_steps(
         fills = stages > 1 and (work.prompt_tokens > 0 or work.decodes >= stages)
         groups = _groups(items, stages if fills and work.decodes else 1)
         together = ROUNDS if fills else 1
-        for round_number in range(0, ROUNDS, together):
-            predicted_s = times.predict_s(work)
-            is_late = now() + together * predicted_s > ends_s
-            is_enough = round_number >= ROUNDS_OF_LONG and predicted_s > LONG_STEP_S
-            if (is_late and not is_first_of_kind) or is_enough:
+        is_long = not fills and not is_first_of_kind and times.predict_s(work) > LONG_STEP_S
+        for round_number in range(0, 1 if is_long else ROUNDS, together):
+            is_late = now() + together * times.predict_s(work) > ends_s
+            if is_late and not is_first_of_kind:
                 break
             results = execute([maker.plan(group) for _ in range(together) for group in groups])
             added_s = [one.elapsed_s - one.overlap_s for one in results]
             rounds = [sum(added_s[i : i + len(groups)]) for i in range(0, len(added_s), len(groups))]
-            for elapsed_s in rounds if round_number else rounds[1:]:
+            for elapsed_s in rounds if round_number or is_long else rounds[1:]:
                 times.observe(work, elapsed_s)
                 measured.append((work, elapsed_s))
     execute([maker.goodbye()])

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from baton.files.cache import cache_folder
-from baton.files.outputs import write_whole
+from baton.files.outputs import CannotWrite, write_whole
 from router.text.quick_encoder import PROBES, QuickEncoder, quick_encoder
 
 LIBRARIES = ("fastokens", "tokenizers")
@@ -29,7 +29,7 @@ def remembered_encoder(rust: Any, tokenizer_json: str) -> tuple[QuickEncoder | N
         return None, known
     encoder, reason = quick_encoder(rust, tokenizer_json, is_tested=known is not None)
     if known is None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, CannotWrite):
             file.parent.mkdir(parents=True, exist_ok=True)
             write_whole(file, [reason.encode()])
     return encoder, reason

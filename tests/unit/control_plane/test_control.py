@@ -95,6 +95,22 @@ async def test_it_says_when_all_workers_are_there():
     await task
 
 
+async def test_every_life_is_told_where_ray_is():
+    control = child("print('ready h:1 127.0.0.1:1', flush=True); print('dashboard', input(), flush=True)")
+    task = await running(control)
+    await asyncio.wait_for(asyncio.shield(control.ready), 20)
+    assert not control.has_dashboard.is_set()
+    control.tell_ray("10.0.0.1:6379")
+    for _ in range(2):
+        await asyncio.wait_for(control.has_dashboard.wait(), 20)
+        assert control.dashboard == "10.0.0.1:6379"
+        control.dashboard = ""
+        control.has_dashboard.clear()
+    await control.stop(5)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
 def test_nodes_are_told_with_those_that_live_first():
     listed = [
         {"NodeID": "b", "Alive": False, "NodeManagerHostname": "hb", "Resources": {}},

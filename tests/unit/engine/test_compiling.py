@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import psutil
 import pytest
+from transformers import AutoTokenizer
 from xgrammar import GrammarCompiler, TokenizerInfo
 
 from baton.core.sampling import Grammar, GrammarKind
@@ -27,7 +28,7 @@ from engine.compiling import (
 )
 from engine.grammar import REFUSAL_S, SHORTEST, CompilerBusy, GrammarStore
 from engine.grammar_compile import GrammarError, compile_grammar
-from engine.vocabulary_process import VocabularyUnread, read_vocabulary
+from engine.vocabulary_process import TokenizerUnusable, VocabularyUnread, read_vocabulary
 from tests.integration.cluster import eventually
 from tests.models import EOS_ID, save_tokenizer
 
@@ -330,25 +331,60 @@ def mask_after(store, grammar, tokens):
 
 
 def test_a_vocabulary_is_read_by_another_process_as_it_would_be_here(folder):
-    text = read_vocabulary(folder, VOCAB, (EOS_ID,))
-    store = GrammarStore(folder, VOCAB, (EOS_ID,))
-    assert text == store._load_here().serialize_json() == store._load().serialize_json()
+    here = TokenizerInfo.from_huggingface(
+        AutoTokenizer.from_pretrained(folder), vocab_size=VOCAB, stop_token_ids=[EOS_ID]
+    )
+    assert read_vocabulary(folder, VOCAB, (EOS_ID,)) == here.serialize_json()
+    assert GrammarStore(folder, VOCAB, (EOS_ID,))._load().serialize_json() == here.serialize_json()
 
 
-def test_a_vocabulary_that_the_other_process_does_not_read_is_read_here(folder, monkeypatch):
+def test_a_worker_needs_no_transformers_for_its_grammars(folder):
+    """They cost it a second of its processor and 100 MB."""
+    code = f"""
+import sys, torch
+from pathlib import Path
+from baton.core.sampling import Grammar, GrammarKind
+from engine.grammar import GrammarStore
+store = GrammarStore(Path({str(folder)!r}), {VOCAB}, ({EOS_ID},))
+grammar = Grammar(GrammarKind.REGEX, "[a-c]x")
+store.prepare(grammar)
+assert store.matcher(grammar, ({EOS_ID},)) is not None
+assert "transformers" not in sys.modules
+import transformers
+assert transformers.AutoTokenizer.from_pretrained({str(folder)!r}) is not None
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
+
+
+def test_a_vocabulary_that_is_not_read_is_tried_again(folder, monkeypatch):
     def unread(*_):
         raise VocabularyUnread("killed")
 
-    monkeypatch.setattr("engine.grammar.read_vocabulary", unread)
     store = GrammarStore(folder, VOCAB, (EOS_ID,))
+    with monkeypatch.context() as patch:
+        patch.setattr("engine.grammar.vocabulary_of", unread)
+        with pytest.raises(CompilerBusy, match="not read: killed"):
+            store.prepare(REGEX)
     store.prepare(REGEX)
     assert store.has(REGEX)
 
 
+def test_a_broken_vocabulary_in_the_cache_is_read_anew(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("BATON_CACHE_DIR", str(tmp_path))
+    first = GrammarStore(folder, VOCAB, (EOS_ID,))._load().serialize_json()
+    [file] = [path for path in (tmp_path / "vocabularies").iterdir() if path.suffix != ".lock"]
+    for broken in ("", "{", "[1]", first[: len(first) // 2]):
+        file.write_text(broken)
+        assert GrammarStore(folder, VOCAB, (EOS_ID,))._load().serialize_json() == first
+        assert file.read_text() == first
+
+
 def test_a_folder_without_a_tokenizer_says_why_in_one_line(tmp_path):
-    with pytest.raises(VocabularyUnread) as raised:
+    with pytest.raises(TokenizerUnusable) as raised:
         read_vocabulary(tmp_path, VOCAB, (EOS_ID,))
     assert "\n" not in str(raised.value)
+    with pytest.raises(GrammarError, match="no structured output: "):
+        GrammarStore(tmp_path, VOCAB, (EOS_ID,)).prepare(REGEX)
 
 
 def test_a_compiled_grammar_comes_back_as_it_was(folder, setup):

@@ -84,6 +84,18 @@ def test_it_takes_about_as_long_as_it_may(slowness):
     assert any(work.prompt_tokens for work, _ in measured)
 
 
+def test_a_long_step_is_made_once_and_counts():
+    """A chunk of 512 tokens takes 0.5 s here, and is not made again to leave its first time out."""
+    engine = Clocked(lambda plan: 0.004 + 1e-3 * sum(len(item.tokens) for item in plan.items))
+    measured = timed(engine, budget_s=60.0)
+    lengths = [sum(len(item.tokens) for item in plan.items) for plan in engine.plans]
+    assert lengths.count(512) == len([1 for work, _ in measured if work.prompt_tokens == 512]) > 0
+    assert len([1 for work, _ in measured if work.prompt_tokens == 32]) == 2
+    short = [one for one in measured if one[0].decodes == 8 and not one[0].drafts]
+    assert short
+    assert lengths.count(8) == len(short) // 2 * 3
+
+
 def test_blocks_and_tokens_exist_and_every_sequence_is_said_goodbye_to():
     for blocks, positions in itertools.product((1, 3, 256), (1, 40, 2047)):
         engine = Clocked(linear_s)
