@@ -174,9 +174,9 @@ class WorkerProcess:
             stack.push_async_callback(asyncio.to_thread, executor.close)
             executor.watch_ranks(self._on_ranks_lost)
             await self._engine.run(executor.pin)
-            if not executor.on_cpu:  # beside what the device computes
+            if not executor.on_cpu:  # a CPU is warm once it has timed itself
                 self._compiling.submit(warm_compiler, executor.grammars)
-            await self._engine.run(executor.warm_up)
+                await self._engine.run(executor.warm_up)
             self._measured = await self._engine.run(executor.time_itself, engine.self_timing_s)
             self._stream = await asyncio.to_thread(fastest_stream) if self._config.store.socket else None
             transfer = await self._start_transfer(stack, executor)

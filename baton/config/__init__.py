@@ -120,7 +120,7 @@ class EngineConfig(Section):
     CUDA graph with the triton kernels, as a list of calls with the native ones. 0: nothing is recorded."""
     overlap_steps: bool = True
     """Whether the next step is planned while the current one runs."""
-    self_timing_s: Annotated[float, Field(ge=0, le=60)] = 2.0
+    self_timing_s: Annotated[float, Field(ge=0, le=60)] = 1.2
     """Seconds for which a worker times steps of its own model when it starts, so that routers can predict it
     from the first request on. A few steps always run, even if they take longer. 0: only those."""
     tpot_slo_s: Annotated[float, Field(ge=0, le=60)] = 0.2

@@ -13,7 +13,7 @@ from baton.core.errors import SetupError
 RANKS_MAX = 64
 _PARTS = re.compile(r"(tp|pp|cp)([0-9]{1,3})")
 _NEGATIVE = re.compile(r"-\s*[0-9]")
-_COUNTED = re.compile(r"([0-9]{1,9})(?:\s*[x×]\s*(\w+))?", re.ASCII)
+_COUNTED = re.compile(r"([0-9]{1,9})(?:\s*[xX×]\s*(\w+))?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +43,13 @@ class Shape:
 
     @classmethod
     def parse(cls, text: str) -> "Shape":
-        """Read "tp2", "pp2", "tp2pp2cp2" (in any order) or "1". Raises SetupError."""
-        if text.strip() == "1":
+        """Read "tp2", "pp2", "tp2pp2cp2" (in any order and case) or "1". Raises SetupError."""
+        plain = text.strip().lower()
+        if plain == "1":
             return cls()
-        parts = _PARTS.findall(text)
+        parts = _PARTS.findall(plain)
         counts = {axis: int(count) for axis, count in parts}
-        if not parts or "".join(axis + count for axis, count in parts) != text.strip():
+        if not parts or "".join(axis + count for axis, count in parts) != plain:
             raise SetupError(f'shape "{text}" is not understood: write "1", "tp2", "pp2" or "tp2pp2cp2"')
         if len(counts) < len(parts):
             raise SetupError(f'shape "{text}" names one axis twice')

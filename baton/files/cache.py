@@ -1,4 +1,5 @@
-"""The folder for what can be made again: compiled kernels, unpacked GGUF files, streamed layers."""
+"""The folder for what can be made again: compiled kernels, unpacked GGUF files, streamed layers,
+vocabularies."""
 
 import os
 from pathlib import Path

@@ -25,8 +25,9 @@ DRAFTS = 4
 """Draft tokens of a sequence in the steps that tell what they cost."""
 FAR_POSITIONS, FAR_TOKENS = 8192, 32
 """A short chunk that ends so far into its prompt tells what attention costs there, in little time."""
-ROUNDS = 3
-"""The first of each shape pays for what is made on first use, and does not count."""
+ROUNDS, TOGETHER = 2, 3
+"""Steps of each shape, one after another or following one another through stages. The first pays for what is
+made on first use, or for the stages that are empty, and does not count."""
 LONG_STEP_S = 0.1
 """One step that is expected to take so long is enough: what is made on first use is little beside it, and
 there are others to measure."""
@@ -67,9 +68,9 @@ def time_steps(
         is_first_of_kind = len(measured) < 4
         fills = stages > 1 and (work.prompt_tokens > 0 or work.decodes >= stages)
         groups = _groups(items, stages if fills and work.decodes else 1)
-        together = ROUNDS if fills else 1
+        together = TOGETHER if fills else 1
         is_long = not fills and not is_first_of_kind and times.predict_s(work) > LONG_STEP_S
-        for round_number in range(0, 1 if is_long else ROUNDS, together):
+        for round_number in range(0, 1 if is_long or fills else ROUNDS, together):
             is_late = now() + together * times.predict_s(work) > ends_s
             if is_late and not is_first_of_kind:
                 break

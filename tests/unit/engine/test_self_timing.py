@@ -90,10 +90,10 @@ def test_a_long_step_is_made_once_and_counts():
     measured = timed(engine, budget_s=60.0)
     lengths = [sum(len(item.tokens) for item in plan.items) for plan in engine.plans]
     assert lengths.count(512) == len([1 for work, _ in measured if work.prompt_tokens == 512]) > 0
-    assert len([1 for work, _ in measured if work.prompt_tokens == 32]) == 2
+    assert len([1 for work, _ in measured if work.prompt_tokens == 32]) == 1
     short = [one for one in measured if one[0].decodes == 8 and not one[0].drafts]
     assert short
-    assert lengths.count(8) == len(short) // 2 * 3
+    assert lengths.count(8) == 2 * len(short)
 
 
 def test_blocks_and_tokens_exist_and_every_sequence_is_said_goodbye_to():
