@@ -21,13 +21,14 @@ MODEL_NAME = "bench"
 
 BATON_SETTINGS = (
     f"model.name={MODEL_NAME}",
-    "engine.threads=1",
-    f"engine.kv_bytes={2**30}",
     # A random model repeats itself, so n-gram drafts would gain more than they do on real text.
     "engine.speculation=off",
-    # The peers have 2 GiB for KV altogether; the store would add to that.
+    # The store would add to the memory that each variant has for KV.
     "store.host_bytes=0",
 )
+
+KV_BYTES = 2**31
+"""Memory for the KV of all workers of a variant, as much as a peer has altogether."""
 
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)(?::([A-Za-z0-9_-]+))?\}")
 
@@ -75,16 +76,21 @@ class PeersFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def baton_variants(settings: Sequence[str] = ()) -> list[ServerVariant]:
     """The variants of Baton. `settings` are further SECTION.FIELD=VALUE texts."""
-    split = ("--prefill", "1", "--decode", "1")
-    aggregated = ("--prefill", "0", "--decode", "0", "--aggregated", "2")
     return [
-        _baton("baton-split", split, "Baton, one prefill and one decode worker, a thread each", settings),
-        _baton("baton-aggregated", aggregated, "Baton, two aggregated workers, a thread each", settings),
+        _baton(
+            "baton-split", "one prefill and one decode worker", 2, settings, "--prefill", "1", "--decode", "1"
+        ),
+        _baton("baton-aggregated", "two aggregated workers", 2, settings, "--aggregated", "2"),
+        _baton("baton-one", "one aggregated worker", 1, settings, "--aggregated", "1"),
     ]
 
 
-def _baton(name: str, workers: Sequence[str], about: str, settings: Sequence[str]) -> ServerVariant:
-    sets = [part for value in (*BATON_SETTINGS, *settings) for part in ("--set", value)]
+def _baton(name: str, about: str, worker_count: int, settings: Sequence[str], *workers: str) -> ServerVariant:
+    """Two threads and the KV memory are divided between the workers."""
+    threads = 2 // worker_count
+    shares = (f"engine.threads={threads}", f"engine.kv_bytes={KV_BYTES // worker_count}")
+    about = f"Baton, {about}, {'a thread each' if threads == 1 else 'two threads'}"
+    sets = [part for value in (*BATON_SETTINGS, *shares, *settings) for part in ("--set", value)]
     command = ["{python}", "-m", "baton", "serve", "--model", "{model}", "--port", "{port:baton}", *workers]
     process = Process("baton", [*command, *sets], {"OMP_WAIT_POLICY": "PASSIVE"}, ready="/health")
     return ServerVariant(name, [process], about=about, knows_objectives=True, group="baton")

@@ -65,7 +65,7 @@ def time_steps(
     for items, work in _shapes(
         maker, step_tokens_max, batch_sequences_max, positions_max, min(drafts, DRAFTS)
     ):
-        is_first_of_kind = len(measured) < 4
+        is_first_of_kind = len(measured) < 2
         fills = stages > 1 and (work.prompt_tokens > 0 or work.decodes >= stages)
         groups = _groups(items, stages if fills and work.decodes else 1)
         together = TOGETHER if fills else 1

@@ -229,6 +229,18 @@ def test_a_peers_file_that_is_wrong_says_what(tmp_path, text, says):
         read_peers(path, {})
 
 
+def test_arrangements_of_baton_have_the_same_threads_and_memory():
+    for variant in baton_variants():
+        [process] = variant.processes
+        roles = [
+            i for i, word in enumerate(process.command) if word in ("--prefill", "--decode", "--aggregated")
+        ]
+        count = sum(int(process.command[i + 1]) for i in roles)
+        sets = dict(word.split("=", 1) for word in process.command if "=" in word)
+        assert int(sets["engine.threads"]) * count == 2
+        assert int(sets["engine.kv_bytes"]) * count == 2 * 2**30
+
+
 def test_a_variant_that_is_not_there_is_named():
     with pytest.raises(SetupError, match="baton-split, baton-aggregated"):
         choose(baton_variants(), "baton-spilt")
