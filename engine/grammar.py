@@ -80,11 +80,6 @@ class GrammarStore:
         self._tokens: TokenBytes | None = None
         self._compiler_lock = threading.Lock()
 
-    def use(self, process: CompilerProcess) -> None:
-        """Compile in this process, which was started already, before the first grammar."""
-        self.close()
-        self._process = process
-
     def warm(self) -> None:
         """Load what the first grammar needs, which takes seconds on a busy machine. A model without
         structured output is told to whoever asks for it."""

@@ -1,14 +1,13 @@
 """A model's vocabulary as xgrammar has it, remembered by all that it was read from.
 
-Reading one takes a second and a half of a processor, and every worker of a host needs the same one while it
-starts. The first reads it, and the others find it in the cache.
+Reading one takes a second and a half of a processor, for each worker and at each start. Workers that start at
+the same time on a host without it read it each: none waits for another, which may have been stopped.
 """
 
-import fcntl
 import hashlib
 import logging
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
@@ -35,14 +34,14 @@ def vocabulary_of(folder: Path, vocab: int, stop_token_ids: Sequence[int]) -> st
         log.info("the vocabulary of %s is not remembered: %s", folder, error)
         return read_vocabulary(folder, vocab, stop_token_ids)
     file = cache_folder("vocabularies") / key
-    with _alone(file):
-        with suppress(OSError, UnicodeDecodeError):
-            return file.read_text()
-        text = read_vocabulary(folder, vocab, stop_token_ids)
-        with suppress(OSError, CannotWrite):
-            write_whole(file, [text.encode()])
-            _make_room(file.parent)
-        return text
+    with suppress(OSError, UnicodeDecodeError):
+        return file.read_text()
+    text = read_vocabulary(folder, vocab, stop_token_ids)
+    with suppress(OSError, CannotWrite):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(file, [text.encode()])
+        _make_room(file.parent)
+    return text
 
 
 def forget_vocabulary(folder: Path, vocab: int, stop_token_ids: Sequence[int]) -> None:
@@ -66,25 +65,7 @@ def _key(folder: Path, vocab: int, stop_token_ids: Sequence[int]) -> str:
     return digest.hexdigest()
 
 
-@contextmanager
-def _alone(file: Path) -> Generator[None]:
-    """Keep other processes of this host from reading the same vocabulary meanwhile, where the cache can be
-    written. The kernel ends the lock of a process that ends."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        lock = (file.parent / f"{file.name}.lock").open("w")
-    except OSError:
-        yield
-        return
-    with lock:
-        with suppress(OSError):
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
 def _make_room(folder: Path) -> None:
     """Raises OSError."""
-    files = [path for path in folder.iterdir() if path.suffix != ".lock"]
-    for path in sorted(files, key=lambda path: path.stat().st_mtime)[:-KEPT]:
+    for path in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)[:-KEPT]:
         path.unlink(missing_ok=True)
-        path.with_name(f"{path.name}.lock").unlink(missing_ok=True)

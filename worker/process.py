@@ -40,7 +40,6 @@ from baton.wire.server import start_server
 from baton.wire.services import WorkerStatusReply
 from baton.wire.slices import answer_soon
 from decode_worker.reader import KVReader
-from engine.compiling import CompilerProcess
 from engine.execution.executor import Executor
 from engine.execution.spread import Reach, Spread
 from engine.execution.team import Launch
@@ -163,14 +162,12 @@ class WorkerProcess:
             model, engine = self._config.model, self._config.engine
             self._host = reachable_host(self._config.cluster.worker_host, towards=self._control_address)
             spread, launch = self._place_ranks(stack)
-            compiler = CompilerProcess(compile_s=engine.compile_s)
-            stack.callback(compiler.close)
             self._threads.submit(stream_copy)  # beside the load: it may compile a library
             access = expert_access(self._config, self._worker_id, self._role, self._control_address)
             executor = await self._engine.run(
                 Executor.load, model, engine, spread=spread, launch=launch, access=access
             )
-            executor.grammars.use(compiler)
+            stack.callback(executor.grammars.close)
             stack.push_async_callback(asyncio.to_thread, executor.close)
             executor.watch_ranks(self._on_ranks_lost)
             await self._engine.run(executor.pin)
@@ -194,7 +191,8 @@ class WorkerProcess:
             member = await self._open_doors(stack, executor)
             executor.kv.populate_in_background()
             on_ready(member)
-            self._compiling.submit(warm_compiler, executor.grammars)  # nothing is left to do on a device
+            if executor.on_cpu:  # until here the model had all of it
+                self._compiling.submit(warm_compiler, executor.grammars)
             await self._serve(stop, stop_now)
 
     def _place_ranks(self, stack: AsyncExitStack) -> tuple[Spread | None, Launch | None]:

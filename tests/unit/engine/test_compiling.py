@@ -372,7 +372,7 @@ def test_a_vocabulary_that_is_not_read_is_tried_again(folder, monkeypatch):
 def test_a_broken_vocabulary_in_the_cache_is_read_anew(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("BATON_CACHE_DIR", str(tmp_path))
     first = GrammarStore(folder, VOCAB, (EOS_ID,))._load().serialize_json()
-    [file] = [path for path in (tmp_path / "vocabularies").iterdir() if path.suffix != ".lock"]
+    [file] = (tmp_path / "vocabularies").iterdir()
     for broken in ("", "{", "[1]", first[: len(first) // 2]):
         file.write_text(broken)
         assert GrammarStore(folder, VOCAB, (EOS_ID,))._load().serialize_json() == first
