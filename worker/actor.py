@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from baton.config import Config
 from baton.telemetry.logs import configure_logs
+from baton.wire.sessions import begin_session, give_way
 from baton.wire.transport import secure
 from control_plane.ray_ops import WorkerIdentity, WorkerSpec
 from worker.stage_hosts import placed_stages
@@ -29,6 +30,7 @@ class WorkerActor:
 
     def __init__(self, spec: WorkerSpec) -> None:
         pin_to(spec.cores)
+        begin_session()
         self._spec, self._made_s = spec, time.monotonic()
         self._config = Config(**spec.config)
         self._stop, self._stop_now = asyncio.Event(), asyncio.Event()
@@ -68,8 +70,12 @@ class WorkerActor:
             stages=stages,
             gpus=reserved_gpus(),
         )
-        await process.run(stop=self._stop, stop_now=self._stop_now, on_ready=lambda member: None)
+        await process.run(stop=self._stop, stop_now=self._stop_now, on_ready=lambda member: self._on_ready())
         return "drained"
+
+    def _on_ready(self) -> None:
+        """Give way from now on; the load needed the cores."""
+        give_way()
 
     async def drain(self) -> None:
         """Finish what is held, then let `serve` return."""

@@ -12,6 +12,7 @@ import socket
 
 from baton.config import Config
 from baton.telemetry.logs import configure_logs
+from baton.wire.sessions import begin_session, give_way
 from baton.wire.transport import secure
 from control_plane.ray_experts import ExpertRankIdentity, ExpertRankSpec
 from worker.actor import node_id, pin_to
@@ -23,6 +24,8 @@ class ExpertRankActor:
 
     def __init__(self, spec: ExpertRankSpec) -> None:
         pin_to(spec.cores)
+        begin_session()
+        give_way()  # it may have to load experts at any time
         self._spec = spec
         self._config = Config(**spec.config)
         self._serving: asyncio.Task[str] | None = None

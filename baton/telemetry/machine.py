@@ -10,7 +10,8 @@ def scheduling_note(setting: Path = AUTOGROUP) -> str | None:
 
     With autogroups every session of processes is a scheduling group of its own. On Linux 6.18 groups beside
     one that computes without pause were seen not to run for up to 4.6 seconds, the kernel's own network
-    threads among them, which delays every message between processes of the machine (docs/benchmarks.md).
+    threads among them, which delays every message between processes of the machine (docs/benchmarks.md). So
+    workers have sessions that weigh little (`baton.wire.sessions`), and other programs do not.
     """
     try:
         is_on = setting.read_text().strip() == "1"
@@ -19,8 +20,7 @@ def scheduling_note(setting: Path = AUTOGROUP) -> str | None:
     if not is_on:
         return None
     return (
-        "kernel.sched_autogroup_enabled is 1: some kernels then keep processes of other sessions, and the "
-        "network between them, waiting for seconds while all cores compute; for steady latency on shared "
-        "cores: "
-        "sysctl -w kernel.sched_autogroup_enabled=0"
+        "kernel.sched_autogroup_enabled is 1: workers leave most of a core to any program that computes "
+        "there, and beside one some kernels keep messages waiting for seconds; to share cores evenly, at low "
+        "latency: sysctl -w kernel.sched_autogroup_enabled=0"
     )

@@ -108,6 +108,8 @@ def test_what_dies_or_hangs_comes_back_and_ctrl_c_leaves_nothing(serve):
     text = serve.complete()
     assert text
     before = serve.workers()
+    # Else a worker's computing would be in one scheduling group with the person's shell.
+    assert {os.getsid(pid) for pid in before} == before.keys()
     assert len(before) == 2
 
     killed, frozen = before.values()
