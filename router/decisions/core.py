@@ -106,7 +106,8 @@ class RouterCore:
     def handle(self, event: RouterEvent, *, now_s: float) -> list[RouterAction]:
         assert now_s >= self._now_s, "time went backwards"
         self._now_s = now_s
-        self._index.expire(now_s)
+        if not isinstance(event, Submit):  # A placement does not wait for what expires: a tick is due for it.
+            self._index.expire(now_s)
         self.peers.expire(now_s)
         actions = self._on_event(event)
         for seq_id in self._timers.take_due(now_s):
@@ -482,8 +483,7 @@ class RouterCore:
         """Move streams of a draining or parked worker to other workers, a few per load report."""
         if not self._failures.departures.is_time_to_migrate(worker, self._now_s):
             return []
-        actions: list[RouterAction] = []
-        moved = 0
+        actions, moved = list[RouterAction](), 0
         for flow in movable(worker, self._flows):
             found = self._placing.find(flow, now_s=self._now_s)
             if isinstance(found, NoPlace) or not keeps_weights(flow, found):

@@ -119,6 +119,25 @@ def test_many_blocks_come_and_go_while_the_table_grows(monkeypatch, scalar_max):
     assert pair[0].byte_count <= 100 * max(pair[0].total_blocks, 1024)
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_a_long_prompt_matches_up_to_the_first_hole_of_each_worker(seed):
+    rng = Random(seed)
+    chain = [BlockHash(rng.randbytes(16)) for _ in range(rng.choice((97, 500, 3000)))]
+    pair = (PrefixIndex(), DictIndex())
+    for worker in WORKERS[:3]:
+        stored = chain[rng.randrange(20) // 18 : rng.randrange(len(chain) // 2, len(chain) + 1)]
+        holes = rng.sample(stored, rng.choice((0, 0, 1, 3)))
+        for index in pair:
+            index.add_worker(worker)
+            index.apply(worker, BlockEvents(0, is_snapshot=True), now_s=0.0)
+            index.apply(worker, BlockEvents(1, stored=tuple(stored)), now_s=0.0)
+            index.apply(worker, BlockEvents(2, removed=tuple(holes)), now_s=0.0)
+    for length in (len(chain), len(chain) - 1, 97):
+        found = pair[0].match(chain[:length])
+        assert found == pair[1].match(chain[:length])
+        assert found
+
+
 def test_sets_that_nobody_has_are_used_again(monkeypatch):
     monkeypatch.setattr("router.decisions.holder_sets.SETS_MAX", 256)
     rng = Random(1)
