@@ -7,7 +7,7 @@ the share that stays below a quantile of the latest ones is that quantile's leve
 """
 
 from bisect import bisect_left, bisect_right, insort
-from collections import deque
+from collections import Counter, deque
 from itertools import accumulate
 from math import exp, frexp, inf, log
 from statistics import NormalDist
@@ -20,7 +20,9 @@ PRIOR_COUNT = 24
 LEVEL_STEP = 0.0005
 """Weight of one error that was above or below what was said. Adaptive conformal inference calls it gamma."""
 KNOTS_EVERY = 8
-"""Quantiles are computed again after so many errors."""
+"""Quantiles are computed again after so many errors, when they are asked for."""
+UNMOVED_MAX = 256
+"""Most errors that wait until the levels are moved by them, since nobody asks for the quantiles."""
 COUNT_MIN = 48
 """A kind of sequences with fewer errors of its own is taken to be like the next more general kind."""
 KINDS_MAX = 64
@@ -106,7 +108,7 @@ class LatestErrors:
     happens (adaptive conformal inference: Gibbs and Candès, NeurIPS 2021).
     """
 
-    __slots__ = ("_frozen", "_latest", "_levels", "_ordered", "_unseen", "count", "held_share")
+    __slots__ = ("_frozen", "_held_from", "_is_old", "_latest", "_levels", "_ordered", "count", "held_share")
 
     def __init__(self) -> None:
         self.count = 0
@@ -116,18 +118,18 @@ class LatestErrors:
         self._ordered = sorted(_PRIOR)
         self._levels = list(_LEVELS)
         """The levels of the latest errors that stand for `_LEVELS`."""
+        self._held_from: list[int] = []
+        """The first of `_LEVELS` that each error since the levels were moved did not exceed."""
         self._frozen = NORMAL
-        self._unseen = 0
+        self._is_old = False
+        """Whether the levels have moved since the quantiles were computed."""
 
     def observe(self, z: float, said: ErrorDistribution) -> None:
         """Add an error. `said`: its distribution as it was when the time was predicted. What is no number
         says nothing."""
         if not -inf < z < inf:
             return
-        levels = self._levels
-        for i, (level, knot) in enumerate(zip(_LEVELS, said.knots, strict=True)):
-            changed = levels[i] + LEVEL_STEP * (level - (z <= knot))
-            levels[i] = max(_LOWEST[i], min(_HIGHEST[i], changed))
+        self._held_from.append(bisect_left(said.knots, z))
         z = max(-Z_MAX, min(Z_MAX, z))
         self.count += 1
         self.held_share += max(HELD_WEIGHT, 1.0 / self.count) * ((z <= said.knots[_HELD]) - self.held_share)
@@ -135,14 +137,28 @@ class LatestErrors:
         insort(self._ordered, z)
         if len(self._latest) > WINDOW:
             del self._ordered[bisect_left(self._ordered, self._latest.popleft())]
-        self._unseen += 1
-        if self._unseen >= KNOTS_EVERY:
-            self._unseen = 0
-            self._frozen = _frozen(self._ordered, self._levels)
+        if len(self._held_from) >= UNMOVED_MAX:
+            self._move_levels()
 
     @property
     def distribution(self) -> ErrorDistribution:
+        """The distribution of the next error, which is at most `KNOTS_EVERY` errors old."""
+        if len(self._held_from) >= KNOTS_EVERY:
+            self._move_levels()
+        if self._is_old:
+            self._is_old = False
+            self._frozen = _frozen(self._ordered, self._levels)
         return self._frozen
+
+    def _move_levels(self) -> None:
+        held, levels, total = Counter(self._held_from), self._levels, len(self._held_from)
+        within = 0
+        for i, level in enumerate(_LEVELS):
+            within += held[i]
+            changed = levels[i] + LEVEL_STEP * (level * total - within)
+            levels[i] = max(_LOWEST[i], min(_HIGHEST[i], changed))
+        self._held_from.clear()
+        self._is_old = True
 
 
 class ErrorsByKind:
