@@ -125,8 +125,8 @@ def _predictor(status: RouterStatus) -> dict[str, Any]:
     note = ""
     if predictor.is_in_use and not predictor.is_trusted:
         note = (
-            f"predictions are {predictor.error:.0%} off, more than router.predictor_error_max: placement "
-            "is by cached prefix until they are better"
+            f"predictions are {predictor.error:.0%} off and say no more than a constant would, see "
+            "router.predictor_error_max: placement is by cached prefix until they are better"
         )
     return {
         "in_use": predictor.is_in_use,

@@ -14,7 +14,7 @@ from router.decisions.cluster.prediction_inputs import PredictionInputs
 from router.decisions.cluster.snapshot import WorkerFacts, WorkerSnapshot
 from router.decisions.prediction import model
 from router.decisions.prediction.calibration import AttainmentRecords
-from router.decisions.prediction.corrections import FleetCorrections, WorkerCorrections
+from router.decisions.prediction.corrections import FleetCorrections, QuantityErrors, WorkerCorrections
 from router.decisions.prediction.distribution import SIGMA_MIN, ErrorsByKind
 from router.decisions.prediction.forecast import (
     TPOT_SIGMA,
@@ -26,10 +26,11 @@ from router.decisions.prediction.forecast import (
 from router.decisions.prediction.links import Links, OutputLengths
 from router.decisions.prediction.outlook import Outlook
 from router.decisions.prediction.regression import TIME_MIN_S
+from router.decisions.prediction.skill import Smoothed
 from router.decisions.prediction.status import ClassCalibration
 
-TTFT_TOLERANCE_S, TPOT_TOLERANCE_S = 0.05, 0.005
-"""Errors this small do not count, since no placement depends on them."""
+JUDGED_WEIGHT, SEEN_MIN = 0.03, 30
+"""Least weight of the newest error in whether predictions are trusted, and how many must have been seen."""
 HOP_WEIGHT = 0.1
 WAIT_FLOOR_S = 0.005
 """A wait is compared with its prediction when either is longer."""
@@ -50,8 +51,8 @@ def _z(predicted_s: float, actual_s: float, sigma: float) -> float:
 
 class Predictor:
     def __init__(self, *, error_max: float) -> None:
-        """`error_max`: mean relative error of TTFT, over the fleet, above which predictions are not
-        trusted; they are again below three quarters of it. Infinite: always."""
+        """`error_max`: mean relative error, over the fleet, above which predictions that say no more than a
+        constant are not trusted; they are again below three quarters of it. Infinite: always."""
         self.links = Links()
         self.lengths = OutputLengths()
         self.adapter_s = ADAPTER_FIRST_S
@@ -65,8 +66,7 @@ class Predictor:
         self._workers: dict[WorkerId, WorkerCorrections] = {}
         self._outlooks: dict[WorkerId, tuple[PredictionInputs, Outlook]] = {}
         """Each worker's outlook, with the inputs that it was made from."""
-        self._excess = 0.0
-        self._seen_count = 0
+        self._ttft_doubts, self._tpot_doubts, self._excess = (Smoothed(JUDGED_WEIGHT) for _ in range(3))
         self.is_trusted = True
 
     def corrections_of(self, worker_id: WorkerId) -> WorkerCorrections:
@@ -370,8 +370,8 @@ class Predictor:
             if is_waiting:
                 one.wait.observe(expected.raw_wait_s + WAIT_FLOOR_S, wait_s + WAIT_FLOOR_S)
             one.total.observe(expected.ttft_s, elapsed_s)
-        learnt.ttft_errors.observe(expected.ttft_s, elapsed_s, tolerance_s=TTFT_TOLERANCE_S)
-        self._judge(learnt)
+        learnt.ttft_errors.observe(expected.ttft_s, elapsed_s)
+        self._judge(learnt.ttft_errors, self._ttft_doubts)
 
     def observe_end(
         self,
@@ -400,8 +400,8 @@ class Predictor:
         for one in (learnt, self._fleet(worker.facts)):
             one.tpot.observe(predicted.raw_tpot_s, actual_s)
         expected_s = predicted.tpot_s + predicted.exposed_s / steps
-        learnt.tpot_errors.observe(expected_s, decode_s / steps, tolerance_s=TPOT_TOLERANCE_S)
-        self._judge(learnt)
+        learnt.tpot_errors.observe(expected_s, decode_s / steps)
+        self._judge(learnt.tpot_errors, self._tpot_doubts)
 
     def observe_joined(self, source_host: str, target_host: str, joined: SequenceJoined) -> None:
         self.links.observe(
@@ -420,20 +420,28 @@ class Predictor:
             for name in names
         )
 
-    def _judge(self, learnt: WorkerCorrections) -> None:
-        """Update whether predictions are good enough to decide by."""
-        excess = max(learnt.ttft_errors.excess, learnt.tpot_errors.excess)
-        self._seen_count += 1
-        self._excess += max(0.02, 1.0 / self._seen_count) * (excess - self._excess)
-        if self._seen_count < 30:
+    def _judge(self, judged: QuantityErrors, doubts: Smoothed) -> None:
+        """Update whether predictions are good enough to decide by, after one of a worker's was observed.
+
+        Only what was just observed counts. A worker that gets no prompts while predictions are not trusted
+        has no new errors of its TTFT, and its old ones must not keep predictions from being trusted again;
+        nor must doubts of TPOT where all answers have become short."""
+        for one in (self._ttft_doubts, self._tpot_doubts):
+            if one is doubts:
+                one.observe(judged.doubt)
+            else:
+                one.fade()
+        self._excess.observe(judged.excess)
+        if self._excess.count < SEEN_MIN:
             return
-        if self.is_trusted and self._excess > self._error_max:
+        doubt = max(self._ttft_doubts.value, self._tpot_doubts.value)
+        if self.is_trusted and doubt > self._error_max:
             self.is_trusted = False
             self.fallback_count += 1
-        elif not self.is_trusted and self._excess < 0.75 * self._error_max:
+        elif not self.is_trusted and doubt < 0.75 * self._error_max:
             self.is_trusted = True
 
     @property
     def excess(self) -> float:
-        """Smoothed relative error beyond the tolerances, the worse of TTFT's and TPOT's."""
-        return self._excess
+        """Smoothed relative error of TTFT and TPOT beyond the tolerances."""
+        return self._excess.value

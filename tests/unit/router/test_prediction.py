@@ -276,6 +276,56 @@ def test_bad_predictions_are_not_trusted_until_they_are_good_again():
     assert predictor.fallback_count == 1
 
 
+def seen(predictor, worker, predicted_s, elapsed_s):
+    predicted = Prediction(PrefillForecast(0.0, predicted_s, 0.0, 0.0, predicted_s), 0.01, 0.01, 0.0)
+    timings = PhaseTimings(0.0, 0.0, elapsed_s)
+    predictor.observe_first_token(worker.snapshot, predicted, elapsed_s, timings)
+
+
+def ended(predictor, worker, tpot_s):
+    predicted = Prediction(PrefillForecast(0.0, 0.1, 0.0, 0.0, 0.1), 0.01, 0.01, 0.0, 0.01, 0.01)
+    predictor.observe_end(worker.snapshot, predicted, 21, 20 * tpot_s, is_whole=True)
+
+
+def test_predictions_that_are_far_off_are_trusted_while_they_tell_short_from_long():
+    worker = cluster_of("a")[WorkerId("a")]
+    predictor, rng = Predictor(error_max=0.5), random.Random(4)
+    for _ in range(400):
+        predicted_s = rng.lognormvariate(0, 1.2)
+        seen(predictor, worker, predicted_s, predicted_s * rng.lognormvariate(0, 0.8))
+        assert predictor.is_trusted
+    assert predictor.excess > 0.5
+    for _ in range(200):  # as far off, and they tell nothing
+        seen(predictor, worker, rng.lognormvariate(0, 1.2), rng.lognormvariate(0, 0.4))
+    assert not predictor.is_trusted
+
+
+def test_errors_of_a_worker_that_gets_no_prompts_any_more_do_not_keep_predictions_from_being_trusted():
+    cluster = cluster_of("a", "b")
+    idle, busy = cluster[WorkerId("a")], cluster[WorkerId("b")]
+    predictor = Predictor(error_max=0.5)
+    for _ in range(20):
+        seen(predictor, idle, 5.0, 1.0)
+        seen(predictor, busy, 5.0, 1.0)
+    assert not predictor.is_trusted
+    # By cached prefix no prompt goes to a decode worker, whose answers end all the same.
+    for _ in range(120):
+        seen(predictor, busy, 1.0, 1.0)
+        ended(predictor, idle, 0.01)
+    assert predictor.is_trusted
+
+
+def test_doubts_of_tpot_fade_where_answers_have_become_short():
+    worker = cluster_of("a")[WorkerId("a")]
+    predictor = Predictor(error_max=0.5)
+    for _ in range(60):
+        ended(predictor, worker, 0.002)
+    assert not predictor.is_trusted
+    for _ in range(600):
+        seen(predictor, worker, 1.0, 1.0)
+    assert predictor.is_trusted
+
+
 @given(st.floats(0.01, 100), st.floats(0.01, 100), st.floats(0.05, 1.5))
 def test_the_probability_rises_with_the_limit(limit_s, predicted_s, sigma):
     assert attainment_probability(limit_s, predicted_s, sigma) <= attainment_probability(
