@@ -6,7 +6,6 @@ import importlib
 import os
 import shutil
 import signal
-import socket
 import sys
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from typing import Any
 import psutil
 
 from baton.core.errors import SetupError
+from benchmarks.ports import free_port
 from control_plane.ray_cluster import OBJECT_STORE_BYTES, ray_environment, without_helpers
 
 START_S = 180.0
@@ -31,12 +31,6 @@ NODE_CPUS = 8
 """CPUs that Ray assumes per node. The nodes share the machine's own."""
 LOG_LINES_MAX = 4000
 _READY = "Baton is ready"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Redis:

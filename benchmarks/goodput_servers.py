@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ import httpx
 
 from baton.core.errors import SetupError
 from benchmarks.goodput_variants import Process, ServerVariant, fill, python_program
+from benchmarks.ports import free_port
 from loadgen.client import ServerUrl, parse_url
 
 START_S = 600.0
@@ -35,9 +35,7 @@ class _Ports:
 
     def __getitem__(self, name: str) -> int:
         if name not in self.by_name:
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                self.by_name[name] = int(probe.getsockname()[1])
+            self.by_name[name] = free_port()
         return self.by_name[name]
 
 

@@ -7,7 +7,6 @@ imported here. It is started by the command that its own documentation gives for
 import asyncio
 import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
@@ -19,6 +18,7 @@ import httpx
 
 from baton.core.errors import SetupError
 from benchmarks.closed_loop import Dialect, completion_body
+from benchmarks.ports import free_port
 from loadgen.client import ServerUrl, parse_url
 
 START_S = 420.0
@@ -103,7 +103,7 @@ def find_program(name: str, given: str | None) -> str | None:
 async def running(peer: Peer, *, cores: Sequence[int], log: Path) -> AsyncGenerator[ServerUrl]:
     """The peer, ready, on these cores only. Raises SetupError with the end of its log if it does not
     start."""
-    port = _free_port()
+    port = free_port()
     values = {
         "port": str(port),
         "threads": str(len(cores)),
@@ -169,9 +169,3 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
                 await process.wait()
         except TimeoutError:
             continue
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

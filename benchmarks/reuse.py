@@ -9,7 +9,6 @@ both. Processes are killed in between, so that exactly one tier holds the prompt
 import asyncio
 import os
 import random
-import socket
 import statistics
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
@@ -22,6 +21,7 @@ import orjson
 from baton.core.errors import SetupError
 from baton.wire.server import start_server
 from benchmarks.parts import BatonProcess
+from benchmarks.ports import free_port
 from kv_store.directory.memory import MemoryDirectory
 from loadgen.client import ServerUrl, parse_url, request_bytes, send
 from loadgen.records import RequestOutcome, RequestRecord
@@ -59,7 +59,7 @@ class _Host:
         store = [f"store.socket={socket_path}", f"store.ssd_dir={self.ssd}"]
         control = ["--control", bench.directory_address]
         self.node = bench.part(f"{name}-store", ["store", "run", *control], store)
-        self.ports = {role: _free_port() for role in roles}
+        self.ports = {role: free_port() for role in roles}
         self.workers = [
             bench.part(
                 f"{name}-{role}",
@@ -69,7 +69,7 @@ class _Host:
             )
             for i, (role, port) in enumerate(self.ports.items())
         ]
-        self.router_port = _free_port()
+        self.router_port = free_port()
         named = [argument for port in self.ports.values() for argument in ("--worker", f"127.0.0.1:{port}")]
         self.router = bench.part(
             f"{name}-router",
@@ -245,13 +245,3 @@ def _drop_page_cache(folder: Path) -> None:
             if path.is_file():
                 with path.open("rb") as file:
                     os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def _free_port() -> int:
-    """A port below those that the system gives to connections, because it must be free again after each
-    restart."""
-    while True:
-        port = random.randrange(20_000, 30_000)
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) != 0:
-                return port

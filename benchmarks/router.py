@@ -14,7 +14,6 @@ import random
 import shlex
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -27,6 +26,7 @@ import psutil
 from baton.core import garbage
 from baton.core.errors import SetupError
 from baton.core.messages import Role
+from benchmarks.ports import free_port
 from benchmarks.router_free import FreeWorkerPlan, Ports
 from benchmarks.router_load import LoadSeen, StreamClient, closed_loop, open_loop
 from engine.model_files.resolve import FILES_WITHOUT_WEIGHTS, resolve_model
@@ -202,7 +202,7 @@ async def _free_workers(plan: FreeWorkerPlan) -> AsyncGenerator[Ports]:
 async def _running(
     target: RouterTarget, model: str, ports: Ports
 ) -> AsyncGenerator[tuple[str, psutil.Process]]:
-    port = _free_port()
+    port = free_port()
     with tempfile.TemporaryDirectory(prefix="baton-bench-") as folder:
         log = Path(folder) / "log"
         with log.open("wb") as out:
@@ -277,9 +277,3 @@ def _long_context(model: str, folder: Path) -> str:
         json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": CONTEXT_TOKENS})
     )
     return str(folder)
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
