@@ -43,8 +43,9 @@ class RouterConfig(Section):
     """Whether prompts are tokenised by fastokens, in a tenth of the time, where it was found to agree with
     the tokenizers library. The log says which one is used. False: always the tokenizers library."""
     predictor_error_max: Annotated[float, Field(gt=0)] = 0.75
-    """slo: mean relative error of predictions (differences that do not matter left out) above which placement
-    is by cached prefix instead, where they say no more than a constant would. /health and metrics say so."""
+    """slo: mean relative error of predicted TTFT (differences that do not matter left out) above which
+    placement is by cached prefix instead, where predictions say no more than a constant would. /health and
+    metrics say so."""
     load_bound: Annotated[float, Field(ge=1)] = 1.5
     """cached_prefix, and slo when it falls back: a worker with more than this multiple of the mean load is
     passed over."""

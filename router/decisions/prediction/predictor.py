@@ -51,8 +51,8 @@ def _z(predicted_s: float, actual_s: float, sigma: float) -> float:
 
 class Predictor:
     def __init__(self, *, error_max: float) -> None:
-        """`error_max`: mean relative error, over the fleet, above which predictions that say no more than a
-        constant are not trusted; they are again below three quarters of it. Infinite: always."""
+        """`error_max`: mean relative error of TTFT, over the fleet, above which predictions that say no more
+        than a constant are not trusted; they are again below three quarters of it. Infinite: always."""
         self.links = Links()
         self.lengths = OutputLengths()
         self.adapter_s = ADAPTER_FIRST_S
@@ -66,7 +66,7 @@ class Predictor:
         self._workers: dict[WorkerId, WorkerCorrections] = {}
         self._outlooks: dict[WorkerId, tuple[PredictionInputs, Outlook]] = {}
         """Each worker's outlook, with the inputs that it was made from."""
-        self._ttft_doubts, self._tpot_doubts, self._excess = (Smoothed(JUDGED_WEIGHT) for _ in range(3))
+        self._doubt, self._excess = Smoothed(JUDGED_WEIGHT), Smoothed(JUDGED_WEIGHT)
         self.is_trusted = True
 
     def corrections_of(self, worker_id: WorkerId) -> WorkerCorrections:
@@ -371,7 +371,8 @@ class Predictor:
                 one.wait.observe(expected.raw_wait_s + WAIT_FLOOR_S, wait_s + WAIT_FLOOR_S)
             one.total.observe(expected.ttft_s, elapsed_s)
         learnt.ttft_errors.observe(expected.ttft_s, elapsed_s)
-        self._judge(learnt.ttft_errors, self._ttft_doubts)
+        self._excess.observe(learnt.ttft_errors.excess)
+        self._judge(learnt.ttft_errors)
 
     def observe_end(
         self,
@@ -401,7 +402,7 @@ class Predictor:
             one.tpot.observe(predicted.raw_tpot_s, actual_s)
         expected_s = predicted.tpot_s + predicted.exposed_s / steps
         learnt.tpot_errors.observe(expected_s, decode_s / steps)
-        self._judge(learnt.tpot_errors, self._tpot_doubts)
+        self._excess.observe(learnt.tpot_errors.excess)
 
     def observe_joined(self, source_host: str, target_host: str, joined: SequenceJoined) -> None:
         self.links.observe(
@@ -420,25 +421,19 @@ class Predictor:
             for name in names
         )
 
-    def _judge(self, judged: QuantityErrors, doubts: Smoothed) -> None:
-        """Update whether predictions are good enough to decide by, after one of a worker's was observed.
+    def _judge(self, judged: QuantityErrors) -> None:
+        """Update whether predictions are good enough to decide by, after a TTFT of a worker was observed.
 
-        Only what was just observed counts. A worker that gets no prompts while predictions are not trusted
-        has no new errors of its TTFT, and its old ones must not keep predictions from being trusted again;
-        nor must doubts of TPOT where all answers have become short."""
-        for one in (self._ttft_doubts, self._tpot_doubts):
-            if one is doubts:
-                one.observe(judged.doubt)
-            else:
-                one.fade()
-        self._excess.observe(judged.excess)
-        if self._excess.count < SEEN_MIN:
+        Only that worker counts. Another that gets no prompts while predictions are not trusted has no new
+        errors, and its old ones must not keep predictions from being trusted again. TPOT is not judged, since
+        placement by cached prefix knows nothing of it."""
+        self._doubt.observe(judged.doubt)
+        if self._doubt.count < SEEN_MIN:
             return
-        doubt = max(self._ttft_doubts.value, self._tpot_doubts.value)
-        if self.is_trusted and doubt > self._error_max:
+        if self.is_trusted and self._doubt.value > self._error_max:
             self.is_trusted = False
             self.fallback_count += 1
-        elif not self.is_trusted and doubt < 0.75 * self._error_max:
+        elif not self.is_trusted and self._doubt.value < 0.75 * self._error_max:
             self.is_trusted = True
 
     @property

@@ -13,8 +13,6 @@ COUNT_MIN = 8
 SCORE_MIN = 0.2
 """Least share of the variance that predictions must explain. A constant explains none, and chance may seem to
 explain a little."""
-FADES = 10
-"""What is not observed any more is forgotten so many times as slowly as by new observations."""
 ERROR_MAX = 3.0
 """Bound of ln(actual / predicted), either way."""
 
@@ -58,7 +56,3 @@ class Smoothed:
     def observe(self, value: float) -> None:
         self.count += 1
         self.value += max(self._weight_min, 1.0 / self.count) * (value - self.value)
-
-    def fade(self) -> None:
-        """Forget a little, since something else was observed meanwhile."""
-        self.value *= 1.0 - self._weight_min / FADES

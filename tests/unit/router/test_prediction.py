@@ -315,15 +315,14 @@ def test_errors_of_a_worker_that_gets_no_prompts_any_more_do_not_keep_prediction
     assert predictor.is_trusted
 
 
-def test_doubts_of_tpot_fade_where_answers_have_become_short():
+def test_wrong_tpots_alone_leave_predictions_trusted():
     worker = cluster_of("a")[WorkerId("a")]
     predictor = Predictor(error_max=0.5)
     for _ in range(60):
-        ended(predictor, worker, 0.002)
-    assert not predictor.is_trusted
-    for _ in range(600):
         seen(predictor, worker, 1.0, 1.0)
+        ended(predictor, worker, 0.002)
     assert predictor.is_trusted
+    assert predictor.excess > 0.2
 
 
 @given(st.floats(0.01, 100), st.floats(0.01, 100), st.floats(0.05, 1.5))
