@@ -70,10 +70,10 @@ class WorkerActor:
             stages=stages,
             gpus=reserved_gpus(),
         )
-        await process.run(stop=self._stop, stop_now=self._stop_now, on_ready=lambda member: self._on_ready())
+        await process.run(stop=self._stop, stop_now=self._stop_now, on_ready=self._on_ready)
         return "drained"
 
-    def _on_ready(self) -> None:
+    def _on_ready(self, _: object) -> None:
         """Give way from now on; the load needed the cores."""
         give_way()
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from baton.core.shape import cores_of_rank
+from baton.wire.sessions import begin_session, give_way
 from engine.execution.follower_process import how_ended, start_follower
 
 LOOK_S = 0.2
@@ -24,6 +25,8 @@ class StageActor:
     followers end with this process."""
 
     def __init__(self) -> None:
+        begin_session()
+        give_way()  # the followers begin to compute when the leader says so, which is not told here
         self._processes: list[subprocess.Popen[bytes]] = []
 
     async def node(self) -> str:

@@ -181,7 +181,8 @@ PREDICTOR_EXCESS = Metric(
     "baton_predictor_excess_ratio",
     "gauge",
     "ratio",
-    "Smoothed error of all predictions beyond what matters; compared with router.predictor_error_max.",
+    "Smoothed error of predicted TTFT beyond what matters, where predictions say no more than a constant; "
+    "compared with router.predictor_error_max.",
     ("model",),
 )
 PREDICTOR_FALLBACK = Metric(

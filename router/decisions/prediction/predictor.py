@@ -14,7 +14,7 @@ from router.decisions.cluster.prediction_inputs import PredictionInputs
 from router.decisions.cluster.snapshot import WorkerFacts, WorkerSnapshot
 from router.decisions.prediction import model
 from router.decisions.prediction.calibration import AttainmentRecords
-from router.decisions.prediction.corrections import FleetCorrections, QuantityErrors, WorkerCorrections
+from router.decisions.prediction.corrections import FleetCorrections, WorkerCorrections
 from router.decisions.prediction.distribution import SIGMA_MIN, ErrorsByKind
 from router.decisions.prediction.forecast import (
     TPOT_SIGMA,
@@ -29,6 +29,8 @@ from router.decisions.prediction.regression import TIME_MIN_S
 from router.decisions.prediction.skill import Smoothed
 from router.decisions.prediction.status import ClassCalibration
 
+TTFT_TOLERANCE_S, TPOT_TOLERANCE_S = 0.05, 0.005
+"""Errors this small do not count, since no placement depends on them."""
 JUDGED_WEIGHT, SEEN_MIN = 0.03, 30
 """Least weight of the newest error in whether predictions are trusted, and how many must have been seen."""
 HOP_WEIGHT = 0.1
@@ -66,7 +68,7 @@ class Predictor:
         self._workers: dict[WorkerId, WorkerCorrections] = {}
         self._outlooks: dict[WorkerId, tuple[PredictionInputs, Outlook]] = {}
         """Each worker's outlook, with the inputs that it was made from."""
-        self._doubt, self._excess = Smoothed(JUDGED_WEIGHT), Smoothed(JUDGED_WEIGHT)
+        self._excess = Smoothed(JUDGED_WEIGHT)
         self.is_trusted = True
 
     def corrections_of(self, worker_id: WorkerId) -> WorkerCorrections:
@@ -370,9 +372,9 @@ class Predictor:
             if is_waiting:
                 one.wait.observe(expected.raw_wait_s + WAIT_FLOOR_S, wait_s + WAIT_FLOOR_S)
             one.total.observe(expected.ttft_s, elapsed_s)
-        learnt.ttft_errors.observe(expected.ttft_s, elapsed_s)
-        self._excess.observe(learnt.ttft_errors.excess)
-        self._judge(learnt.ttft_errors)
+        learnt.ttft_errors.observe(expected.ttft_s, elapsed_s, tolerance_s=TTFT_TOLERANCE_S)
+        learnt.ttft_skill.observe(expected.ttft_s, elapsed_s, tolerance_s=TTFT_TOLERANCE_S)
+        self._judge(learnt)
 
     def observe_end(
         self,
@@ -401,8 +403,7 @@ class Predictor:
         for one in (learnt, self._fleet(worker.facts)):
             one.tpot.observe(predicted.raw_tpot_s, actual_s)
         expected_s = predicted.tpot_s + predicted.exposed_s / steps
-        learnt.tpot_errors.observe(expected_s, decode_s / steps)
-        self._excess.observe(learnt.tpot_errors.excess)
+        learnt.tpot_errors.observe(expected_s, decode_s / steps, tolerance_s=TPOT_TOLERANCE_S)
 
     def observe_joined(self, source_host: str, target_host: str, joined: SequenceJoined) -> None:
         self.links.observe(
@@ -421,22 +422,23 @@ class Predictor:
             for name in names
         )
 
-    def _judge(self, judged: QuantityErrors) -> None:
+    def _judge(self, learnt: WorkerCorrections) -> None:
         """Update whether predictions are good enough to decide by, after a TTFT of a worker was observed.
 
         Only that worker counts. Another that gets no prompts while predictions are not trusted has no new
         errors, and its old ones must not keep predictions from being trusted again. TPOT is not judged, since
         placement by cached prefix knows nothing of it."""
-        self._doubt.observe(judged.doubt)
-        if self._doubt.count < SEEN_MIN:
+        self._excess.observe(0.0 if learnt.ttft_skill.is_enough else learnt.ttft_errors.excess)
+        if self._excess.count < SEEN_MIN:
             return
-        if self.is_trusted and self._doubt.value > self._error_max:
+        if self.is_trusted and self.excess > self._error_max:
             self.is_trusted = False
             self.fallback_count += 1
-        elif not self.is_trusted and self._doubt.value < 0.75 * self._error_max:
+        elif not self.is_trusted and self.excess < 0.75 * self._error_max:
             self.is_trusted = True
 
     @property
     def excess(self) -> float:
-        """Smoothed relative error of TTFT and TPOT beyond the tolerances."""
+        """Smoothed relative error of TTFT beyond the tolerance. A worker whose predictions say more than a
+        constant would counts as 0."""
         return self._excess.value

@@ -5,7 +5,7 @@ which worker is soonest. The measure is the mean squared error skill score (Murp
 mean square error", Monthly Weather Review 1988) of logarithms, with the latest mean as the reference.
 """
 
-from math import log
+from math import inf, log
 
 WEIGHT = 0.04
 """Weight of the newest observation: about twenty-five are remembered."""
@@ -27,9 +27,12 @@ class Skill:
         self._mean = self._variance = self._square_error = 0.0
 
     def observe(self, predicted_s: float, actual_s: float, *, tolerance_s: float) -> None:
-        """Add a prediction. `tolerance_s`: a difference that nobody minds."""
-        actual = log(max(0.0, actual_s) + tolerance_s)
-        error = max(-ERROR_MAX, min(ERROR_MAX, actual - log(max(0.0, predicted_s) + tolerance_s)))
+        """Add a prediction. `tolerance_s`: a difference that nobody minds. What is no time (a NaN, less than
+        nothing) says nothing."""
+        if not (0.0 <= predicted_s < inf and 0.0 <= actual_s < inf):
+            return
+        actual = log(actual_s + tolerance_s)
+        error = max(-ERROR_MAX, min(ERROR_MAX, actual - log(predicted_s + tolerance_s)))
         self.count += 1
         weight = max(WEIGHT, 1.0 / self.count)
         away = actual - self._mean

@@ -21,7 +21,7 @@ class PredictionErrors(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, learnt: WorkerCorrections) -> "PredictionErrors":
-        ttft, tpot = learnt.ttft_errors.window, learnt.tpot_errors.window
+        ttft, tpot = learnt.ttft_errors, learnt.tpot_errors
         return cls(ttft.count, ttft.mape, ttft.bias, tpot.count, tpot.mape, tpot.bias, learnt.change_count)
 
 

@@ -294,7 +294,7 @@ def test_predictions_that_are_far_off_are_trusted_while_they_tell_short_from_lon
         predicted_s = rng.lognormvariate(0, 1.2)
         seen(predictor, worker, predicted_s, predicted_s * rng.lognormvariate(0, 0.8))
         assert predictor.is_trusted
-    assert predictor.excess > 0.5
+    assert predictor.corrections_of(WorkerId("a")).ttft_errors.excess > 0.5
     for _ in range(200):  # as far off, and they tell nothing
         seen(predictor, worker, rng.lognormvariate(0, 1.2), rng.lognormvariate(0, 0.4))
     assert not predictor.is_trusted
@@ -322,7 +322,7 @@ def test_wrong_tpots_alone_leave_predictions_trusted():
         seen(predictor, worker, 1.0, 1.0)
         ended(predictor, worker, 0.002)
     assert predictor.is_trusted
-    assert predictor.excess > 0.2
+    assert predictor.corrections_of(WorkerId("a")).tpot_errors.excess > 0.5
 
 
 @given(st.floats(0.01, 100), st.floats(0.01, 100), st.floats(0.05, 1.5))
