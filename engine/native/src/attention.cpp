@@ -26,7 +26,12 @@ using PairProducts = Bf16Products;
 using PairProducts = Float32Products;
 #endif
 
-constexpr int ROWS_AT_ONCE = std::max(Float32Products::ROWS, PairProducts::ROWS);
+constexpr int ROWS_OF_TASK = 96;  // at most
+// Rows that pass through the stages of a tile of keys together.
+template <typename Products> constexpr int rows_together() {
+    return Products::IS_TILED ? ROWS_OF_TASK : Products::ROWS;
+}
+constexpr int ROWS_AT_ONCE = std::max(rows_together<Float32Products>(), rows_together<PairProducts>());
 constexpr int64_t SPLIT_KEYS = 512;
 constexpr float EMPTY = -1e38f;  // a maximum of nothing; finite, so that differences are no NaN
 constexpr float LOG2_E = 1.44269504088896341f;
@@ -217,6 +222,9 @@ template <typename Products, typename Activation, typename Stored> class Attend 
     }
 
   private:
+    static constexpr int ROWS_TOGETHER = rows_together<Products>();
+    static constexpr int PARTS_MAX = ROWS_TOGETHER / Products::ROWS;
+
     int64_t position_of(int64_t row) const { return baton::attention::position_of(job_, span_, row); }
     float* result(const State& state, int64_t row) const { return state.results + row * job_.result_width; }
 
@@ -314,7 +322,7 @@ template <typename Products, typename Activation, typename Stored> class Attend 
         if constexpr (Products::IS_TILED) clear_values(keys);
         load_factors(tile, keys);
         const int64_t count = task_.row_end - task_.row;
-        const int64_t parts = (count + Products::ROWS - 1) / Products::ROWS;
+        const int64_t parts = (count + ROWS_TOGETHER - 1) / ROWS_TOGETHER;
         for (int64_t part = 0; part < parts; ++part) {
             attend_rows(tile, count * part / parts, count * (part + 1) / parts, state);
             next_[0] = nullptr;
@@ -348,44 +356,91 @@ template <typename Products, typename Activation, typename Stored> class Attend 
         }
     }
 
-    void attend_rows(int64_t tile, int64_t row, int64_t row_end, State& state) {
-        const int rows = static_cast<int>(row_end - row);
-        const int64_t newest = position_of(task_.row + row_end - 1), oldest = position_of(task_.row + row);
-        const int64_t window = job_.call.window;
-        if (newest < tile || (window && oldest - window >= tile + TILE_KEYS - 1)) return;
-        const int64_t keys = std::min<int64_t>(TILE_KEYS, newest + 1 - tile);
-        const int vectors = static_cast<int>((keys + LANES - 1) / LANES);
-        multiply_panels<Products>({scratch_.queries + row * job_.units, job_.units, scratch_.keys, job_.units,
-                                   scratch_.scores, TILE_KEYS, nullptr, fetch(2, 0)},
-                                  rows, vectors, job_.units * PANEL);
-        float alpha[Products::ROWS];
-        for (int r = 0; r < rows; ++r) alpha[r] = weigh(tile, row + r, r, vectors, state);
-        constexpr int64_t UNITS = TILE_KEYS / Products::PER_UNIT;
-        const int64_t steps = Products::IS_TILED ? UNITS : (keys + Products::PER_UNIT - 1) / Products::PER_UNIT;
-        const int value_vectors = static_cast<int>((pool_.value_dim + 2 * LANES - 1) / (2 * LANES) * 2);
-        multiply_panels<Products>({scratch_.weights, UNITS, scratch_.values, steps, result(state, row),
-                                   job_.result_width, alpha, fetch(2, value_offset())},
-                                  rows, value_vectors, UNITS * PANEL);
-    }
+    // Rows that are multiplied at once: `slot` of the scratch on, of the tile's first `keys` keys.
+    struct Part {
+        int64_t row, slot;
+        int rows;
+        int64_t keys;
+        int vectors() const { return static_cast<int>((keys + LANES - 1) / LANES); }
+    };
 
-    float weigh(int64_t tile, int64_t row, int slot, int vectors, State& state) {
-        switch (vectors) {
-            case 1: return weigh_row<1>(tile, row, slot, state);
-            case 2: return weigh_row<2>(tile, row, slot, state);
-            case 3: return weigh_row<3>(tile, row, slot, state);
-            default: return weigh_row<4>(tile, row, slot, state);
+    // Up to ROWS_TOGETHER rows. Tiles of AMX read what vectors have just written, and the reverse, and wait for
+    // the writes: all rows pass through a stage before the next one, so that the first ones are through by then.
+    void attend_rows(int64_t tile, int64_t row, int64_t row_end, State& state) {
+        Part parts[PARTS_MAX];
+        const int part_count = parts_of(tile, row, row_end, parts);
+        if (!part_count) return;
+        for (int i = 0; i < part_count; ++i)
+            multiply_panels<Products>({scratch_.queries + parts[i].row * job_.units, job_.units, scratch_.keys,
+                                       job_.units, scratch_.scores + parts[i].slot * TILE_KEYS, TILE_KEYS, nullptr,
+                                       i ? Fetch{} : fetch(2, 0)},
+                                      parts[i].rows, parts[i].vectors(), job_.units * PANEL);
+        float alpha[ROWS_TOGETHER + LANES];
+        for (int i = 0; i < part_count; ++i) weigh(tile, parts[i], state, alpha + parts[i].slot);
+        constexpr int64_t UNITS = TILE_KEYS / Products::PER_UNIT;
+        const int value_vectors = static_cast<int>((pool_.value_dim + 2 * LANES - 1) / (2 * LANES) * 2);
+        for (int i = 0; i < part_count; ++i) {
+            const Part& part = parts[i];
+            const int64_t steps = Products::IS_TILED ? UNITS : (part.keys + Products::PER_UNIT - 1) / Products::PER_UNIT;
+            multiply_panels<Products>({scratch_.weights + part.slot * UNITS, UNITS, scratch_.values, steps,
+                                       result(state, part.row), job_.result_width, alpha + part.slot,
+                                       i ? Fetch{} : fetch(2, value_offset())},
+                                      part.rows, value_vectors, UNITS * PANEL);
         }
     }
 
-    // Scores of one row to weights; returns what its earlier results are multiplied with. Vectors beyond
-    // VECTORS would add zeros to the sum.
-    template <int VECTORS> float weigh_row(int64_t tile, int64_t row, int slot, State& state) {
+    // The rows in as many parts as products take at once, without those that see nothing of the tile.
+    int parts_of(int64_t tile, int64_t row, int64_t row_end, Part* parts) const {
+        const int64_t rows = row_end - row, count = (rows + Products::ROWS - 1) / Products::ROWS;
+        const int64_t window = job_.call.window;
+        int used = 0;
+        for (int64_t part = 0; part < count; ++part) {
+            const int64_t first = row + rows * part / count, end = row + rows * (part + 1) / count;
+            const int64_t newest = position_of(task_.row + end - 1), oldest = position_of(task_.row + first);
+            if (newest < tile || (window && oldest - window >= tile + TILE_KEYS - 1)) continue;
+            parts[used++] = {first, first - row, static_cast<int>(end - first),
+                             std::min<int64_t>(TILE_KEYS, newest + 1 - tile)};
+        }
+        return used;
+    }
+
+    void weigh(int64_t tile, const Part& part, State& state, float* alpha) {
+        switch (part.vectors()) {
+            case 1: return weigh_rows<1>(tile, part, state, alpha);
+            case 2: return weigh_rows<2>(tile, part, state, alpha);
+            case 3: return weigh_rows<3>(tile, part, state, alpha);
+            default: return weigh_rows<4>(tile, part, state, alpha);
+        }
+    }
+
+    // Scores of some rows to weights; alpha: what their earlier results are multiplied with. Vectors beyond VECTORS
+    // would add zeros to the sum. Maxima and factors of sixteen rows are computed at once: for one row alone they are a
+    // long chain of instructions that wait for one another.
+    template <int VECTORS> void weigh_rows(int64_t tile, const Part& part, State& state, float* alpha) {
+        for (int first = 0; first < part.rows; first += LANES) {
+            const int count = std::min(LANES, part.rows - first);
+            const int64_t row = part.row + first, slot = part.slot + first;
+            alignas(64) f32x16 largest[LANES];
+            alignas(64) float maxima[LANES];
+            for (int r = 0; r < count; ++r) largest[r] = scale_row<VECTORS>(tile, row + r, slot + r);
+            const f32x16 before = load_floats(state.maxima + row, count);
+            const f32x16 now = maximum(before, maxima_of(largest, count));
+            store_floats(state.maxima + row, now, count);
+            store16(alpha + first, exp2_16(before - now));
+            store16(maxima, now);
+            for (int r = 0; r < count; ++r) weigh_row<VECTORS>(row + r, slot + r, maxima[r], alpha[first + r]);
+        }
+    }
+
+    // Scores in units of log 2, those of keys that the row must not see minus infinity. Returns the largest ones.
+    template <int VECTORS> BATON_INLINE f32x16 scale_row(int64_t tile, int64_t row, int64_t slot) {
         const int64_t position = position_of(task_.row + row), window = job_.call.window;
         const int64_t newest = position - tile;  // the last key it may see, from the tile's start
         const int64_t oldest = window ? newest - window + 1 : 0;
+        float* scores = scratch_.scores + slot * TILE_KEYS;
         f32x16 x[4];
         for (int v = 0; v < VECTORS; ++v)
-            x[v] = load16(scratch_.scores + slot * TILE_KEYS + v * LANES) * load16(scratch_.score_factors + v * LANES);
+            x[v] = load16(scores + v * LANES) * load16(scratch_.score_factors + v * LANES);
         if (job_.call.softcap > 0)
             for (int v = 0; v < VECTORS; ++v) x[v] = capped(x[v]);
         if (oldest > 0 || newest < VECTORS * LANES - 1) {
@@ -394,13 +449,16 @@ template <typename Products, typename Activation, typename Stored> class Attend 
             for (int v = 0; v < VECTORS; ++v)
                 x[v] = choose(static_cast<uint32_t>(seen >> (v * LANES)) & 0xffff, x[v], splat(-INFINITY));
         }
+        for (int v = 0; v < VECTORS; ++v) store16(scores + v * LANES, x[v]);
         f32x16 largest = x[0];
         for (int v = 1; v < VECTORS; ++v) largest = maximum(largest, x[v]);
-        const float tile_maximum = maximum_of(largest), before = state.maxima[row];
-        const float now = before > tile_maximum ? before : tile_maximum;
-        state.maxima[row] = now;
-        const float alpha = exp2_1(before - now);
-        for (int v = 0; v < VECTORS; ++v) x[v] = exp2_16(x[v] - splat(now));
+        return largest;
+    }
+
+    template <int VECTORS> BATON_INLINE void weigh_row(int64_t row, int64_t slot, float maximum, float alpha) {
+        f32x16 x[4];
+        for (int v = 0; v < VECTORS; ++v)
+            x[v] = exp2_16(load16(scratch_.scores + slot * TILE_KEYS + v * LANES) - splat(maximum));
         f32x16 sum = VECTORS > 1 ? x[0] + x[1] : x[0];
         if (VECTORS > 2) sum = sum + (VECTORS > 3 ? x[2] + x[3] : x[2]);
         float* sums = scratch_.lane_sums + row * LANES;
@@ -411,7 +469,6 @@ template <typename Products, typename Activation, typename Stored> class Attend 
         constexpr int PACKED = Products::IS_TILED ? 4 : VECTORS;  // tiles take the weights of all keys
         unit* weights = scratch_.weights + slot * (TILE_KEYS / Products::PER_UNIT);
         for (int v = 0; v < PACKED; v += 2) Products::pack_row(weights + v * LANES / Products::PER_UNIT, x[v], x[v + 1]);
-        return alpha;
     }
 
     // c tanh(x) in units of log 2; tanh(x) = 1 - 2 / (e^2x + 1).
@@ -451,10 +508,8 @@ void run_task(const Job& job, const Task& task, const Task* following) {
 }
 
 void run_tasks(const Job& job, const std::vector<Task>& tasks) {
-    const int64_t count = static_cast<int64_t>(tasks.size()), threads = thread_count();
-    parallel_for(count, [&](int64_t i, int) {
-        run_task(job, tasks[i], i + threads < count ? &tasks[i + threads] : nullptr);
-    });
+    const int64_t count = static_cast<int64_t>(tasks.size());
+    parallel_for(count, [&](int64_t i, int) { run_task(job, tasks[i], i + 1 < count ? &tasks[i + 1] : nullptr); });
 }
 
 // Longest first, as far as the order of the spans tells.
@@ -528,7 +583,7 @@ BATON_API int baton_attention(const baton::KvPool* pool, const baton::Batch* bat
     using namespace baton::attention;
     const Call& call = *static_cast<const Call*>(call_);
     if (pool->vector_bytes() > ROW_BYTES_MAX || call.heads % pool->heads) return 1;
-    Job job{*pool, *batch, call, call.heads / pool->heads, pool->value_dim > 128 ? 48 : 96, 0, 0, 0, false};
+    Job job{*pool, *batch, call, call.heads / pool->heads, pool->value_dim > 128 ? ROWS_OF_TASK / 2 : ROWS_OF_TASK, 0, 0, 0, false};
     job.is_paired = pool->dtype == baton::BF16;
     const int64_t per_unit = job.is_paired ? PairProducts::PER_UNIT : 1;
     job.filled_units = job.units = (pool->head_dim + per_unit - 1) / per_unit;

@@ -145,7 +145,7 @@ template <typename Products, int ROWS> void multiply_rows(const Product& p, int 
 inline void multiply_by_tiles(const Product& p, int rows) {
     for (int64_t s = 0; s < p.fetch.lines; ++s) p.fetch.lines_of(s, 1);
     for (int r = 0; p.alpha && r < rows; ++r)
-        for (int v = 0; v < PANEL_VECTORS; ++v) {
+        for (int v = 0; v < PANEL_VECTORS && p.alpha[r] != 1.0f; ++v) {
             float* c = p.c + r * p.c_stride + v * LANES;
             store16(c, load16(c) * splat(p.alpha[r]));
         }

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "amx.h"
+#include "simd.h"
 
 #if BATON_AMX
 namespace baton::amx {
@@ -42,15 +43,17 @@ inline void release() {
     configured = {};
 }
 
+// What is fetched into the L2 cache meanwhile. Spread evenly over the products: in bursts it takes the buffers that
+// their own loads need.
 struct Fetched {
     const char* from;  // null: nothing
-    int lines;         // per step
+    int lines;         // per tile of weights, sixteen steps
 };
 
-inline void fetch_steps(const Fetched& fetched, int64_t step) {
+BATON_INLINE void fetch_lines(const Fetched& fetched, int64_t step, int first, int end) {
     if (!fetched.from) return;
-    const char* line = fetched.from + step * fetched.lines * 64;
-    for (int i = 0; i < TILE_DEPTH * fetched.lines; ++i) __builtin_prefetch(line + i * 64, 0, 2);
+    const char* line = fetched.from + step / TILE_DEPTH * fetched.lines * 64;
+    for (int i = first; i < end; ++i) __builtin_prefetch(line + i * 64, 0, 2);
 }
 
 // BYTES: of bytes, else of bfloat16.
@@ -88,7 +91,7 @@ void dot_few(const char* a, int64_t a_stride, int rows, const char* panel, int64
         BATON_TILE_PRODUCT(2, 4, 7);
         BATON_TILE_LOAD(5, b + 192, STEP_BYTES);
         BATON_TILE_PRODUCT(3, 4, 5);
-        fetch_steps(fetched, s);
+        fetch_lines(fetched, s, 0, fetched.lines);
     }
     BATON_TILE_STORE(0, sums, c_stride);
     BATON_TILE_STORE(1, sums + 64, c_stride);
@@ -125,7 +128,7 @@ void dot_many(const char* a, int64_t a_stride, int rows, const char* panel, int6
             BATON_TILE_LOAD(5, lower_a + 4 * s, a_stride);
             BATON_TILE_PRODUCT(2, 5, 6);
             BATON_TILE_PRODUCT(3, 5, 7);
-            if (half == 0) fetch_steps(fetched, s);
+            fetch_lines(fetched, s, half ? fetched.lines / 2 : 0, half ? fetched.lines : fetched.lines / 2);
         }
         BATON_TILE_STORE(0, upper, c_stride);
         BATON_TILE_STORE(1, upper + 64, c_stride);

@@ -15,8 +15,9 @@ namespace {
 
 enum ScratchSlot { ACC, TOTAL, UP, DECODED, WIDENED, PREPARED, SUMS, WIDE_OUT };
 
-constexpr int64_t CHUNK_BYTES = 384 << 10;  // of activations: these and a panel stay in the L2 cache
-constexpr int64_t CHUNK_ROWS_MAX = 40 * TILE_ROWS;
+// Of activations: these and a panel stay in the L2 cache, of which every processor with AMX has 2 MiB a core.
+constexpr int64_t CHUNK_BYTES = BATON_AMX ? 1 << 20 : 384 << 10;
+constexpr int64_t CHUNK_ROWS_MAX = BATON_AMX ? 1024 : 40 * TILE_ROWS;
 constexpr int64_t BLOCK_STEPS = 1024;   // over k, per pass: 256 KiB of a panel
 constexpr int64_t QUAD_STEPS = 512;     // of bytes: 128 KiB
 constexpr int64_t DECODE_STEPS = BATON_AMX ? 128 : 512;  // of a coded panel at once: 128 KiB, as bfloat16
@@ -25,6 +26,7 @@ constexpr int64_t WIDEN_STEPS_OF_GROUPS = 64;  // the same where groups end with
 constexpr int64_t TILE_STEPS = 128;     // of a panel that several rows of tiles share: the same; not tuned on AMX
 constexpr int64_t AMX_ROWS = 32;        // of two tiles
 constexpr int64_t TASKS_PER_THREAD = 4;
+constexpr int64_t ROWS_OF_THREAD_MIN = 96;  // with fewer, threads share out the weights: each reads a part of them
 constexpr int64_t AHEAD_BYTES = 4096;   // how far a single pass over the weights is prefetched
 constexpr double PARALLEL_SECONDS_MIN = 8e-6;  // below, waking a thread costs more than it brings
 
@@ -211,6 +213,20 @@ Prefetch prefetch_for(const Matrix& m, const char* here, const char* next_panel_
     return {next_panel_here + tile * per_step * 64 * steps, static_cast<int>(per_step)};
 }
 
+#if BATON_AMX
+// The same for tiles of AMX, every tile of rows fetching its part of the next panel.
+amx::Fetched fetched_for(const Matrix& m, const char* here, const char* next_panel_here, int64_t steps, int64_t tile,
+                         int64_t tiles) {
+    const int64_t tile_steps = (steps + TILE_DEPTH - 1) / TILE_DEPTH;
+    const int64_t lines = steps * step_bytes(m.format) / 64;
+    if (tiles == 1) return {here + AHEAD_BYTES, static_cast<int>((lines + tile_steps - 1) / tile_steps)};
+    if (!next_panel_here) return {nullptr, 0};
+    const int64_t share = (lines + tiles * tile_steps - 1) / (tiles * tile_steps);
+    if (tile * share * tile_steps >= lines) return {nullptr, 0};
+    return {next_panel_here + tile * share * tile_steps * 64, static_cast<int>(share)};
+}
+#endif
+
 // total (+)= scale * (acc - zero * sum)
 void fold_group(const Matrix& m, int64_t panel, int64_t group, const float* acc, float* total, int64_t rows,
                 const float* sums) {
@@ -369,12 +385,10 @@ void panel_sums_by_tiles(const Job& job, int64_t tile_first, int64_t tile_end, i
             const int64_t offset = first * step_bytes(m.format);
             for (int64_t tile = tile_first; tile < tile_end; ++tile) {
                 const int64_t row = job.row_of_tile(tile), tile_rows = job.row_of_tile(tile + 1) - row;
-                const Prefetch prefetch =
-                    prefetch_for(m, weights + offset, next_panel ? next_panel + offset : nullptr, count,
-                                 tile - tile_first, tiles);
-                amx::dot(row_pointer(job.rows, row) + k_first * 2, a_stride, static_cast<int>(tile_rows),
-                                block.data, steps, acc + (row - row_first) * PANEL, PANEL * 4, first > group_first,
-                                {prefetch.from, prefetch.lines});
+                amx::dot(row_pointer(job.rows, row) + k_first * 2, a_stride, static_cast<int>(tile_rows), block.data,
+                         steps, acc + (row - row_first) * PANEL, PANEL * 4, first > group_first,
+                         fetched_for(m, weights + offset, next_panel ? next_panel + offset : nullptr, count,
+                                     tile - tile_first, tiles));
             }
         }
         if (coded)
@@ -402,17 +416,18 @@ void panel_sums_of_quads(const Job& job, int64_t tile_first, int64_t tile_end, i
             for (int64_t tile = tile_first; tile < tile_end; ++tile) {
                 const int64_t row = job.row_of_tile(tile), tile_rows = job.row_of_tile(tile + 1) - row;
                 int32_t* sums = acc + (row - row_first) * PANEL;
-                const Prefetch prefetch =
-                    prefetch_for(m, weights + offset, next_panel ? next_panel + offset : nullptr, count,
-                                 tile - tile_first, tiles);
+                const char* next = next_panel ? next_panel + offset : nullptr;
 #if BATON_AMX
                 if (job.by_tiles) {
                     amx::dot<true>(row_pointer(job.rows, row) + first * QUAD_BYTES, job.rows.stride * QUAD_BYTES,
                                    static_cast<int>(tile_rows), weights + offset, count, sums, PANEL * 4,
-                                   first > group_first, {prefetch.from, prefetch.lines});
+                                   first > group_first,
+                                   fetched_for(m, weights + offset, next, count, tile - tile_first, tiles));
                     continue;
                 }
 #endif
+                const Prefetch prefetch =
+                    prefetch_for(m, weights + offset, next, count, tile - tile_first, tiles);
                 const char* a[TALL_ROWS];
                 for (int64_t r = 0; r < tile_rows; ++r) a[r] = row_pointer(job.rows, row + r) + first * QUAD_BYTES;
                 dot_quads(tile_rows, a, weights + offset, count, sums, first > group_first, prefetch);
@@ -595,7 +610,10 @@ Job job_of(const Product& p) {
     job.by_tiles = takes_tiles(*p.matrix, p.rows.dtype);
     const int64_t tile_rows = job.by_tiles ? AMX_ROWS : TILE_ROWS;
     job.tile_count = p.rows.count <= (job.by_tiles ? AMX_ROWS : TALL_ROWS) ? 1 : (p.rows.count + tile_rows - 1) / tile_rows;
-    const int64_t chunks = (p.rows.count + rows_max - 1) / rows_max;
+    int64_t chunks = (p.rows.count + rows_max - 1) / rows_max;
+    // Each thread's rows are those that it computed in the kernel before.
+    if (const int64_t threads = thread_count(); p.rows.count >= threads * ROWS_OF_THREAD_MIN)
+        chunks = (chunks + threads - 1) / threads * threads;
     job.tiles_per_chunk = (job.tile_count + chunks - 1) / chunks;
     job.chunk_count = (job.tile_count + job.tiles_per_chunk - 1) / job.tiles_per_chunk;
     job.panel_count = p.out.activation >= 0 ? p.matrix->panel_count / 2 : p.matrix->panel_count;

@@ -44,7 +44,7 @@ template <typename Done> bool spin_until(Done done) {
 // only while it is open, so the caller waits for those that entered and never for one that still sleeps.
 class Pool {
   public:
-    explicit Pool(int helper_count) {
+    explicit Pool(int helper_count) : shares_(static_cast<size_t>(helper_count) + 1) {
         for (int i = 0; i < helper_count; ++i) threads_.emplace_back([this, i] { help(i + 1); });
     }
 
@@ -62,13 +62,16 @@ class Pool {
     }
     // Never destroyed: see `retire`.
 
-    int size() const { return static_cast<int>(threads_.size()) + 1; }
+    int size() const { return static_cast<int>(shares_.size()); }
 
     // False: busy with another caller's job.
     bool run(int64_t count, TaskFunction function, void* context) {
         if (busy_.exchange(true, std::memory_order_acquire)) return false;
-        function_ = function, context_ = context, count_ = count;
-        next_.store(0, std::memory_order_relaxed);
+        function_ = function, context_ = context;
+        for (int i = 0; i < size(); ++i) {
+            shares_[static_cast<size_t>(i)].next.store(count * i / size(), std::memory_order_relaxed);
+            shares_[static_cast<size_t>(i)].end = count * (i + 1) / size();
+        }
         const uint64_t job = (state_.load() >> 32) + 1;
         state_.store(job << 32 | OPEN);
         if (sleepers_.load() > 0) {
@@ -87,10 +90,14 @@ class Pool {
     static constexpr uint64_t OPEN = uint64_t{1} << 31;
     static constexpr uint64_t INSIDE = OPEN - 1;
 
+    // A thread's share is the same part of each job, so that rows of activations stay in its core's cache from one
+    // kernel to the next. Then it helps with the others' shares.
     void work(int thread) {
-        const int64_t count = count_;
-        for (int64_t task; (task = next_.fetch_add(1, std::memory_order_relaxed)) < count;)
-            function_(context_, task, thread);
+        for (int i = 0; i < size(); ++i) {
+            Share& share = shares_[static_cast<size_t>((thread + i) % size())];
+            for (int64_t task; (task = share.next.fetch_add(1, std::memory_order_relaxed)) < share.end;)
+                function_(context_, task, thread);
+        }
     }
 
     void help(int thread) {
@@ -115,11 +122,15 @@ class Pool {
         }
     }
 
+    struct alignas(64) Share {
+        std::atomic<int64_t> next{0};
+        int64_t end = 0;
+    };
+
     std::atomic<uint64_t> state_{0};
-    alignas(64) std::atomic<int64_t> next_{0};
+    std::vector<Share> shares_;  // one for each thread
     alignas(64) TaskFunction function_ = nullptr;
     void* context_ = nullptr;
-    int64_t count_ = 0;
     std::atomic<bool> busy_{false};
     std::atomic<int> sleepers_{0};
     std::atomic<bool> stopping_{false};

@@ -77,6 +77,30 @@ BATON_INLINE float maximum_of(f32x16 x) {
 #endif
 }
 
+// Lane i: the largest number of rows[i]; lanes from `count` on are undefined.
+BATON_INLINE f32x16 maxima_of(const f32x16* rows, int count) {
+#if BATON_SIMD512
+    if (count > LANES / 2) {
+        __m512 a[16];
+        std::memcpy(a, rows, sizeof a);
+        // Each round halves the numbers of a row and puts those of two rows into one vector.
+        for (int i = 0; i < 8; ++i)
+            a[i] = _mm512_max_ps(_mm512_unpacklo_ps(a[2 * i], a[2 * i + 1]), _mm512_unpackhi_ps(a[2 * i], a[2 * i + 1]));
+        for (int i = 0; i < 4; ++i) {
+            const __m512d even = (__m512d)a[2 * i], odd = (__m512d)a[2 * i + 1];
+            a[i] = _mm512_max_ps((__m512)_mm512_unpacklo_pd(even, odd), (__m512)_mm512_unpackhi_pd(even, odd));
+        }
+        for (int i = 0; i < 2; ++i)
+            a[i] = _mm512_max_ps(_mm512_shuffle_f32x4(a[2 * i], a[2 * i + 1], 0x88),
+                                 _mm512_shuffle_f32x4(a[2 * i], a[2 * i + 1], 0xdd));
+        return (f32x16)_mm512_max_ps(_mm512_shuffle_f32x4(a[0], a[1], 0x88), _mm512_shuffle_f32x4(a[0], a[1], 0xdd));
+    }
+#endif
+    f32x16 largest{};
+    for (int r = 0; r < count; ++r) largest[r] = maximum_of(rows[r]);
+    return largest;
+}
+
 // Sum in a fixed order: halves, quarters, …
 BATON_INLINE float sum_of(f32x16 x) {
     float s[LANES];
