@@ -21,12 +21,14 @@ constexpr int64_t CHUNK_ROWS_MAX = BATON_AMX ? 1024 : 40 * TILE_ROWS;
 constexpr int64_t BLOCK_STEPS = 1024;   // over k, per pass: 256 KiB of a panel
 constexpr int64_t QUAD_STEPS = 512;     // of bytes: 128 KiB
 constexpr int64_t DECODE_STEPS = BATON_AMX ? 128 : 512;  // of a coded panel at once: 128 KiB, as bfloat16
+constexpr int64_t DECODE_STEPS_OF_TILE = 32;  // where one tile of rows takes them: memory is read while others are decoded
 constexpr int64_t WIDEN_STEPS = 32;     // of a panel at once, as float32: 16 KiB
 constexpr int64_t WIDEN_STEPS_OF_GROUPS = 64;  // the same where groups end within them
 constexpr int64_t TILE_STEPS = 128;     // of a panel that several tiles of rows share: the same
 constexpr int64_t AMX_ROWS = 32;        // of two tiles
 constexpr int64_t TASKS_PER_THREAD = 4;
 constexpr int64_t ROWS_OF_THREAD_MIN = 96;  // with fewer, threads share out the weights: each reads a part of them
+constexpr int64_t AHEAD_DECODED = 4096;  // behind the block that was decoded
 constexpr int64_t AHEAD_BYTES = 4096;   // how far a single pass over the weights is prefetched
 constexpr double PARALLEL_SECONDS_MIN = 8e-6;  // below, waking a thread costs more than it brings
 
@@ -219,7 +221,11 @@ amx::Fetched fetched_for(const Matrix& m, const char* here, const char* next_pan
                          int64_t tiles) {
     const int64_t tile_steps = (steps + TILE_DEPTH - 1) / TILE_DEPTH;
     const int64_t lines = steps * step_bytes(m.format) / 64;
-    if (tiles == 1) return {here + AHEAD_BYTES, static_cast<int>((lines + tile_steps - 1) / tile_steps)};
+    if (tiles == 1) {
+        const bool is_decoded = m.format == CODE8 || m.format == CODE4;  // and was read then
+        const int64_t ahead = is_decoded ? steps * step_bytes(m.format) + AHEAD_DECODED : AHEAD_BYTES;
+        return {here + ahead, static_cast<int>((lines + tile_steps - 1) / tile_steps)};
+    }
     if (!next_panel_here) return {nullptr, 0};
     const int64_t share = (lines + tiles * tile_steps - 1) / (tiles * tile_steps);
     if (tile * share * tile_steps >= lines) return {nullptr, 0};
@@ -368,7 +374,8 @@ void panel_sums_by_tiles(const Job& job, int64_t tile_first, int64_t tile_end, i
     const bool coded = m.format >= CODE8;
     const char* weights = m.panels + panel * m.panel_bytes;
     const int64_t group_steps = m.group_count > 1 ? m.group_k / 2 : m.steps;
-    const int64_t block_max = coded ? DECODE_STEPS : rows > TILE_HEIGHT ? TILE_STEPS : m.steps;
+    const int64_t decode_max = tiles > 1 ? DECODE_STEPS : DECODE_STEPS_OF_TILE;
+    const int64_t block_max = coded ? decode_max : rows > TILE_HEIGHT ? TILE_STEPS : m.steps;
     const int64_t a_stride = job.rows.stride * 2;
     float* acc = m.group_count > 1
                      ? static_cast<float*>(thread_scratch(ACC, static_cast<size_t>(rows) * PANEL * 4))

@@ -8,7 +8,7 @@ namespace {
 
 constexpr int64_t ROWS_PER_TASK = 8;
 constexpr int64_t PARALLEL_ELEMENTS_MIN = 64 << 10;
-constexpr int LANES = 64;  // partial sums of a row: as many chains as the processor can keep going
+constexpr int CHAINS = 4;  // vectors of partial sums of a row: as many as the processor can keep going
 
 template <typename Fn> void for_rows(int64_t rows, int64_t row_elements, Fn&& fn) {
     if (rows * row_elements < PARALLEL_ELEMENTS_MIN) {
@@ -21,19 +21,10 @@ template <typename Fn> void for_rows(int64_t rows, int64_t row_elements, Fn&& fn
     });
 }
 
-float sum_of_squares(const float* x, int64_t n) {
-    float lanes[LANES] = {};
-    int64_t i = 0;
-    for (; i + LANES <= n; i += LANES)
-        for (int j = 0; j < LANES; ++j) lanes[j] += x[i + j] * x[i + j];
-    for (int j = 0; i + j < n; ++j) lanes[j] += x[i + j] * x[i + j];
-    for (int width = LANES / 2; width > 0; width /= 2)
-        for (int j = 0; j < width; ++j) lanes[j] += lanes[j + width];
-    return lanes[0];
-}
-
-template <typename W> void scale_row(float* x, float factor, const W* weight, int64_t n) {
-    for (int64_t i = 0; i < n; ++i) x[i] = x[i] * factor * to_float(weight[i]);
+// x[i] = x[i] * factor * weight[i], rounded to T.
+template <typename T, typename W> void scale_row(T* out, const float* x, float factor, const W* weight, int64_t n) {
+    for (int64_t i = 0; i < n; i += LANES)
+        store_floats(out + i, load16(x + i) * splat(factor) * load_floats(weight + i, n - i), n - i);
 }
 
 struct Norm {
@@ -50,20 +41,27 @@ struct Norm {
 
 template <typename T> void norm_row(const Norm& norm, int64_t i) {
     const int64_t n = norm.n;
-    float* row = static_cast<float*>(thread_scratch(0, static_cast<size_t>(n) * 8));
-    load_row(row, static_cast<const T*>(norm.x) + i / norm.x_inner * norm.x_stride + i % norm.x_inner * n, n);
-    if (norm.residual) {
-        T* residual = static_cast<T*>(norm.residual) + i * norm.residual_stride;
-        for (int64_t c = 0; c < n; ++c) row[c] += to_float(residual[c]);
-        store_row(residual, row, n);
-        load_row(row, residual, n);
+    float* row = static_cast<float*>(thread_scratch(0, static_cast<size_t>(n + LANES) * 4));
+    const T* from = static_cast<const T*>(norm.x) + i / norm.x_inner * norm.x_stride + i % norm.x_inner * n;
+    T* residual = norm.residual ? static_cast<T*>(norm.residual) + i * norm.residual_stride : nullptr;
+    f32x16 sums[CHAINS] = {};
+    for (int64_t c = 0; c < n; c += LANES) {
+        f32x16 x = load_floats(from + c, n - c);
+        if (residual) {
+            store_floats(residual + c, x + load_floats(residual + c, n - c), n - c);
+            x = load_floats(residual + c, n - c);
+        }
+        store16(row + c, x);
+        f32x16& sum = sums[c / LANES % CHAINS];
+        sum = multiply_add(x, x, sum);
     }
-    const float factor = 1.0f / std::sqrt(sum_of_squares(row, n) / static_cast<float>(n) + norm.eps);
+    const float squares = sum_of((sums[0] + sums[2]) + (sums[1] + sums[3]));
+    const float factor = 1.0f / std::sqrt(squares / static_cast<float>(n) + norm.eps);
+    T* out = static_cast<T*>(norm.out) + i * n;
     if (norm.weight_dtype == F32)
-        scale_row(row, factor, static_cast<const float*>(norm.weight), n);
+        scale_row(out, row, factor, static_cast<const float*>(norm.weight), n);
     else
-        scale_row(row, factor, static_cast<const bf16*>(norm.weight), n);
-    store_row(static_cast<T*>(norm.out) + i * n, row, n);
+        scale_row(out, row, factor, static_cast<const bf16*>(norm.weight), n);
 }
 
 template <typename T>
