@@ -239,10 +239,12 @@ void fold_group(const Matrix& m, int64_t panel, int64_t group, const float* acc,
     const float* scale = m.scales + (panel * m.group_count + group) * PANEL;
     const float* zero = m.zeros ? m.zeros + (panel * m.group_count + group) * PANEL : nullptr;
     for (int64_t r = 0; r < rows; ++r, acc += PANEL, total += PANEL) {
-        const float sum = zero ? sums[r * m.group_count + group] : 0.0f;
-        for (int c = 0; c < PANEL; ++c) {
-            const float value = zero ? acc[c] - zero[c] * sum : acc[c];
-            total[c] = group ? total[c] + scale[c] * value : scale[c] * value;
+        const f32x16 sum = splat(zero ? sums[r * m.group_count + group] : 0.0f);
+        for (int c = 0; c < PANEL; c += LANES) {
+            f32x16 value = load16(acc + c);
+            if (zero) value = value - load16(zero + c) * sum;
+            value = load16(scale + c) * value;
+            store16(total + c, group ? load16(total + c) + value : value);
         }
     }
 }
@@ -365,10 +367,47 @@ void panel_sums(const Job& job, int64_t tile_first, int64_t tile_end, int64_t pa
 }
 
 #if BATON_AMX
+// Groups of whole tiles, of which several are decoded at once.
+bool has_groups_of_tiles(const Matrix& m) {
+    return m.group_count > 1 && m.format >= CODE8 && m.group_k % 32 == 0 && m.group_count * m.group_k == m.k &&
+           m.group_k <= DECODE_STEPS;
+}
+
+// A tile of rows passes through all groups that are decoded before the next one: its sums, of 8 KiB, stay in the L1
+// cache.
+void panel_sums_of_tiled_groups(const Job& job, int64_t tile_first, int64_t tile_end, int64_t panel,
+                                const char* next_panel, float* result) {
+    const Matrix& m = *job.m;
+    const int64_t row_first = job.row_of_tile(tile_first), tiles = tile_end - tile_first;
+    const char* weights = m.panels + panel * m.panel_bytes;
+    const int64_t group_steps = m.group_k / 2;
+    const int64_t at_once = (tiles > 1 ? DECODE_STEPS : std::max(DECODE_STEPS_OF_TILE, group_steps)) / group_steps;
+    float* acc = static_cast<float*>(thread_scratch(ACC, AMX_ROWS * PANEL * 4));
+    for (int64_t first = 0; first < m.group_count; first += at_once) {
+        const int64_t count = std::min(at_once, m.group_count - first), steps = count * group_steps;
+        const int64_t offset = first * group_steps * step_bytes(m.format);
+        const Block block = block_of(m, weights, first * group_steps, steps, true, false);
+        for (int64_t tile = tile_first; tile < tile_end; ++tile) {
+            const int64_t row = job.row_of_tile(tile), tile_rows = job.row_of_tile(tile + 1) - row;
+            amx::Fetched fetched = fetched_for(m, weights + offset, next_panel ? next_panel + offset : nullptr, steps,
+                                               tile - tile_first, tiles);
+            for (int64_t group = first; group < first + count; ++group) {
+                amx::dot(row_pointer(job.rows, row) + group * m.group_k * 2, job.rows.stride * 2,
+                         static_cast<int>(tile_rows), block.data + (group - first) * group_steps * 256, group_steps,
+                         acc, PANEL * 4, false, fetched);
+                if (fetched.from) fetched.from += group_steps / TILE_DEPTH * fetched.lines * 64;
+                fold_group(m, panel, group, acc, result + (row - row_first) * PANEL, tile_rows,
+                           job.sums ? job.sums + row * m.group_count : nullptr);
+            }
+        }
+    }
+}
+
 // The same by tiles of AMX, which read bfloat16 weights: others are decoded first, blocks filled up with zeros.
 void panel_sums_by_tiles(const Job& job, int64_t tile_first, int64_t tile_end, int64_t panel, const char* next_panel,
                          float* result) {
     const Matrix& m = *job.m;
+    if (has_groups_of_tiles(m)) return panel_sums_of_tiled_groups(job, tile_first, tile_end, panel, next_panel, result);
     const int64_t row_first = job.row_of_tile(tile_first), rows = job.row_of_tile(tile_end) - row_first;
     const int64_t tiles = tile_end - tile_first;
     const bool coded = m.format >= CODE8;
