@@ -233,18 +233,18 @@ amx::Fetched fetched_for(const Matrix& m, const char* here, const char* next_pan
 }
 #endif
 
-// total (+)= scale * (acc - zero * sum)
+// total (+)= scale * (acc - zero * sum), each operation rounded, as where groups are summed in registers.
 void fold_group(const Matrix& m, int64_t panel, int64_t group, const float* acc, float* total, int64_t rows,
                 const float* sums) {
-    const float* scale = m.scales + (panel * m.group_count + group) * PANEL;
-    const float* zero = m.zeros ? m.zeros + (panel * m.group_count + group) * PANEL : nullptr;
-    for (int64_t r = 0; r < rows; ++r, acc += PANEL, total += PANEL) {
-        const f32x16 sum = splat(zero ? sums[r * m.group_count + group] : 0.0f);
-        for (int c = 0; c < PANEL; c += LANES) {
-            f32x16 value = load16(acc + c);
-            if (zero) value = value - load16(zero + c) * sum;
-            value = load16(scale + c) * value;
-            store16(total + c, group ? load16(total + c) + value : value);
+    const int64_t at = (panel * m.group_count + group) * PANEL;
+    for (int c = 0; c < PANEL; c += LANES) {
+        const f32x16 scale = load16(m.scales + at + c);
+        const f32x16 zero = m.zeros ? load16(m.zeros + at + c) : f32x16{};
+        for (int64_t r = 0; r < rows; ++r) {
+            f32x16 value = load16(acc + r * PANEL + c);
+            if (m.zeros) value = value - zero * splat(sums[r * m.group_count + group]);
+            float* to = total + r * PANEL + c;
+            store16(to, group ? load16(to) + scale * value : scale * value);
         }
     }
 }
@@ -572,10 +572,10 @@ template <typename T, typename To> void prepare_row(const Matrix& m, const T* fr
 // stride: between the groups of a row, which has all k in order.
 template <typename T> void sum_groups(const Matrix& m, const T* row, int64_t stride, float* sums) {
     for (int64_t g = 0; g < m.group_count; ++g) {
-        float sum = 0.0f;
+        f32x16 sum{};
         const int64_t count = std::min(m.k - g * m.group_k, m.group_k);
-        for (int64_t i = 0; i < count; ++i) sum += to_float(row[g * stride + i]);
-        sums[g] = sum;
+        for (int64_t i = 0; i < count; i += LANES) sum = sum + load_floats(row + g * stride + i, count - i);
+        sums[g] = sum_of(sum);
     }
 }
 
