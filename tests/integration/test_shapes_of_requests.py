@@ -121,8 +121,8 @@ def test_drafts_are_accepted_and_change_no_token(cluster: Cluster, model: str) -
         workers = (worker for worker in cluster.workers() if worker.worker_id.startswith(model))
         return sum(worker.accounts["accepted_count"] for worker in workers)
 
-    # The text is long enough to repeat itself, and for several trials of drafts: a worker that started beside other
-    # work takes drafts for dear, and tries them again after 64 steps without, then 128, 256 and so on.
+    # The text is long enough to repeat itself, and for several trials of drafts: a worker that started beside
+    # other work takes drafts for dear, and tries them again after 64 steps without, then 128 and so on.
     expected = asked(cluster, "one", REPEATED, max_tokens=160, ignore_eos=True)
     before = accepted()
     for _ in range(12):
