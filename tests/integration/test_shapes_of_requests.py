@@ -121,12 +121,13 @@ def test_drafts_are_accepted_and_change_no_token(cluster: Cluster, model: str) -
         workers = (worker for worker in cluster.workers() if worker.worker_id.startswith(model))
         return sum(worker.accounts["accepted_count"] for worker in workers)
 
-    # The text is long enough to repeat itself, and for several trials of drafts: a worker that started beside
-    # other work takes drafts for dear, and tries them again after 64 steps without, then 128 and so on.
-    expected = asked(cluster, "one", REPEATED, max_tokens=160, ignore_eos=True)
+    # The text repeats one token, and is long enough for a trial of drafts: a worker for which they are dear
+    # tries them again after 64 steps without, then 128 and so on up to 1,024.
+    fields = {"max_tokens": 160, "ignore_eos": True, "logit_bias": {"40": 100}}
+    expected = asked(cluster, "one", REPEATED, **fields)
     before = accepted()
     for _ in range(12):
-        assert asked(cluster, model, REPEATED, max_tokens=160, ignore_eos=True) == expected
+        assert asked(cluster, model, REPEATED, **fields) == expected
         if accepted() > before:
             break
     assert accepted() > before
