@@ -583,7 +583,8 @@ BATON_API int baton_attention(const baton::KvPool* pool, const baton::Batch* bat
     using namespace baton::attention;
     const Call& call = *static_cast<const Call*>(call_);
     if (pool->vector_bytes() > ROW_BYTES_MAX || call.heads % pool->heads) return 1;
-    Job job{*pool, *batch, call, call.heads / pool->heads, pool->value_dim > 128 ? ROWS_OF_TASK / 2 : ROWS_OF_TASK, 0, 0, 0, false};
+    const int64_t rows_max = pool->value_dim > 128 ? ROWS_OF_TASK / 2 : ROWS_OF_TASK;
+    Job job{*pool, *batch, call, call.heads / pool->heads, rows_max, 0, 0, 0, false};
     job.is_paired = pool->dtype == baton::BF16;
     const int64_t per_unit = job.is_paired ? PairProducts::PER_UNIT : 1;
     job.filled_units = job.units = (pool->head_dim + per_unit - 1) / per_unit;

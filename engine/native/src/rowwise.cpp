@@ -21,7 +21,7 @@ template <typename Fn> void for_rows(int64_t rows, int64_t row_elements, Fn&& fn
     });
 }
 
-// x[i] = x[i] * factor * weight[i], rounded to T.
+// out[i] = x[i] * factor * weight[i], rounded to T.
 template <typename T, typename W> void scale_row(T* out, const float* x, float factor, const W* weight, int64_t n) {
     for (int64_t i = 0; i < n; i += LANES)
         store_floats(out + i, load16(x + i) * splat(factor) * load_floats(weight + i, n - i), n - i);

@@ -63,3 +63,13 @@ def test_embedding(kernels, dtype):
     table = random(50, 33, dtype=dtype)
     tokens = torch.tensor([3, 0, 49, 3])
     assert torch.equal(kernels.embed(tokens, table), table[tokens])
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "swiglu_oai"])
+@pytest.mark.parametrize("which", ["gate", "up"])
+def test_an_activation_hides_no_nan(kernels, activation, which):
+    gate, up = torch.ones(2, 20), torch.ones(2, 20)
+    (gate if which == "gate" else up)[1] = torch.nan
+    out = kernels.gated(gate, up, activation)
+    assert out[0].isfinite().all()
+    assert out[1].isnan().all()
