@@ -63,11 +63,22 @@ class ExpertHosts:
     async def tokens(self) -> list[list[int]]:
         return [await complete(self._client, self.hosts.url, prompt, 24) for prompt in PROMPTS]
 
-    async def accounts(self) -> list[dict[str, float]]:
+    async def workers(self, count: int) -> list[str]:
+        """Addresses of the workers that the router has a session with, as soon as there are `count`.
+
+        The router is ready with the first of them. Raises TimeoutError.
+        """
+        for _ in range(int(WAIT_S / 0.3)):
+            listed = (await self._client.get(f"{self.hosts.url}/health")).json()["workers"]
+            found = [worker["address"] for those in listed.values() for worker in those]
+            if len(found) == count:
+                return found
+            await self.hosts.pause(0.3)
+        raise TimeoutError(f"not in time: the router has sessions with {count} workers")
+
+    async def accounts(self, count: int) -> list[dict[str, float]]:
         """What each worker says of the rows that it sent."""
-        listed = (await self._client.get(f"{self.hosts.url}/health")).json()["workers"]
-        workers = [worker for those in listed.values() for worker in those]
-        return [dict((await worker_status(worker["address"])).accounts) for worker in workers]
+        return [dict((await worker_status(address)).accounts) for address in await self.workers(count)]
 
     async def close(self) -> None:
         await self._operator.close()
@@ -141,7 +152,7 @@ async def on_ranks(hosts: RayHosts, experts: ExpertHosts, report: dict[str, Any]
     report["knocked"] = [knock(address) for address in doors(hosts)]
     report["tokens"] = await experts.tokens()
     report["rows"] = rows(await experts.until("rows are counted", lambda group: all(rows(group).values())))
-    report["accounts"] = await experts.accounts()
+    report["accounts"] = await experts.accounts(1)
     far = place_of(placed, has_worker=False)
     async with httpx.AsyncClient(timeout=240) as client:
         streams = Streams(client, hosts.url, PROMPTS, STREAMED)
@@ -162,9 +173,10 @@ async def beside_workers(hosts: RayHosts, experts: ExpertHosts, report: dict[str
     await hosts.start_cluster("--aggregated", "2", experts__parallel="workers", **SETTINGS)
     report["placed"] = await hosts.await_placed([WORKER, RANK] * 2)
     before = await experts.until_strong()
+    await experts.workers(2)
     report["tokens"] = await experts.tokens()
     report["rows"] = rows(await experts.until("rows are counted", lambda group: all(rows(group).values())))
-    report["accounts"] = await experts.accounts()
+    report["accounts"] = await experts.accounts(2)
     async with httpx.AsyncClient(timeout=240) as client:
         streams = Streams(client, hosts.url, PROMPTS, STREAMED)
         await streams.begin()

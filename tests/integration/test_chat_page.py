@@ -23,6 +23,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 PICTURE = {"width": 1100, "height": 760}
 PHONE = {"width": 390, "height": 780}
 MODEL = "models/SmolLM2-135M-Instruct.gguf"
+CAPITAL = "Name the capital of France."
 
 
 @pytest.fixture(scope="module")
@@ -192,11 +193,14 @@ async def test_colours_follow_the_system_until_they_are_chosen(folder):
 
 @pytest.mark.timeout(600)
 def test_make_serves_model_answers_in_the_page():
-    """The fetched model, through `baton serve`, knows the capital of France."""
+    """The fetched model, through `baton serve`, knows the capital of France.
+
+    "What is …?" would let rounding decide whether it answers in English: the first two tokens are as likely.
+    """
     fetched = subprocess.run([sys.executable, "-m", "baton", "fetch-model", MODEL], cwd=ROOT, timeout=300)
     assert fetched.returncode == 0
     with Cluster(ROOT / MODEL) as c:
-        messages = [{"role": "user", "content": "What is the capital of France?"}]
+        messages = [{"role": "user", "content": CAPITAL}]
         body = {"model": "SmolLM2-135M-Instruct", "messages": messages, "temperature": 0}
         answer = c.http.post("/v1/chat/completions", json=body).json()
         assert "Paris" in answer["choices"][0]["message"]["content"]
@@ -207,7 +211,7 @@ def test_make_serves_model_answers_in_the_page():
                     page.goto(f"{c.url}/")
                     page.get_by_label("Temperature").fill("0")
                     for question in (
-                        "What is the capital of France?",
+                        CAPITAL,
                         "Write a Python function that adds two numbers.",
                     ):
                         page.get_by_label("Message", exact=True).fill(question)
