@@ -26,10 +26,11 @@ using PairProducts = Bf16Products;
 using PairProducts = Float32Products;
 #endif
 
-constexpr int ROWS_OF_TASK = 96;  // at most
+constexpr int ROWS_OF_TASK = BATON_TILED_PAIRS ? 192 : 96;  // at most; keys are packed once for them
+constexpr int ROWS_STAGED = 64;  // of tiles: with their scores and weights, 24 KiB, next to keys and values
 // Rows that pass through the stages of a tile of keys together.
 template <typename Products> constexpr int rows_together() {
-    return Products::IS_TILED ? ROWS_OF_TASK : Products::ROWS;
+    return Products::IS_TILED ? ROWS_STAGED : Products::ROWS;
 }
 constexpr int ROWS_AT_ONCE = std::max(rows_together<Float32Products>(), rows_together<PairProducts>());
 constexpr int64_t SPLIT_KEYS = 512;
@@ -340,6 +341,7 @@ template <typename Products, typename Activation, typename Stored> class Attend 
 
     // Factors of the scores and weights of each key.
     void load_factors(int64_t tile, int64_t keys) {
+        if (!is_scaled_first()) return;
         const float scale = job_.call.softcap > 0 ? job_.call.scale / job_.call.softcap : job_.call.scale * LOG2_E;
         for (int64_t v = 0; v < TILE_KEYS; v += LANES) store16(scratch_.score_factors + v, splat(scale));
         if constexpr (std::is_same<Stored, int8_t>::value) {
@@ -361,6 +363,7 @@ template <typename Products, typename Activation, typename Stored> class Attend 
         int64_t row, slot;
         int rows;
         int64_t keys;
+        bool is_masked;  // some of its rows must not see all of these keys
         int vectors() const { return static_cast<int>((keys + LANES - 1) / LANES); }
     };
 
@@ -398,8 +401,9 @@ template <typename Products, typename Activation, typename Stored> class Attend 
             const int64_t first = row + rows * part / count, end = row + rows * (part + 1) / count;
             const int64_t newest = position_of(task_.row + end - 1), oldest = position_of(task_.row + first);
             if (newest < tile || (window && oldest - window >= tile + TILE_KEYS - 1)) continue;
-            parts[used++] = {first, first - row, static_cast<int>(end - first),
-                             std::min<int64_t>(TILE_KEYS, newest + 1 - tile)};
+            const int64_t keys = std::min<int64_t>(TILE_KEYS, newest + 1 - tile);
+            const bool is_masked = oldest < tile + rounded_up(keys, LANES) - 1 || (window && newest - window >= tile);
+            parts[used++] = {first, first - row, static_cast<int>(end - first), keys, is_masked};
         }
         return used;
     }
@@ -417,14 +421,17 @@ template <typename Products, typename Activation, typename Stored> class Attend 
     // would add zeros to the sum. Maxima and factors of sixteen rows are computed at once: for one row alone they are a
     // long chain of instructions that wait for one another.
     template <int VECTORS> void weigh_rows(int64_t tile, const Part& part, State& state, float* alpha) {
+        const bool is_changed = part.is_masked || is_scaled_first();
         for (int first = 0; first < part.rows; first += LANES) {
             const int count = std::min(LANES, part.rows - first);
             const int64_t row = part.row + first, slot = part.slot + first;
             alignas(64) f32x16 largest[LANES];
             alignas(64) float maxima[LANES];
-            for (int r = 0; r < count; ++r) largest[r] = scale_row<VECTORS>(tile, row + r, slot + r);
+            if (is_changed)
+                for (int r = 0; r < count; ++r) change_row<VECTORS>(tile, row + r, slot + r, part.is_masked);
+            for (int r = 0; r < count; ++r) largest[r] = largest_of_row<VECTORS>(slot + r);
             const f32x16 before = load_floats(state.maxima + row, count);
-            const f32x16 now = maximum(before, maxima_of(largest, count));
+            const f32x16 now = maximum(before, maxima_of(largest, count) * splat(late_factor()));
             store_floats(state.maxima + row, now, count);
             store16(alpha + first, exp2_16(before - now));
             store16(maxima, now);
@@ -432,33 +439,45 @@ template <typename Products, typename Activation, typename Stored> class Attend 
         }
     }
 
-    // Scores in units of log 2, those of keys that the row must not see minus infinity. Returns the largest ones.
-    template <int VECTORS> BATON_INLINE f32x16 scale_row(int64_t tile, int64_t row, int64_t slot) {
-        const int64_t position = position_of(task_.row + row), window = job_.call.window;
-        const int64_t newest = position - tile;  // the last key it may see, from the tile's start
-        const int64_t oldest = window ? newest - window + 1 : 0;
+    // Whether scores have a factor of their key, or are capped: these are in units of log 2 from then on.
+    bool is_scaled_first() const { return std::is_same<Stored, int8_t>::value || job_.call.softcap > 0; }
+
+    // To units of log 2, of scores that become weights.
+    float late_factor() const { return is_scaled_first() ? 1.0f : job_.call.scale * LOG2_E; }
+
+    // Scores of keys that the row must not see become minus infinity.
+    template <int VECTORS> void change_row(int64_t tile, int64_t row, int64_t slot, bool is_masked) {
         float* scores = scratch_.scores + slot * TILE_KEYS;
         f32x16 x[4];
-        for (int v = 0; v < VECTORS; ++v)
-            x[v] = load16(scores + v * LANES) * load16(scratch_.score_factors + v * LANES);
+        for (int v = 0; v < VECTORS; ++v) x[v] = load16(scores + v * LANES);
+        if (is_scaled_first())
+            for (int v = 0; v < VECTORS; ++v) x[v] = x[v] * load16(scratch_.score_factors + v * LANES);
         if (job_.call.softcap > 0)
             for (int v = 0; v < VECTORS; ++v) x[v] = capped(x[v]);
-        if (oldest > 0 || newest < VECTORS * LANES - 1) {
+        const int64_t position = is_masked ? position_of(task_.row + row) : 0, window = job_.call.window;
+        const int64_t newest = position - tile;  // the last key it may see, from the tile's start
+        const int64_t oldest = window ? newest - window + 1 : 0;
+        if (is_masked && (oldest > 0 || newest < VECTORS * LANES - 1)) {
             uint64_t seen = newest >= 63 ? ~uint64_t{0} : newest < 0 ? 0 : (uint64_t{2} << newest) - 1;
             if (oldest > 0) seen &= oldest > 63 ? 0 : ~uint64_t{0} << oldest;
             for (int v = 0; v < VECTORS; ++v)
                 x[v] = choose(static_cast<uint32_t>(seen >> (v * LANES)) & 0xffff, x[v], splat(-INFINITY));
         }
         for (int v = 0; v < VECTORS; ++v) store16(scores + v * LANES, x[v]);
-        f32x16 largest = x[0];
-        for (int v = 1; v < VECTORS; ++v) largest = maximum(largest, x[v]);
+    }
+
+    template <int VECTORS> BATON_INLINE f32x16 largest_of_row(int64_t slot) {
+        const float* scores = scratch_.scores + slot * TILE_KEYS;
+        f32x16 largest = load16(scores);
+        for (int v = 1; v < VECTORS; ++v) largest = maximum(largest, load16(scores + v * LANES));
         return largest;
     }
 
     template <int VECTORS> BATON_INLINE void weigh_row(int64_t row, int64_t slot, float maximum, float alpha) {
+        const f32x16 factor = splat(late_factor());
         f32x16 x[4];
         for (int v = 0; v < VECTORS; ++v)
-            x[v] = exp2_16(load16(scratch_.scores + slot * TILE_KEYS + v * LANES) - splat(maximum));
+            x[v] = exp2_16(multiply_add(load16(scratch_.scores + slot * TILE_KEYS + v * LANES), factor, splat(-maximum)));
         f32x16 sum = VECTORS > 1 ? x[0] + x[1] : x[0];
         if (VECTORS > 2) sum = sum + (VECTORS > 3 ? x[2] + x[3] : x[2]);
         float* sums = scratch_.lane_sums + row * LANES;

@@ -373,8 +373,40 @@ bool has_groups_of_tiles(const Matrix& m) {
            m.group_k <= DECODE_STEPS;
 }
 
-// A tile of rows passes through all groups that are decoded before the next one: its sums, of 8 KiB, stay in the L1
-// cache.
+constexpr int GROUPS_TOGETHER = 2;  // of which a tile's sums are added up at once: these, of 16 KiB, stay in the L1 cache
+
+// total (+)= scale * (acc - zero * sum), group after group, of AMX_ROWS rows of sums per group.
+template <int COUNT>
+void fold_tile(const Matrix& m, int64_t panel, int64_t group, const float* acc, float* total, int64_t rows,
+               const float* sums) {
+    constexpr int VECTORS = 2;
+    const float* scales = m.scales + (panel * m.group_count + group) * PANEL;
+    const float* zeros = m.zeros ? m.zeros + (panel * m.group_count + group) * PANEL : nullptr;
+    for (int c = 0; c < PANEL; c += VECTORS * LANES) {
+        f32x16 scale[COUNT][VECTORS], zero[COUNT][VECTORS];
+        for (int g = 0; g < COUNT; ++g)
+            for (int v = 0; v < VECTORS; ++v) {
+                scale[g][v] = load16(scales + g * PANEL + c + v * LANES);
+                zero[g][v] = zeros ? -load16(zeros + g * PANEL + c + v * LANES) : f32x16{};
+            }
+        for (int64_t r = 0; r < rows; ++r) {
+            f32x16 value[VECTORS];
+            float* to = total + r * PANEL + c;
+            for (int v = 0; v < VECTORS; ++v) value[v] = group ? load16(to + v * LANES) : f32x16{};
+            for (int g = 0; g < COUNT; ++g) {
+                const f32x16 sum = zeros ? splat(sums[r * m.group_count + group + g]) : f32x16{};
+                for (int v = 0; v < VECTORS; ++v) {
+                    f32x16 x = load16(acc + (g * AMX_ROWS + r) * PANEL + c + v * LANES);
+                    if (zeros) x = multiply_add(zero[g][v], sum, x);
+                    value[v] = multiply_add(scale[g][v], x, value[v]);
+                }
+            }
+            for (int v = 0; v < VECTORS; ++v) store16(to + v * LANES, value[v]);
+        }
+    }
+}
+
+// A tile of rows passes through all groups that are decoded before the next one.
 void panel_sums_of_tiled_groups(const Job& job, int64_t tile_first, int64_t tile_end, int64_t panel,
                                 const char* next_panel, float* result) {
     const Matrix& m = *job.m;
@@ -382,7 +414,7 @@ void panel_sums_of_tiled_groups(const Job& job, int64_t tile_first, int64_t tile
     const char* weights = m.panels + panel * m.panel_bytes;
     const int64_t group_steps = m.group_k / 2;
     const int64_t at_once = (tiles > 1 ? DECODE_STEPS : std::max(DECODE_STEPS_OF_TILE, group_steps)) / group_steps;
-    float* acc = static_cast<float*>(thread_scratch(ACC, AMX_ROWS * PANEL * 4));
+    float* acc = static_cast<float*>(thread_scratch(ACC, GROUPS_TOGETHER * AMX_ROWS * PANEL * 4));
     for (int64_t first = 0; first < m.group_count; first += at_once) {
         const int64_t count = std::min(at_once, m.group_count - first), steps = count * group_steps;
         const int64_t offset = first * group_steps * step_bytes(m.format);
@@ -391,13 +423,20 @@ void panel_sums_of_tiled_groups(const Job& job, int64_t tile_first, int64_t tile
             const int64_t row = job.row_of_tile(tile), tile_rows = job.row_of_tile(tile + 1) - row;
             amx::Fetched fetched = fetched_for(m, weights + offset, next_panel ? next_panel + offset : nullptr, steps,
                                                tile - tile_first, tiles);
-            for (int64_t group = first; group < first + count; ++group) {
-                amx::dot(row_pointer(job.rows, row) + group * m.group_k * 2, job.rows.stride * 2,
-                         static_cast<int>(tile_rows), block.data + (group - first) * group_steps * 256, group_steps,
-                         acc, PANEL * 4, false, fetched);
-                if (fetched.from) fetched.from += group_steps / TILE_DEPTH * fetched.lines * 64;
-                fold_group(m, panel, group, acc, result + (row - row_first) * PANEL, tile_rows,
-                           job.sums ? job.sums + row * m.group_count : nullptr);
+            float* total = result + (row - row_first) * PANEL;
+            const float* sums = job.sums ? job.sums + row * m.group_count : nullptr;
+            for (int64_t group = first; group < first + count; group += GROUPS_TOGETHER) {
+                const int together = static_cast<int>(std::min<int64_t>(GROUPS_TOGETHER, first + count - group));
+                for (int g = 0; g < together; ++g) {
+                    amx::dot(row_pointer(job.rows, row) + (group + g) * m.group_k * 2, job.rows.stride * 2,
+                             static_cast<int>(tile_rows), block.data + (group + g - first) * group_steps * 256,
+                             group_steps, acc + g * AMX_ROWS * PANEL, PANEL * 4, false, fetched);
+                    if (fetched.from) fetched.from += group_steps / TILE_DEPTH * fetched.lines * 64;
+                }
+                if (together == GROUPS_TOGETHER)
+                    fold_tile<GROUPS_TOGETHER>(m, panel, group, acc, total, tile_rows, sums);
+                else
+                    fold_tile<1>(m, panel, group, acc, total, tile_rows, sums);
             }
         }
     }
