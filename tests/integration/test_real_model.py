@@ -49,7 +49,7 @@ def _divergence(reference: Tensor, found: Tensor) -> Tensor:
 
 
 def test_distributions_are_nearer_to_float32_than_those_of_transformers_in_bfloat16() -> None:
-    """A single answer proves little: of some questions the first two tokens are a hundredth of a nat apart."""
+    """A single answer proves little: after some questions two tokens are a hundredth of a nat apart."""
     fetched = subprocess.run([sys.executable, "-m", "baton", "fetch-model", MODEL], cwd=ROOT, timeout=300)
     assert fetched.returncode == 0
     tokens = text_tokens(unpack_gguf(ROOT / MODEL), TEXT, TOKENS)
