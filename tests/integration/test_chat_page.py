@@ -1,8 +1,6 @@
 """The chat page in a real browser: with fake workers, whose pace the test decides, and with a real model."""
 
 import contextlib
-import subprocess
-import sys
 
 import pytest
 from playwright.async_api import async_playwright
@@ -15,14 +13,14 @@ from router.tenants.key_files import write_file
 from router.tenants.keys import KeyBook, KeyRecord, Tenant, digest_of, new_key
 from router.text.tokenizer import Tokenizer
 from tests.integration.browser import START_MS, WAIT_MS, chromium, chromium_path, picture
-from tests.integration.cluster import ROOT, Cluster
+from tests.integration.cluster import Cluster
+from tests.integration.fetched_model import fetched_model
 from tests.unit.router.http_fakes import FakeWorker, cluster, make_folder
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 PICTURE = {"width": 1100, "height": 760}
 PHONE = {"width": 390, "height": 780}
-MODEL = "models/SmolLM2-135M-Instruct.gguf"
 CAPITAL = "Name the capital of France."
 
 
@@ -197,9 +195,7 @@ def test_make_serves_model_answers_in_the_page():
 
     "What is …?" would let rounding decide whether it answers in English: the first two tokens are as likely.
     """
-    fetched = subprocess.run([sys.executable, "-m", "baton", "fetch-model", MODEL], cwd=ROOT, timeout=300)
-    assert fetched.returncode == 0
-    with Cluster(ROOT / MODEL) as c:
+    with Cluster(fetched_model()) as c:
         messages = [{"role": "user", "content": CAPITAL}]
         body = {"model": "SmolLM2-135M-Instruct", "messages": messages, "temperature": 0}
         answer = c.http.post("/v1/chat/completions", json=body).json()

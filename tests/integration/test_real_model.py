@@ -1,9 +1,6 @@
 """The model that is fetched, whose weights have four bits: its distributions beside transformers'."""
 
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,10 +13,10 @@ from benchmarks.quality import text_tokens
 from engine.execution.executor import Executor
 from engine.model_files.gguf.folder import unpack_gguf
 from tests.integration.cluster import ROOT
+from tests.integration.fetched_model import FETCHED, fetched_model
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
-MODEL = "models/SmolLM2-135M-Instruct.gguf"
 TEXT = ROOT / "docs/architecture.md"
 TOKENS = 700
 CHUNK_TOKENS = 300
@@ -29,13 +26,13 @@ CHUNK_TOKENS = 300
 def _transformers(tokens: list[int], dtype: torch.dtype) -> Tensor:
     """Log probabilities [tokens, vocab] of weights that were decoded to float32."""
     load: Callable[..., Any] = AutoModelForCausalLM.from_pretrained
-    model = load(str(ROOT / "models"), gguf_file=Path(MODEL).name, dtype=dtype)
+    model = load(str(FETCHED.parent), gguf_file=FETCHED.name, dtype=dtype)
     with torch.inference_mode():
         return model(torch.tensor([tokens])).logits[0].float().log_softmax(-1)
 
 
 def _baton(tokens: list[int]) -> Tensor:
-    executor = Executor.load(ModelConfig(path=str(ROOT / MODEL)), EngineConfig(threads=2))
+    executor = Executor.load(ModelConfig(path=str(FETCHED)), EngineConfig(threads=2))
     try:
         chunks = list(executor.logits_of(tokens, chunk_tokens=CHUNK_TOKENS))
     finally:
@@ -50,9 +47,7 @@ def _divergence(reference: Tensor, found: Tensor) -> Tensor:
 
 def test_distributions_are_nearer_to_float32_than_those_of_transformers_in_bfloat16() -> None:
     """A single answer proves little: after some questions two tokens are a hundredth of a nat apart."""
-    fetched = subprocess.run([sys.executable, "-m", "baton", "fetch-model", MODEL], cwd=ROOT, timeout=300)
-    assert fetched.returncode == 0
-    tokens = text_tokens(unpack_gguf(ROOT / MODEL), TEXT, TOKENS)
+    tokens = text_tokens(unpack_gguf(fetched_model()), TEXT, TOKENS)
     assert len(tokens) == TOKENS
     exact = _transformers(tokens, torch.float32)
     found = _baton(tokens)
