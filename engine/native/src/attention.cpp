@@ -445,7 +445,7 @@ template <typename Products, typename Activation, typename Stored> class Attend 
     // To units of log 2, of scores that become weights.
     float late_factor() const { return is_scaled_first() ? 1.0f : job_.call.scale * LOG2_E; }
 
-    // Scores of keys that the row must not see become minus infinity.
+    // Scales and caps scores where that comes first. Those of keys that the row must not see become minus infinity.
     template <int VECTORS> void change_row(int64_t tile, int64_t row, int64_t slot, bool is_masked) {
         float* scores = scratch_.scores + slot * TILE_KEYS;
         f32x16 x[4];

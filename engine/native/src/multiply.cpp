@@ -433,6 +433,7 @@ void panel_sums_of_tiled_groups(const Job& job, int64_t tile_first, int64_t tile
                              group_steps, acc + g * AMX_ROWS * PANEL, PANEL * 4, false, fetched);
                     if (fetched.from) fetched.from += group_steps / TILE_DEPTH * fetched.lines * 64;
                 }
+                static_assert(GROUPS_TOGETHER == 2, "one case each");
                 if (together == GROUPS_TOGETHER)
                     fold_tile<GROUPS_TOGETHER>(m, panel, group, acc, total, tile_rows, sums);
                 else
