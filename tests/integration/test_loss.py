@@ -15,8 +15,12 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 NEW_TOKENS = 48
 PROMPT_TOKENS = 1200
-RECOVER_S = 10.0
-"""Seconds from the moment at which the fault is detectable to the end of the stream."""
+ENDED_S = 30.0
+"""Seconds from the moment at which the fault is detectable by which every stream must have ended.
+
+Most of it is the start of the replacement, whose speed is the machine's: this bounds a stream that
+hangs, and ``baton bench chaos`` measures how fast streams recover.
+"""
 DETECT_S = {signal.SIGKILL: 0.5, signal.SIGSTOP: 3.0}
 
 
@@ -103,14 +107,12 @@ def test_streams_survive_the_loss_of_a_worker(cluster, state, fault, role):
         every_s=0.001,
     )
     os.kill(victim.pid, fault)
-    struck_s = time.monotonic()
     for stream in streams:
-        stream.join(DETECT_S[fault] + RECOVER_S + 20)
+        stream.join(DETECT_S[fault] + ENDED_S)
         assert stream.error is None, stream.error
         assert stream.finish == "length"
         assert len(stream.tokens) == NEW_TOKENS
     assert streams[0].tokens == undisturbed
-    took_s = max(s.ended_s for s in streams) - struck_s
     cluster.await_workers(prefill=1, decode=1)
     assert victim.worker_id not in {w.worker_id for w in cluster.workers()}
     for stream in streams[1:]:
@@ -119,4 +121,3 @@ def test_streams_survive_the_loss_of_a_worker(cluster, state, fault, role):
         )["choices"][0]["token_ids"]
         assert stream.tokens == expected_fresh
     cluster.assert_idle()
-    assert took_s < DETECT_S[fault] + RECOVER_S
