@@ -32,8 +32,12 @@ constexpr int ROWS_STAGED = 64;  // of tiles: with their scores and weights, 24 
 template <typename Products> constexpr int rows_together() {
     return Products::IS_TILED ? ROWS_STAGED : Products::ROWS;
 }
-constexpr int ROWS_AT_ONCE = std::max(rows_together<Float32Products>(), rows_together<PairProducts>());
 constexpr int64_t SPLIT_KEYS = 512;
+constexpr int TILES_OF_SPLIT = SPLIT_KEYS / TILE_KEYS;
+constexpr int FEW_ROWS = 16;  // at most, of tasks whose keys are multiplied as they lie: `Attend::attend_stored`
+// Rows of the largest part that goes through a stage before the next one begins.
+constexpr int ROWS_AT_ONCE = std::max({rows_together<Float32Products>(), rows_together<PairProducts>(),
+                                       BATON_TILED_PAIRS ? TILES_OF_SPLIT * FEW_ROWS : 0});
 constexpr float EMPTY = -1e38f;  // a maximum of nothing; finite, so that differences are no NaN
 constexpr float LOG2_E = 1.44269504088896341f;
 constexpr int GROUPS = TILE_KEYS / LANES;
@@ -104,6 +108,8 @@ struct Scratch {
     unit* values;
     float* scores;           // [ROWS_AT_ONCE, TILE_KEYS]
     unit* weights;           // [ROWS_AT_ONCE, TILE_KEYS]
+    unit* columns;           // [units, FEW_ROWS]: the queries of a few rows, as columns
+    float* turned_scores;    // [SPLIT_KEYS, FEW_ROWS]
     float* lane_sums;        // [rows, LANES]
     float* score_factors;    // [TILE_KEYS]
     float* value_factors;    // [TILE_KEYS]
@@ -138,6 +144,8 @@ Scratch carve(Carver& carver, const Job& job) {
     s.values = carver.take<unit>(TILE_KEYS * job.result_width);
     s.scores = carver.take<float>(ROWS_AT_ONCE * TILE_KEYS);
     s.weights = carver.take<unit>(ROWS_AT_ONCE * TILE_KEYS);
+    s.columns = carver.take<unit>(BATON_TILED_PAIRS ? job.units * FEW_ROWS : 0);
+    s.turned_scores = carver.take<float>(BATON_TILED_PAIRS ? SPLIT_KEYS * FEW_ROWS : 0);
     s.lane_sums = carver.take<float>(job.rows_max * LANES);
     s.score_factors = carver.take<float>(TILE_KEYS);
     s.value_factors = carver.take<float>(TILE_KEYS);
@@ -204,6 +212,7 @@ template <typename Products, typename Activation, typename Stored> class Attend 
 
     void run() {
         load_queries();
+        if (is_stored_multiplied()) turn_queries();
         const int64_t rows = task_.row_end - task_.row;
         for (int64_t split = task_.split; split < task_.split_end; ++split) {
             const bool is_first = split == task_.split;
@@ -262,13 +271,141 @@ template <typename Products, typename Activation, typename Stored> class Attend 
         std::memset(state.results, 0, static_cast<size_t>(rows * job_.result_width) * 4);
         const int64_t end = std::min<int64_t>((split + 1) * SPLIT_KEYS, newest_ + 1);
         const int64_t start = std::max(split * SPLIT_KEYS, first_tile(job_, task_));
-        for (int64_t tile = start; tile < end; tile += TILE_KEYS) {
-            find_rows(tile, end);
-            find_next(tile + TILE_KEYS);
-            attend_tile(tile, std::min<int64_t>(TILE_KEYS, end - tile), state);
-        }
+        if (is_stored_multiplied())
+            attend_stored(split, start, end, state);
+        else
+            for (int64_t tile = start; tile < end; tile += TILE_KEYS) {
+                find_rows(tile, end);
+                find_next(tile + TILE_KEYS);
+                attend_tile(tile, std::min<int64_t>(TILE_KEYS, end - tile), state);
+            }
         for (int64_t r = 0; r < rows; ++r) state.sums[r] = sum_of(load16(scratch_.lane_sums + r * LANES));
     }
+
+    // Rows that are multiplied at once: `slot` of the scratch on, of the tile's first `keys` keys.
+    struct Part {
+        int64_t row, slot;
+        int rows;
+        int64_t keys;
+        bool is_masked;  // some of its rows must not see all of these keys
+        int vectors() const { return static_cast<int>((keys + LANES - 1) / LANES); }
+    };
+
+    // --- few rows ---
+    //
+    // What decodes reads much and computes little. Its keys are not packed: sixteen of them are the rows of a tile of
+    // AMX as they lie, and the queries its columns. Packing costs more than the products. A split's tiles of keys pass
+    // through each stage together, so that none waits for what the one before has just written. An element's sums are
+    // the same either way, bit for bit.
+
+    bool is_stored_multiplied() const {
+#if BATON_TILED_PAIRS
+        if constexpr (Products::IS_TILED && std::is_same<Stored, bf16>::value)
+            return task_.row_end - task_.row <= FEW_ROWS && pool_.positions % LANES == 0 && job_.filled_units == job_.units;
+#endif
+        return false;
+    }
+
+    int column_count() const {
+        const int64_t rows = task_.row_end - task_.row;
+        return rows <= 4 ? 4 : rows <= 8 ? 8 : 16;
+    }
+
+    void turn_queries() {
+        const int64_t rows = task_.row_end - task_.row, columns = column_count();
+        for (int64_t u = 0; u < job_.units; ++u)
+            for (int64_t c = 0; c < columns; ++c)
+                scratch_.columns[u * columns + c] = c < rows ? scratch_.queries[c * job_.units + u] : 0;
+    }
+
+    // Each tile's memory is fetched while the one before it is computed.
+    void attend_stored(int64_t split, int64_t start, int64_t end, State& state) {
+#if BATON_TILED_PAIRS
+        const Run keys = {&span_, task_.head, start, std::min(newest_, end - 1), 0};
+        const Run values = {&span_, task_.head, start, std::min(newest_, end - 1), value_offset()};
+        const Run following = following_run(split);
+        const int tiles = static_cast<int>((end - start + TILE_KEYS - 1) / TILE_KEYS);
+        const int rows = static_cast<int>(task_.row_end - task_.row), columns = column_count();
+        Part parts[TILES_OF_SPLIT];
+        alignas(64) float alpha[TILES_OF_SPLIT][FEW_ROWS];
+        for (int t = 0; t < tiles; ++t) {
+            parts_of(start + t * TILE_KEYS, 0, rows, parts + t);
+            parts[t].slot = t * rows;
+            amx::dot_stored(groups_of(keys, t), pool_.vector_bytes(), reinterpret_cast<const char*>(scratch_.columns),
+                            columns, job_.units, turned_scores(t),
+                            t + 1 < tiles ? groups_of(keys, t + 1) : groups_of(values, 0));
+        }
+        for (int t = 0; t < tiles; ++t) {
+            turn_scores(parts[t], t);
+            load_factors(start + t * TILE_KEYS, parts[t].keys);
+            weigh(start + t * TILE_KEYS, parts[t], state, alpha[t]);
+        }
+        for (int t = 0; t < tiles; ++t) {
+            const int64_t tile = start + t * TILE_KEYS;
+            find_rows(tile, end);
+            const amx::Groups next = t + 1 < tiles ? groups_of(values, t + 1) : groups_of(following, 0);
+            pack_fetching(std::min<int64_t>(TILE_KEYS, end - tile), next);
+            add_values(parts[t], state, alpha[t], whole_group(next.rows[GROUPS - 1]));
+        }
+#endif
+    }
+
+#if BATON_TILED_PAIRS
+    // Keys that are read one after the other: of a span and head, from position `first` to `newest`; or their values.
+    struct Run {
+        const Span* span;  // null: there is none
+        int64_t head, first, newest, offset;
+    };
+
+    Run following_run(int64_t split) const {
+        if (split + 1 < task_.split_end) return {&span_, task_.head, (split + 1) * SPLIT_KEYS, newest_, 0};
+        if (!following_) return {nullptr, 0, 0, 0, 0};
+        const Span& span = job_.batch.spans[following_->span];
+        return {&span, following_->head, first_tile(job_, *following_),
+                baton::attention::position_of(job_, span, following_->row_end - 1), 0};
+    }
+
+    // The run's keys from tile number `tile` on, as far as they are in it.
+    amx::Groups groups_of(const Run& run, int tile) const {
+        amx::Groups groups;
+        for (int g = 0; g < GROUPS && run.span; ++g) {
+            const int64_t position = run.first + tile * TILE_KEYS + g * LANES;
+            if (position <= run.newest) groups.rows[g] = key_row(*run.span, run.head, position) + run.offset;
+        }
+        return groups;
+    }
+
+    char* turned_scores(int tile) const {
+        return reinterpret_cast<char*>(scratch_.turned_scores + tile * TILE_KEYS * column_count());
+    }
+
+    void turn_scores(const Part& part, int tile) {
+        const int columns = column_count();
+        const float* from = reinterpret_cast<const float*>(turned_scores(tile));
+        for (int v = 0; v < part.vectors(); ++v)
+            turn_sixteen(scratch_.scores + part.slot * TILE_KEYS + v * LANES, TILE_KEYS, from + v * LANES * columns,
+                         columns, part.rows);
+    }
+
+    Fetch whole_group(const char* rows) const {
+        if (!rows) return {};
+        const int64_t half = LANES * pool_.vector_bytes() / 2;
+        return {{rows, rows + half}, (half + 63) / 64};
+    }
+
+    // The tile's values, sixteen keys at a time, while three groups of others are fetched: the last one is while tiles
+    // wait for what is packed here.
+    void pack_fetching(int64_t keys, const amx::Groups& next) {
+        for (int g = 0; g * LANES < keys; ++g)
+            pack_values<Products, Stored>(scratch_.values + g * LANES / Products::PER_UNIT * PANEL,
+                                          scratch_.key_rows + g * LANES, value_offset(), ZEROS,
+                                          std::min<int64_t>(LANES, keys - g * LANES), pool_.value_dim,
+                                          whole_group(g + 1 < GROUPS ? next.rows[g] : nullptr));
+        clear_values(keys);
+    }
+#endif
+
+    // --- tiles of keys ---
 
     // Addresses of the tile's keys. Those at `end` and beyond count as zeros, and are not read.
     void find_rows(int64_t tile, int64_t end) {
@@ -358,15 +495,6 @@ template <typename Products, typename Activation, typename Stored> class Attend 
         }
     }
 
-    // Rows that are multiplied at once: `slot` of the scratch on, of the tile's first `keys` keys.
-    struct Part {
-        int64_t row, slot;
-        int rows;
-        int64_t keys;
-        bool is_masked;  // some of its rows must not see all of these keys
-        int vectors() const { return static_cast<int>((keys + LANES - 1) / LANES); }
-    };
-
     // Up to ROWS_TOGETHER rows. Tiles of AMX read what vectors have just written, and the reverse, and wait for
     // the writes: all rows pass through a stage before the next one, so that the first ones are through by then.
     void attend_rows(int64_t tile, int64_t row, int64_t row_end, State& state) {
@@ -380,16 +508,18 @@ template <typename Products, typename Activation, typename Stored> class Attend 
                                       parts[i].rows, parts[i].vectors(), job_.units * PANEL);
         float alpha[ROWS_TOGETHER + LANES];
         for (int i = 0; i < part_count; ++i) weigh(tile, parts[i], state, alpha + parts[i].slot);
+        for (int i = 0; i < part_count; ++i)
+            add_values(parts[i], state, alpha + parts[i].slot, i ? Fetch{} : fetch(2, value_offset()));
+    }
+
+    // Adds the tile's values, weighed, to the results of some rows.
+    void add_values(const Part& part, State& state, const float* alpha, const Fetch& fetched) {
         constexpr int64_t UNITS = TILE_KEYS / Products::PER_UNIT;
         const int value_vectors = static_cast<int>((pool_.value_dim + 2 * LANES - 1) / (2 * LANES) * 2);
-        for (int i = 0; i < part_count; ++i) {
-            const Part& part = parts[i];
-            const int64_t steps = Products::IS_TILED ? UNITS : (part.keys + Products::PER_UNIT - 1) / Products::PER_UNIT;
-            multiply_panels<Products>({scratch_.weights + part.slot * UNITS, UNITS, scratch_.values, steps,
-                                       result(state, part.row), job_.result_width, alpha + part.slot,
-                                       i ? Fetch{} : fetch(2, value_offset())},
-                                      part.rows, value_vectors, UNITS * PANEL);
-        }
+        const int64_t steps = Products::IS_TILED ? UNITS : (part.keys + Products::PER_UNIT - 1) / Products::PER_UNIT;
+        multiply_panels<Products>({scratch_.weights + part.slot * UNITS, UNITS, scratch_.values, steps,
+                                   result(state, part.row), job_.result_width, alpha, fetched},
+                                  part.rows, value_vectors, UNITS * PANEL);
     }
 
     // The rows in as many parts as products take at once, without those that see nothing of the tile.

@@ -89,6 +89,28 @@ void pack_keys(unit* to, const char* const* rows, int groups, int64_t units, int
     }
 }
 
+#if BATON_TILED_PAIRS
+// to[r * to_stride + k] = from[k * columns + r], for sixteen k and the first `rows` of the columns, which are 4, 8 or 16.
+BATON_INLINE void turn_sixteen(float* to, int64_t to_stride, const float* from, int columns, int rows) {
+    if (columns > 4) {
+        const __m512i at = _mm512_mullo_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
+                                              _mm512_set1_epi32(columns));
+        for (int r = 0; r < rows; ++r) _mm512_storeu_ps(to + r * to_stride, _mm512_i32gather_ps(at, from + r, 4));
+        return;
+    }
+    const __m512 a = _mm512_loadu_ps(from), b = _mm512_loadu_ps(from + 16);
+    const __m512 c = _mm512_loadu_ps(from + 32), d = _mm512_loadu_ps(from + 48);
+    const __m512d ab_low = _mm512_castps_pd(_mm512_unpacklo_ps(a, b)), ab_high = _mm512_castps_pd(_mm512_unpackhi_ps(a, b));
+    const __m512d cd_low = _mm512_castps_pd(_mm512_unpacklo_ps(c, d)), cd_high = _mm512_castps_pd(_mm512_unpackhi_ps(c, d));
+    // Lane l of each holds k = l, 4 + l, 8 + l, 12 + l.
+    const __m512 turned[4] = {
+        _mm512_castpd_ps(_mm512_unpacklo_pd(ab_low, cd_low)), _mm512_castpd_ps(_mm512_unpackhi_pd(ab_low, cd_low)),
+        _mm512_castpd_ps(_mm512_unpacklo_pd(ab_high, cd_high)), _mm512_castpd_ps(_mm512_unpackhi_pd(ab_high, cd_high))};
+    const __m512i in_order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    for (int r = 0; r < rows; ++r) _mm512_storeu_ps(to + r * to_stride, _mm512_permutexvar_ps(in_order, turned[r]));
+}
+#endif
+
 // One step: the units of PER_UNIT keys (`row`, `row2`), 2 * LANES columns from `column` on, of which
 // `count` exist.
 template <typename Products, typename Stored>

@@ -14,9 +14,9 @@ namespace baton::amx {
 constexpr int COLUMNS = 64, STEP_BYTES = 256;
 constexpr int ROWS_MAX = 2 * TILE_HEIGHT;
 
-// The rows of the tiles in force on this thread; -1: none are.
+// What tiles are in force on this thread: their rows as `configure` has them, -1 - columns of `configure_columns`; 0: none.
 struct Configured {
-    int upper = -1, lower = -1;
+    int upper = 0, lower = 0;
 };
 inline thread_local Configured configured;
 
@@ -36,9 +36,22 @@ inline void configure(int upper, int lower) {
     configured = {upper, lower};
 }
 
+// Tiles 0 … 3 are the sums of sixteen rows each by up to sixteen columns, 4 and 5 the rows, 6 and 7 the columns.
+inline void configure_columns(int columns) {
+    const int upper = -1 - columns;
+    if (configured.upper == upper) return;
+    TileConfig config;
+    for (int t = 0; t < 8; ++t) {
+        config.row_bytes[t] = static_cast<uint16_t>(t == 4 || t == 5 ? TILE_ROW_BYTES : 4 * columns);
+        config.rows[t] = TILE_HEIGHT;
+    }
+    BATON_TILE_CONFIG(&config);
+    configured = {upper, 0};
+}
+
 // Tiles are given back when a thread ends a task: what they hold makes a switch of threads dearer.
 inline void release() {
-    if (configured.upper < 0) return;
+    if (!configured.upper) return;
     BATON_TILE_RELEASE();
     configured = {};
 }
@@ -148,6 +161,46 @@ void dot(const void* a, int64_t a_stride, int rows, const char* panel, int64_t s
         dot_many<BYTES>(from, a_stride, rows, panel, steps, static_cast<char*>(sums), c_stride, accumulate, fetched);
     else
         dot_few<BYTES>(from, a_stride, rows, panel, steps, static_cast<char*>(sums), c_stride, accumulate, fetched);
+    asm volatile("" ::: "memory");
+}
+
+// Part `part` of `parts` of the memory of sixteen rows. Spread between products: in bursts the requests wait for one
+// another, and the products for them.
+BATON_INLINE void fetch_rows(const char* from, int64_t row_bytes, int64_t part, int64_t parts) {
+    if (!from) return;
+    const int64_t bytes = TILE_HEIGHT * row_bytes / parts;
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + part * bytes + i, 0, 3);
+}
+
+// Four groups of sixteen rows each; null: there is none.
+struct Groups {
+    const char* rows[4] = {};
+};
+
+// sums[g][r][c] = row r of group g times column c. Rows lie as they were stored, `row_bytes` apart; groups that there
+// are come first. columns: step s of column c at [s][c]; their number is a multiple of 4. An element's chain is that
+// of `dot`, where these rows would be columns: a product's factors may change places. `next` is fetched meanwhile.
+inline void dot_stored(const Groups& groups, int64_t row_bytes, const char* columns, int column_count, int64_t steps,
+                       char* sums, const Groups& next) {
+    asm volatile("" ::: "memory");
+    configure_columns(column_count);
+    const int64_t stride = 4 * column_count, bytes = TILE_HEIGHT * stride;
+#define BATON_GROUP_PRODUCT(group, rows_tile, columns_tile)                             \
+    do {                                                                                \
+        if (!groups.rows[group]) break;                                                 \
+        BATON_TILE_ZERO(group);                                                         \
+        for (int64_t s = 0; s < steps; s += TILE_DEPTH) {                               \
+            BATON_TILE_LOAD(columns_tile, columns + s * stride, stride);                \
+            BATON_TILE_LOAD(rows_tile, groups.rows[group] + 4 * s, row_bytes);          \
+            BATON_TILE_BF16(group, rows_tile, columns_tile);                            \
+            fetch_rows(next.rows[group], row_bytes, s / TILE_DEPTH, steps / TILE_DEPTH); \
+        }                                                                               \
+        BATON_TILE_STORE(group, sums + group * bytes, stride);                          \
+    } while (0)
+    BATON_GROUP_PRODUCT(0, 4, 6);
+    BATON_GROUP_PRODUCT(1, 5, 7);
+    BATON_GROUP_PRODUCT(2, 4, 6);
+    BATON_GROUP_PRODUCT(3, 5, 7);
     asm volatile("" ::: "memory");
 }
 

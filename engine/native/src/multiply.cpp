@@ -25,6 +25,7 @@ constexpr int64_t DECODE_STEPS_OF_TILE = 32;  // where one tile of rows takes th
 constexpr int64_t WIDEN_STEPS = 32;     // of a panel at once, as float32: 16 KiB
 constexpr int64_t WIDEN_STEPS_OF_GROUPS = 64;  // the same where groups end within them
 constexpr int64_t TILE_STEPS = 128;     // of a panel that several tiles of rows share: the same
+constexpr int64_t TILE_STEPS_ALONE = 64;  // of a panel that one tile of rows goes over twice
 constexpr int64_t AMX_ROWS = 32;        // of two tiles
 constexpr int64_t TASKS_PER_THREAD = 4;
 constexpr int64_t ROWS_OF_THREAD_MIN = 96;  // with fewer, threads share out the weights: each reads a part of them
@@ -443,6 +444,13 @@ void panel_sums_of_tiled_groups(const Job& job, int64_t tile_first, int64_t tile
     }
 }
 
+// The block of steps that follows in a panel of bfloat16, or else in the next one. A tile of more than sixteen rows goes
+// over each block twice, half of the columns at a time, and needs all of it at once.
+amx::Fetched next_block(const Matrix& m, int64_t panel, int64_t step, const char* next_panel) {
+    const char* from = step < m.steps ? m.panels + panel * m.panel_bytes + step * 256 : next_panel;
+    return {from, TILE_DEPTH * 256 / 64};
+}
+
 // The same by tiles of AMX, which read bfloat16 weights: others are decoded first, blocks filled up with zeros.
 void panel_sums_by_tiles(const Job& job, int64_t tile_first, int64_t tile_end, int64_t panel, const char* next_panel,
                          float* result) {
@@ -454,7 +462,7 @@ void panel_sums_by_tiles(const Job& job, int64_t tile_first, int64_t tile_end, i
     const char* weights = m.panels + panel * m.panel_bytes;
     const int64_t group_steps = m.group_count > 1 ? m.group_k / 2 : m.steps;
     const int64_t decode_max = tiles > 1 ? DECODE_STEPS : DECODE_STEPS_OF_TILE;
-    const int64_t block_max = coded ? decode_max : rows > TILE_HEIGHT ? TILE_STEPS : m.steps;
+    const int64_t block_max = coded ? decode_max : tiles > 1 ? TILE_STEPS : rows > TILE_HEIGHT ? TILE_STEPS_ALONE : m.steps;
     const int64_t a_stride = job.rows.stride * 2;
     float* acc = m.group_count > 1
                      ? static_cast<float*>(thread_scratch(ACC, static_cast<size_t>(rows) * PANEL * 4))
@@ -471,10 +479,11 @@ void panel_sums_by_tiles(const Job& job, int64_t tile_first, int64_t tile_end, i
             const int64_t offset = first * step_bytes(m.format);
             for (int64_t tile = tile_first; tile < tile_end; ++tile) {
                 const int64_t row = job.row_of_tile(tile), tile_rows = job.row_of_tile(tile + 1) - row;
+                amx::Fetched fetched = fetched_for(m, weights + offset, next_panel ? next_panel + offset : nullptr, count,
+                                                   tile - tile_first, tiles);
+                if (tiles == 1 && !coded && rows > TILE_HEIGHT) fetched = next_block(m, panel, first + count, next_panel);
                 amx::dot(row_pointer(job.rows, row) + k_first * 2, a_stride, static_cast<int>(tile_rows), block.data,
-                         steps, acc + (row - row_first) * PANEL, PANEL * 4, first > group_first,
-                         fetched_for(m, weights + offset, next_panel ? next_panel + offset : nullptr, count,
-                                     tile - tile_first, tiles));
+                         steps, acc + (row - row_first) * PANEL, PANEL * 4, first > group_first, fetched);
             }
         }
         if (coded)

@@ -192,9 +192,10 @@ SPECS = {
 
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_same_bits_in_any_chunk_batch_and_thread_count(dtype, kv_dtype, name) -> None:
-    geometry = KVGeometry(1, 2, 16, 16, dtype, kv_dtype=kv_dtype)
+@pytest.mark.parametrize(("dtype", "dim"), [("float32", 16), ("bfloat16", 16), ("bfloat16", 64)])
+def test_the_same_bits_in_any_chunk_batch_and_thread_count(dtype, dim, kv_dtype, name) -> None:
+    """With AMX, up to sixteen rows of whole tiles of numbers are computed in another way than more."""
+    geometry = KVGeometry(1, 2, dim, 16, dtype, kv_dtype=kv_dtype)
     length, spec = 600, SPECS[name]
     blocks = list(range(400))
     subject, other = (random_sequence(geometry, 6, length, blocks, seed) for seed in (1, 2))
@@ -216,6 +217,8 @@ def test_the_same_bits_in_any_chunk_batch_and_thread_count(dtype, kv_dtype, name
     for chunk, beside, thread_count in (
         (1, False, 1),
         (1, True, 2),
+        (2, True, 1),
+        (5, False, 2),
         (7, True, 1),
         (64, False, 2),
         (600, True, 2),
