@@ -21,6 +21,7 @@ from baton.core.ids import SeqKey, SequenceId
 from baton.core.sampling import SamplingParams
 from baton.core.steps import StepItem, StepPlan
 from benchmarks import limits
+from benchmarks.kernels import fill_with_numbers
 from benchmarks.transformers_prefill import transformers_prefill
 from engine.execution.executor import Executor
 from engine.execution.tracing import StepTrace
@@ -113,8 +114,10 @@ class StepPlans:
     """Step plans with blocks of their own; their results are thrown away."""
 
     def __init__(self, executor: Executor) -> None:
+        """Overwrites the executor's whole KV pool."""
         self._executor = executor
         self._number = 0
+        fill_with_numbers(executor.kv)
 
     def prefill(self, tokens: int) -> float:
         return self._run(self.prefill_plan(tokens))

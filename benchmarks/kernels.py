@@ -93,6 +93,15 @@ class _Limits:
         self.matmul = limits.matmul_rate(device, dtype)
 
 
+def fill_with_numbers(pool: KVPool) -> None:
+    """Write random numbers to the whole pool. Memory that was never written is one page of zeros to the system,
+    which reads of the pool would then find in the cache."""
+    if pool.scales is not None:
+        pool.memory.random_(0, 64)  # any byte is a number, and these are small floats as scales
+    else:
+        pool.blocks.normal_()
+
+
 class KernelBench:
     """One implementation on one device. Raises SetupError if it cannot run there."""
 
@@ -109,10 +118,7 @@ class KernelBench:
     def _kernels_of(self, geometry: KVGeometry) -> tuple[KVPool, Kernels[Any, Any, Any]]:
         """Kernels on a pool of their own, with random values."""
         pool = KVPool(geometry, kv_bytes=self._block_count * geometry.block_bytes, device=self.device)
-        if geometry.is_quantized:
-            pool.memory.random_(0, 64)  # any byte is a number, and these are small floats as scales
-        else:
-            pool.blocks.normal_()
+        fill_with_numbers(pool)
         return pool, make_kernels(self._engine, pool)
 
     def run(self, progress: Callable[[str], None]) -> Iterator[KernelResult]:

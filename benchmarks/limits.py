@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-READ_BYTES = {"cpu": 512 * 2**20, "cuda": 4 * 2**30}
+READ_BYTES = {"cpu": 2**30, "cuda": 4 * 2**30}
 """More bytes than any cache holds, and so many that a device is busy for a millisecond."""
 MATMUL_SIZE = {"cpu": 1024, "cuda": 8192}
 
