@@ -73,9 +73,10 @@ class ModelConfig(Section):
 GRAMMAR_TIMES = 2.1
 """How many times `engine.prepare_s` a sequence with a grammar has: once until its turn at the compiler comes,
 and once from then on. The compiler's own limits come a little before."""
-STEP_TOKENS, DEVICE_STEP_TOKENS = 512, 2048
-"""`engine.step_tokens_max` on CPUs and on GPUs, where it is not set. For 512 tokens the host launches as many
-kernels, and takes about as long for that as a GPU for the step."""
+STEP_TOKENS, DEVICE_STEP_TOKENS = 576, 2048
+"""`engine.step_tokens_max` on CPUs and on GPUs, where it is not set. 576 are 512 tokens of prompts and the 64
+sequences that may decode beside them. For so few the host of a GPU launches as many kernels as for 2048, and
+takes about as long for that as the GPU for the step."""
 PREPARE_S_MAX = 10.0
 """Longest time that a worker takes by itself to make a sequence ready. Whatever takes longer is stuck, or in
 a queue that is shorter elsewhere."""

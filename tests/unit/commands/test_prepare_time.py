@@ -2,7 +2,7 @@
 
 import pytest
 
-from baton.config import DEVICE_STEP_TOKENS, Config
+from baton.config import DEVICE_STEP_TOKENS, STEP_TOKENS, Config
 from baton.core.errors import SetupError
 from commands.settings import load_config
 
@@ -58,8 +58,8 @@ def test_a_model_on_another_kind_of_device_has_its_usual_steps() -> None:
         return {name: config.of_model(name).engine.step_tokens_max for name in "ab"}
 
     on_gpu, base = "models.a.model.device=cuda", "model.device=cuda"
-    assert sizes() == {"a": 512, "b": 512}
-    assert sizes(on_gpu) == {"a": DEVICE_STEP_TOKENS, "b": 512}
-    assert sizes(base, "models.b.model.device=cpu") == {"a": DEVICE_STEP_TOKENS, "b": 512}
+    assert sizes() == {"a": 512, "b": STEP_TOKENS}
+    assert sizes(on_gpu) == {"a": DEVICE_STEP_TOKENS, "b": STEP_TOKENS}
+    assert sizes(base, "models.b.model.device=cpu") == {"a": DEVICE_STEP_TOKENS, "b": STEP_TOKENS}
     assert sizes(on_gpu, "engine.step_tokens_max=300") == {"a": 300, "b": 300}
-    assert sizes(on_gpu, "models.a.engine.step_tokens_max=700") == {"a": 700, "b": 512}
+    assert sizes(on_gpu, "models.a.engine.step_tokens_max=700") == {"a": 700, "b": STEP_TOKENS}
