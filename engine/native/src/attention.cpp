@@ -12,6 +12,7 @@
 #include "attention_pack.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <memory>
 #include <new>
@@ -197,6 +198,33 @@ void finish_row(const Job& job, const Task& task, int64_t row, float maximum, fl
         write_result(reinterpret_cast<float*>(call.out) + at, result, factor, width, job.is_paired);
 }
 
+// Products that are made while scores become weights: how often `between` is called, of `times`, for one part of rows.
+constexpr int TIMES_BETWEEN = 8;
+struct NothingBeside {
+    void between() {}
+};
+#if BATON_TILED_PAIRS
+class ProductsBeside {
+  public:
+    ProductsBeside(const amx::Unfinished& first, const amx::Unfinished& second)
+        : first_(first), second_(second), at_once_((first.left() + second.left() + TIMES_BETWEEN - 1) / TIMES_BETWEEN) {}
+    BATON_INLINE void between() {
+        for (int64_t i = 0; i < at_once_; ++i)
+            if (!first_.advance()) second_.advance();
+    }
+    void finish() {
+        while (first_.advance()) {
+        }
+        while (second_.advance()) {
+        }
+    }
+
+  private:
+    amx::Unfinished first_, second_;
+    int64_t at_once_;
+};
+#endif
+
 template <typename Products, typename Activation, typename Stored> class Attend {
   public:
     // following: what this thread is likely to compute next, or null.
@@ -335,10 +363,11 @@ template <typename Products, typename Activation, typename Stored> class Attend 
                             columns, job_.units, turned_scores(t),
                             t + 1 < tiles ? groups_of(keys, t + 1) : groups_of(values, 0));
         }
+        NothingBeside nothing;
         for (int t = 0; t < tiles; ++t) {
             turn_scores(parts[t], t);
             load_factors(start + t * TILE_KEYS, parts[t].keys);
-            weigh(start + t * TILE_KEYS, parts[t], state, alpha[t]);
+            weigh(start + t * TILE_KEYS, parts[t], state, alpha[t], nothing);
         }
         for (int t = 0; t < tiles; ++t) {
             const int64_t tile = start + t * TILE_KEYS;
@@ -460,6 +489,7 @@ template <typename Products, typename Activation, typename Stored> class Attend 
         if constexpr (Products::IS_TILED) clear_values(keys);
         load_factors(tile, keys);
         const int64_t count = task_.row_end - task_.row;
+        if constexpr (Products::IS_TILED) return attend_by_tiles(tile, count, state);
         const int64_t parts = (count + ROWS_TOGETHER - 1) / ROWS_TOGETHER;
         for (int64_t part = 0; part < parts; ++part) {
             attend_rows(tile, count * part / parts, count * (part + 1) / parts, state);
@@ -495,8 +525,62 @@ template <typename Products, typename Activation, typename Stored> class Attend 
         }
     }
 
-    // Up to ROWS_TOGETHER rows. Tiles of AMX read what vectors have just written, and the reverse, and wait for
-    // the writes: all rows pass through a stage before the next one, so that the first ones are through by then.
+    // The rows in parts. While vectors weigh one, tiles add the values of the part before it and multiply the keys of
+    // the one after it: they wait for what vectors have just written, and the reverse, but here it was written a part ago.
+    void attend_by_tiles(int64_t tile, int64_t rows, State& state) {
+#if BATON_TILED_PAIRS
+        Part parts[(ROWS_OF_TASK + Products::ROWS - 1) / Products::ROWS];
+        const int count = parts_of(tile, 0, rows, parts);
+        for (int i = 0; i < count; ++i) parts[i].slot = i % 2 * Products::ROWS;
+        fetch_rest();
+        std::atomic_signal_fence(std::memory_order_seq_cst);
+        if (count) ProductsBeside({}, scores_of(parts[0])).finish();
+        for (int i = 0; i < count; ++i) {
+            alignas(64) float alpha[Products::ROWS + LANES];
+            ProductsBeside beside(i ? values_of(parts[i - 1], state) : amx::Unfinished(),
+                                  i + 1 < count ? scores_of(parts[i + 1]) : amx::Unfinished());
+            weigh(tile, parts[i], state, alpha, beside);
+            beside.finish();
+            scale_results(parts[i], state, alpha);
+            std::atomic_signal_fence(std::memory_order_seq_cst);
+        }
+        if (count) ProductsBeside(values_of(parts[count - 1], state), {}).finish();
+        std::atomic_signal_fence(std::memory_order_seq_cst);
+#endif
+    }
+
+#if BATON_TILED_PAIRS
+    amx::Unfinished scores_of(const Part& part) const {
+        return {scratch_.queries + part.row * job_.units, job_.units * 4, part.rows, scratch_.keys,
+                job_.units * PANEL * 4,                   1,              job_.units,
+                scratch_.scores + part.slot * TILE_KEYS,  TILE_KEYS * 4,  false};
+    }
+
+    amx::Unfinished values_of(const Part& part, const State& state) const {
+        constexpr int64_t UNITS = TILE_KEYS / Products::PER_UNIT;
+        return {scratch_.weights + part.slot * UNITS, UNITS * 4,
+                part.rows,                            scratch_.values,
+                UNITS * PANEL * 4,                    static_cast<int>(job_.result_width / PANEL),
+                UNITS,                                result(state, part.row),
+                job_.result_width * 4,                true};
+    }
+
+    void scale_results(const Part& part, const State& state, const float* alpha) {
+        for (int r = 0; r < part.rows; ++r) {
+            if (alpha[r] == 1.0f) continue;
+            float* to = result(state, part.row + r);
+            for (int64_t c = 0; c < job_.result_width; c += LANES) store16(to + c, load16(to + c) * splat(alpha[r]));
+        }
+    }
+
+    // The groups of the next tile's keys and values that were not fetched while this one's were packed.
+    void fetch_rest() {
+        for (const Fetch& rest : {fetch(2, 0), fetch(2, value_offset())})
+            for (int64_t i = 0; i < rest.lines; ++i) rest.lines_of(i, 1);
+    }
+#endif
+
+    // Up to ROWS_TOGETHER rows, all of which pass through a stage before the next one.
     void attend_rows(int64_t tile, int64_t row, int64_t row_end, State& state) {
         Part parts[PARTS_MAX];
         const int part_count = parts_of(tile, row, row_end, parts);
@@ -507,7 +591,8 @@ template <typename Products, typename Activation, typename Stored> class Attend 
                                        i ? Fetch{} : fetch(2, 0)},
                                       parts[i].rows, parts[i].vectors(), job_.units * PANEL);
         float alpha[ROWS_TOGETHER + LANES];
-        for (int i = 0; i < part_count; ++i) weigh(tile, parts[i], state, alpha + parts[i].slot);
+        NothingBeside nothing;
+        for (int i = 0; i < part_count; ++i) weigh(tile, parts[i], state, alpha + parts[i].slot, nothing);
         for (int i = 0; i < part_count; ++i)
             add_values(parts[i], state, alpha + parts[i].slot, i ? Fetch{} : fetch(2, value_offset()));
     }
@@ -538,19 +623,21 @@ template <typename Products, typename Activation, typename Stored> class Attend 
         return used;
     }
 
-    void weigh(int64_t tile, const Part& part, State& state, float* alpha) {
+    template <typename Beside>
+    void weigh(int64_t tile, const Part& part, State& state, float* alpha, Beside& beside) {
         switch (part.vectors()) {
-            case 1: return weigh_rows<1>(tile, part, state, alpha);
-            case 2: return weigh_rows<2>(tile, part, state, alpha);
-            case 3: return weigh_rows<3>(tile, part, state, alpha);
-            default: return weigh_rows<4>(tile, part, state, alpha);
+            case 1: return weigh_rows<1>(tile, part, state, alpha, beside);
+            case 2: return weigh_rows<2>(tile, part, state, alpha, beside);
+            case 3: return weigh_rows<3>(tile, part, state, alpha, beside);
+            default: return weigh_rows<4>(tile, part, state, alpha, beside);
         }
     }
 
     // Scores of some rows to weights; alpha: what their earlier results are multiplied with. Vectors beyond VECTORS
     // would add zeros to the sum. Maxima and factors of sixteen rows are computed at once: for one row alone they are a
     // long chain of instructions that wait for one another.
-    template <int VECTORS> void weigh_rows(int64_t tile, const Part& part, State& state, float* alpha) {
+    template <int VECTORS, typename Beside>
+    void weigh_rows(int64_t tile, const Part& part, State& state, float* alpha, Beside& beside) {
         const bool is_changed = part.is_masked || is_scaled_first();
         for (int first = 0; first < part.rows; first += LANES) {
             const int count = std::min(LANES, part.rows - first);
@@ -565,7 +652,10 @@ template <typename Products, typename Activation, typename Stored> class Attend 
             store_floats(state.maxima + row, now, count);
             store16(alpha + first, exp2_16(before - now));
             store16(maxima, now);
-            for (int r = 0; r < count; ++r) weigh_row<VECTORS>(row + r, slot + r, maxima[r], alpha[first + r]);
+            for (int r = 0; r < count; ++r) {
+                weigh_row<VECTORS>(row + r, slot + r, maxima[r], alpha[first + r]);
+                if (r % (2 * LANES / TIMES_BETWEEN) == 0) beside.between();
+            }
         }
     }
 

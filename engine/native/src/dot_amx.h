@@ -172,6 +172,84 @@ BATON_INLINE void fetch_rows(const char* from, int64_t row_bytes, int64_t part, 
     for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + part * bytes + i, 0, 3);
 }
 
+// A product of up to 32 rows and some panels, done a few tiles at a time: what vectors compute can go on between them.
+// The panels are `panel_bytes` apart, their sums side by side. See `dot`.
+class Unfinished {
+  public:
+    Unfinished() = default;
+    Unfinished(const void* a, int64_t a_stride, int rows, const void* panels, int64_t panel_bytes, int panel_count,
+               int64_t steps, void* sums, int64_t c_stride, bool accumulate)
+        : a_(static_cast<const char*>(a)), a_stride_(a_stride), panels_(static_cast<const char*>(panels)),
+          panel_bytes_(panel_bytes), steps_(steps), sums_(static_cast<char*>(sums)), c_stride_(c_stride), rows_(rows),
+          half_end_(2 * panel_count), accumulate_(accumulate) {}
+
+    // Pieces of work that are left.
+    int64_t left() const { return (half_end_ - half_) * (steps_ / TILE_DEPTH) - step_ / TILE_DEPTH; }
+
+    // Does one piece: a step's tiles of half a panel. False: nothing is left.
+    BATON_INLINE bool advance() {
+        if (half_ == half_end_) return false;
+        const char* b = panels_ + half_ / 2 * panel_bytes_ + half_ % 2 * 128;
+        char* sums = sums_ + 128 * half_;
+        if (rows_ <= TILE_HEIGHT) return advance_whole_panel(b, sums);
+        if (step_ == 0) begin(sums);
+        b += step_ * STEP_BYTES;
+        BATON_TILE_LOAD(4, a_ + 4 * step_, a_stride_);
+        BATON_TILE_LOAD(6, b, STEP_BYTES);
+        BATON_TILE_BF16(0, 4, 6);
+        BATON_TILE_LOAD(7, b + 64, STEP_BYTES);
+        BATON_TILE_BF16(1, 4, 7);
+        BATON_TILE_LOAD(5, a_ + TILE_HEIGHT * a_stride_ + 4 * step_, a_stride_);
+        BATON_TILE_BF16(2, 5, 6);
+        BATON_TILE_BF16(3, 5, 7);
+        step_ += TILE_DEPTH;
+        if (step_ == steps_) end(sums);
+        return true;
+    }
+
+  private:
+    void begin(const char* sums) {
+        configure(TILE_HEIGHT, rows_ - TILE_HEIGHT);
+        if (accumulate_) {
+            const char* lower = sums + TILE_HEIGHT * c_stride_;
+            BATON_TILE_LOAD(0, sums, c_stride_);
+            BATON_TILE_LOAD(1, sums + 64, c_stride_);
+            BATON_TILE_LOAD(2, lower, c_stride_);
+            BATON_TILE_LOAD(3, lower + 64, c_stride_);
+        } else {
+            BATON_TILE_ZERO(0);
+            BATON_TILE_ZERO(1);
+            BATON_TILE_ZERO(2);
+            BATON_TILE_ZERO(3);
+        }
+    }
+
+    void end(char* sums) {
+        char* lower = sums + TILE_HEIGHT * c_stride_;
+        BATON_TILE_STORE(0, sums, c_stride_);
+        BATON_TILE_STORE(1, sums + 64, c_stride_);
+        BATON_TILE_STORE(2, lower, c_stride_);
+        BATON_TILE_STORE(3, lower + 64, c_stride_);
+        step_ = 0;
+        ++half_;
+    }
+
+    bool advance_whole_panel(const char* panel, char* sums) {
+        dot_few<false>(a_, a_stride_, rows_, panel, steps_, sums, c_stride_, accumulate_, {nullptr, 0});
+        half_ += 2;
+        return true;
+    }
+
+    const char* a_ = nullptr;
+    int64_t a_stride_ = 0;
+    const char* panels_ = nullptr;
+    int64_t panel_bytes_ = 0, steps_ = TILE_DEPTH;
+    char* sums_ = nullptr;
+    int64_t c_stride_ = 0, step_ = 0;
+    int rows_ = 0, half_ = 0, half_end_ = 0;
+    bool accumulate_ = false;
+};
+
 // Four groups of sixteen rows each; null: there is none.
 struct Groups {
     const char* rows[4] = {};
