@@ -94,8 +94,8 @@ class _Limits:
 
 
 def fill_with_numbers(pool: KVPool) -> None:
-    """Write random numbers to the whole pool. Memory that was never written is one page of zeros to the system,
-    which reads of the pool would then find in the cache."""
+    """Write random numbers to the whole pool. Memory that was never written is one page of zeros to the
+    system, which reads of the pool would then find in the cache."""
     if pool.scales is not None:
         pool.memory.random_(0, 64)  # any byte is a number, and these are small floats as scales
     else:

@@ -194,7 +194,7 @@ SPECS = {
 @pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
 @pytest.mark.parametrize(("dtype", "dim"), [("float32", 16), ("bfloat16", 16), ("bfloat16", 64)])
 def test_the_same_bits_in_any_chunk_batch_and_thread_count(dtype, dim, kv_dtype, name) -> None:
-    """With AMX, up to sixteen rows of whole tiles of numbers are computed in another way than more."""
+    """Up to sixteen rows of whole tiles of numbers are computed in another way than more, with AMX."""
     geometry = KVGeometry(1, 2, dim, 16, dtype, kv_dtype=kv_dtype)
     length, spec = 600, SPECS[name]
     blocks = list(range(400))
