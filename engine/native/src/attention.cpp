@@ -12,7 +12,6 @@
 #include "attention_pack.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <memory>
 #include <new>
@@ -28,17 +27,12 @@ using PairProducts = Float32Products;
 #endif
 
 constexpr int ROWS_OF_TASK = BATON_TILED_PAIRS ? 192 : 96;  // at most; keys are packed once for them
-constexpr int ROWS_STAGED = 64;  // of tiles: with their scores and weights, 24 KiB, next to keys and values
-// Rows that pass through the stages of a tile of keys together.
-template <typename Products> constexpr int rows_together() {
-    return Products::IS_TILED ? ROWS_STAGED : Products::ROWS;
-}
 constexpr int64_t SPLIT_KEYS = 512;
 constexpr int TILES_OF_SPLIT = SPLIT_KEYS / TILE_KEYS;
 constexpr int FEW_ROWS = 16;  // at most, of tasks whose keys are multiplied as they lie: `Attend::attend_stored`
-// Rows of the largest part that goes through a stage before the next one begins.
-constexpr int ROWS_AT_ONCE = std::max({rows_together<Float32Products>(), rows_together<PairProducts>(),
-                                       BATON_TILED_PAIRS ? TILES_OF_SPLIT * FEW_ROWS : 0});
+// Rows whose scores or weights are kept at once. With tiles these are two parts, or few rows by all tiles of a split.
+constexpr int ROWS_AT_ONCE = BATON_TILED_PAIRS ? TILES_OF_SPLIT * FEW_ROWS : std::max(Float32Products::ROWS, PairProducts::ROWS);
+static_assert(!BATON_TILED_PAIRS || ROWS_AT_ONCE >= 2 * PairProducts::ROWS, "two parts");
 constexpr float EMPTY = -1e38f;  // a maximum of nothing; finite, so that differences are no NaN
 constexpr float LOG2_E = 1.44269504088896341f;
 constexpr int GROUPS = TILE_KEYS / LANES;
@@ -198,7 +192,7 @@ void finish_row(const Job& job, const Task& task, int64_t row, float maximum, fl
         write_result(reinterpret_cast<float*>(call.out) + at, result, factor, width, job.is_paired);
 }
 
-// Products that are made while scores become weights: how often `between` is called, of `times`, for one part of rows.
+// What else is done while the scores of a part of rows become weights: `between` is called so often meanwhile.
 constexpr int TIMES_BETWEEN = 8;
 struct NothingBeside {
     void between() {}
@@ -260,9 +254,6 @@ template <typename Products, typename Activation, typename Stored> class Attend 
     }
 
   private:
-    static constexpr int ROWS_TOGETHER = rows_together<Products>();
-    static constexpr int PARTS_MAX = ROWS_TOGETHER / Products::ROWS;
-
     int64_t position_of(int64_t row) const { return baton::attention::position_of(job_, span_, row); }
     float* result(const State& state, int64_t row) const { return state.results + row * job_.result_width; }
 
@@ -490,7 +481,7 @@ template <typename Products, typename Activation, typename Stored> class Attend 
         load_factors(tile, keys);
         const int64_t count = task_.row_end - task_.row;
         if constexpr (Products::IS_TILED) return attend_by_tiles(tile, count, state);
-        const int64_t parts = (count + ROWS_TOGETHER - 1) / ROWS_TOGETHER;
+        const int64_t parts = (count + Products::ROWS - 1) / Products::ROWS;
         for (int64_t part = 0; part < parts; ++part) {
             attend_rows(tile, count * part / parts, count * (part + 1) / parts, state);
             next_[0] = nullptr;
@@ -533,7 +524,7 @@ template <typename Products, typename Activation, typename Stored> class Attend 
         const int count = parts_of(tile, 0, rows, parts);
         for (int i = 0; i < count; ++i) parts[i].slot = i % 2 * Products::ROWS;
         fetch_rest();
-        std::atomic_signal_fence(std::memory_order_seq_cst);
+        amx::settle_memory();
         if (count) ProductsBeside({}, scores_of(parts[0])).finish();
         for (int i = 0; i < count; ++i) {
             alignas(64) float alpha[Products::ROWS + LANES];
@@ -542,10 +533,10 @@ template <typename Products, typename Activation, typename Stored> class Attend 
             weigh(tile, parts[i], state, alpha, beside);
             beside.finish();
             scale_results(parts[i], state, alpha);
-            std::atomic_signal_fence(std::memory_order_seq_cst);
+            amx::settle_memory();
         }
         if (count) ProductsBeside(values_of(parts[count - 1], state), {}).finish();
-        std::atomic_signal_fence(std::memory_order_seq_cst);
+        amx::settle_memory();
 #endif
     }
 
@@ -580,21 +571,17 @@ template <typename Products, typename Activation, typename Stored> class Attend 
     }
 #endif
 
-    // Up to ROWS_TOGETHER rows, all of which pass through a stage before the next one.
+    // Rows that are multiplied at once.
     void attend_rows(int64_t tile, int64_t row, int64_t row_end, State& state) {
-        Part parts[PARTS_MAX];
-        const int part_count = parts_of(tile, row, row_end, parts);
-        if (!part_count) return;
-        for (int i = 0; i < part_count; ++i)
-            multiply_panels<Products>({scratch_.queries + parts[i].row * job_.units, job_.units, scratch_.keys,
-                                       job_.units, scratch_.scores + parts[i].slot * TILE_KEYS, TILE_KEYS, nullptr,
-                                       i ? Fetch{} : fetch(2, 0)},
-                                      parts[i].rows, parts[i].vectors(), job_.units * PANEL);
-        float alpha[ROWS_TOGETHER + LANES];
+        Part part;
+        if (!parts_of(tile, row, row_end, &part)) return;
+        multiply_panels<Products>({scratch_.queries + part.row * job_.units, job_.units, scratch_.keys, job_.units,
+                                   scratch_.scores, TILE_KEYS, nullptr, fetch(2, 0)},
+                                  part.rows, part.vectors(), job_.units * PANEL);
+        float alpha[Products::ROWS + LANES];
         NothingBeside nothing;
-        for (int i = 0; i < part_count; ++i) weigh(tile, parts[i], state, alpha + parts[i].slot, nothing);
-        for (int i = 0; i < part_count; ++i)
-            add_values(parts[i], state, alpha + parts[i].slot, i ? Fetch{} : fetch(2, value_offset()));
+        weigh(tile, part, state, alpha, nothing);
+        add_values(part, state, alpha, fetch(2, value_offset()));
     }
 
     // Adds the tile's values, weighed, to the results of some rows.

@@ -150,18 +150,22 @@ void dot_many(const char* a, int64_t a_stride, int rows, const char* panel, int6
     }
 }
 
+// Between what vectors write and tiles read, and the reverse: the compiler does not see what the tiles' instructions
+// read and write.
+BATON_INLINE void settle_memory() { asm volatile("" ::: "memory"); }
+
 // sums[r][c] (+)= sum over the steps, a multiple of 16; strides in bytes. The rows of `a` hold four bytes a step: two
 // bfloat16, or four bytes without a sign, whose sums are integers.
 template <bool BYTES = false>
 void dot(const void* a, int64_t a_stride, int rows, const char* panel, int64_t steps, void* sums,
                 int64_t c_stride, bool accumulate, Fetched fetched) {
-    asm volatile("" ::: "memory");  // tiles are loaded by instructions whose reads the compiler does not see
+    settle_memory();
     const char* from = static_cast<const char*>(a);
     if (rows > TILE_HEIGHT)
         dot_many<BYTES>(from, a_stride, rows, panel, steps, static_cast<char*>(sums), c_stride, accumulate, fetched);
     else
         dot_few<BYTES>(from, a_stride, rows, panel, steps, static_cast<char*>(sums), c_stride, accumulate, fetched);
-    asm volatile("" ::: "memory");
+    settle_memory();
 }
 
 // Part `part` of `parts` of the memory of sixteen rows. Spread between products: in bursts the requests wait for one
@@ -260,7 +264,7 @@ struct Groups {
 // of `dot`, where these rows would be columns: a product's factors may change places. `next` is fetched meanwhile.
 inline void dot_stored(const Groups& groups, int64_t row_bytes, const char* columns, int column_count, int64_t steps,
                        char* sums, const Groups& next) {
-    asm volatile("" ::: "memory");
+    settle_memory();
     configure_columns(column_count);
     const int64_t stride = 4 * column_count, bytes = TILE_HEIGHT * stride;
 #define BATON_GROUP_PRODUCT(group, rows_tile, columns_tile)                             \
@@ -271,7 +275,7 @@ inline void dot_stored(const Groups& groups, int64_t row_bytes, const char* colu
             BATON_TILE_LOAD(columns_tile, columns + s * stride, stride);                \
             BATON_TILE_LOAD(rows_tile, groups.rows[group] + 4 * s, row_bytes);          \
             BATON_TILE_BF16(group, rows_tile, columns_tile);                            \
-            fetch_rows(next.rows[group], row_bytes, s / TILE_DEPTH, steps / TILE_DEPTH); \
+            fetch_rows(next.rows[group], row_bytes, s / TILE_DEPTH, steps / TILE_DEPTH);\
         }                                                                               \
         BATON_TILE_STORE(group, sums + group * bytes, stride);                          \
     } while (0)
@@ -279,7 +283,8 @@ inline void dot_stored(const Groups& groups, int64_t row_bytes, const char* colu
     BATON_GROUP_PRODUCT(1, 5, 7);
     BATON_GROUP_PRODUCT(2, 4, 6);
     BATON_GROUP_PRODUCT(3, 5, 7);
-    asm volatile("" ::: "memory");
+#undef BATON_GROUP_PRODUCT
+    settle_memory();
 }
 
 }  // namespace baton::amx
