@@ -44,7 +44,7 @@ def test_a_time_that_leaves_none_is_one_line_that_says_what_to_do(sets):
 
 def test_steps_on_a_gpu_are_longer_unless_somebody_says_how_long() -> None:
     device = "model.device=cuda:0"
-    assert load_config([]).engine.step_tokens_max == 512
+    assert load_config([]).engine.step_tokens_max == STEP_TOKENS
     assert load_config([device]).engine.step_tokens_max == DEVICE_STEP_TOKENS
     assert load_config([device, "engine.threads=2"]).engine.step_tokens_max == DEVICE_STEP_TOKENS
     assert load_config([device, "engine.step_tokens_max=256"]).engine.step_tokens_max == 256
@@ -58,7 +58,7 @@ def test_a_model_on_another_kind_of_device_has_its_usual_steps() -> None:
         return {name: config.of_model(name).engine.step_tokens_max for name in "ab"}
 
     on_gpu, base = "models.a.model.device=cuda", "model.device=cuda"
-    assert sizes() == {"a": 512, "b": STEP_TOKENS}
+    assert sizes() == {"a": STEP_TOKENS, "b": STEP_TOKENS}
     assert sizes(on_gpu) == {"a": DEVICE_STEP_TOKENS, "b": STEP_TOKENS}
     assert sizes(base, "models.b.model.device=cpu") == {"a": DEVICE_STEP_TOKENS, "b": STEP_TOKENS}
     assert sizes(on_gpu, "engine.step_tokens_max=300") == {"a": 300, "b": 300}

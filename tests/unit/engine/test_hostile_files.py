@@ -334,7 +334,9 @@ class _Program:
 
 
 @pytest.mark.parametrize("name", ["a\0b", "~nobody-at-all/x", "../x/..", "/nowhere", "a/../b", "x" * 5000])
-def test_names_of_models_that_lead_nowhere_are_refused(name):
+def test_names_of_models_that_lead_nowhere_are_refused(name, tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")  # beside which there is no x
     refused(local_folder, name)
 
 
