@@ -14,9 +14,9 @@ namespace baton::amx {
 constexpr int COLUMNS = 64, STEP_BYTES = 256;
 constexpr int ROWS_MAX = 2 * TILE_HEIGHT;
 
-// What tiles are in force on this thread: their rows as `configure` has them, -1 - columns of `configure_columns`; 0: none.
+// What tiles are in force on this thread: those of `configure`, or of `configure_columns`. All zero: none.
 struct Configured {
-    int upper = 0, lower = 0;
+    int upper = 0, lower = 0, columns = 0;
 };
 inline thread_local Configured configured;
 
@@ -33,25 +33,24 @@ inline void configure(int upper, int lower) {
     config.rows[6] = config.rows[7] = TILE_DEPTH;
     if (!lower) config.rows[5] = TILE_DEPTH;
     BATON_TILE_CONFIG(&config);
-    configured = {upper, lower};
+    configured = {upper, lower, 0};
 }
 
 // Tiles 0 … 3 are the sums of sixteen rows each by up to sixteen columns, 4 and 5 the rows, 6 and 7 the columns.
 inline void configure_columns(int columns) {
-    const int upper = -1 - columns;
-    if (configured.upper == upper) return;
+    if (configured.columns == columns) return;
     TileConfig config;
     for (int t = 0; t < 8; ++t) {
         config.row_bytes[t] = static_cast<uint16_t>(t == 4 || t == 5 ? TILE_ROW_BYTES : 4 * columns);
         config.rows[t] = TILE_HEIGHT;
     }
     BATON_TILE_CONFIG(&config);
-    configured = {upper, 0};
+    configured = {0, 0, columns};
 }
 
 // Tiles are given back when a thread ends a task: what they hold makes a switch of threads dearer.
 inline void release() {
-    if (!configured.upper) return;
+    if (!configured.upper && !configured.columns) return;
     BATON_TILE_RELEASE();
     configured = {};
 }

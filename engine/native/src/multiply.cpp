@@ -462,7 +462,8 @@ void panel_sums_by_tiles(const Job& job, int64_t tile_first, int64_t tile_end, i
     const char* weights = m.panels + panel * m.panel_bytes;
     const int64_t group_steps = m.group_count > 1 ? m.group_k / 2 : m.steps;
     const int64_t decode_max = tiles > 1 ? DECODE_STEPS : DECODE_STEPS_OF_TILE;
-    const int64_t block_max = coded ? decode_max : tiles > 1 ? TILE_STEPS : rows > TILE_HEIGHT ? TILE_STEPS_ALONE : m.steps;
+    const bool is_passed_twice = !coded && tiles == 1 && rows > TILE_HEIGHT;
+    const int64_t block_max = coded ? decode_max : tiles > 1 ? TILE_STEPS : is_passed_twice ? TILE_STEPS_ALONE : m.steps;
     const int64_t a_stride = job.rows.stride * 2;
     float* acc = m.group_count > 1
                      ? static_cast<float*>(thread_scratch(ACC, static_cast<size_t>(rows) * PANEL * 4))
@@ -479,9 +480,10 @@ void panel_sums_by_tiles(const Job& job, int64_t tile_first, int64_t tile_end, i
             const int64_t offset = first * step_bytes(m.format);
             for (int64_t tile = tile_first; tile < tile_end; ++tile) {
                 const int64_t row = job.row_of_tile(tile), tile_rows = job.row_of_tile(tile + 1) - row;
-                amx::Fetched fetched = fetched_for(m, weights + offset, next_panel ? next_panel + offset : nullptr, count,
-                                                   tile - tile_first, tiles);
-                if (tiles == 1 && !coded && rows > TILE_HEIGHT) fetched = next_block(m, panel, first + count, next_panel);
+                const amx::Fetched fetched =
+                    is_passed_twice ? next_block(m, panel, first + count, next_panel)
+                                    : fetched_for(m, weights + offset, next_panel ? next_panel + offset : nullptr,
+                                                  count, tile - tile_first, tiles);
                 amx::dot(row_pointer(job.rows, row) + k_first * 2, a_stride, static_cast<int>(tile_rows), block.data,
                          steps, acc + (row - row_first) * PANEL, PANEL * 4, first > group_first, fetched);
             }
