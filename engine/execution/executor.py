@@ -29,6 +29,7 @@ from engine.execution.load_ranks import (
     own_part,
     set_threads,
 )
+from engine.execution.mixed_replay import make_mixed_replay
 from engine.execution.ranks import Ranks, SharedTokens, StagedModel, UnfinishedSteps, other_token_count
 from engine.execution.replay import DecodeReplay, make_recorder
 from engine.execution.results import ahead_results, follow, item_results
@@ -118,6 +119,7 @@ class Executor:
         self.adapters = adapter_slots(loaded, engine)
         self.offloading, self.floor_s = loaded.offloading, loaded.floor_s
         self.recorder = make_recorder(loaded, engine, ranks)
+        self.mixed_replay = make_mixed_replay(loaded, engine, ranks)
         is_alone = ranks is None and draft is None and experts is None and not loaded.floor_s
         self._ahead = StepsAhead(loaded.kv.device) if is_alone and loaded.kv.device.type == "cuda" else None
         """Steps are begun before the one before is finished, as far as their tokens allow."""
@@ -262,7 +264,7 @@ class Executor:
 
     @property
     def _replayed_count(self) -> int:
-        return 0 if self.recorder is None else self.recorder.replayed_count
+        return sum(one.replayed_count for one in (self.recorder, self.mixed_replay) if one is not None)
 
     def _begin_ahead(self, ahead: StepsAhead, plan: StepPlan, started_s: float) -> BegunStep:
         """Launch a step that needs nothing that the host does not know yet."""
@@ -375,7 +377,11 @@ class Executor:
         # The last layer of a recording computes, and counts, the rows of all sequences.
         wants_all = self.recorder is not None and len(set(batch.rows)) == len(batch.layout.spans)
         replayed = self.recorder.run(tokens, batch.layout) if self.recorder and wants_all else None
-        hidden = model.forward(tokens.to(device), batch.layout, rows) if replayed is None else replayed[rows]
+        hidden = None if replayed is None else replayed[rows]
+        if hidden is None and self.mixed_replay is not None:
+            hidden = self.mixed_replay.run(batch.tokens, batch.layout, batch.rows)
+        if hidden is None:
+            hidden = model.forward(tokens.to(device), batch.layout, rows)
         if ahead is None and not batch.rows and device.type == "cuda":
             torch.cuda.synchronize(device)
         return batch, hidden

@@ -309,7 +309,7 @@ class DecodeReplay:
 
     def _record(self, count: int) -> _RecordedSize:
         inputs = self._inputs
-        plan: Any = self._kernels.decode_plan(inputs.spans[:count], inputs.tables, inputs.ropes(count))
+        plan: Any = self._kernels.plan_of(inputs.spans, inputs.tables, inputs.ropes(count), count, count)
         tokens = inputs.tokens[:count]
         forward = trace(lambda: self._model.compute(tokens, StepContext(plan), None), self._buffers)
         return _RecordedSize(forward, trace(lambda: self._model.logits(forward.result), self._buffers))

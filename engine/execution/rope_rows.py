@@ -1,6 +1,6 @@
 """Cosines and sines of positions, kept from step to step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +52,28 @@ class RopeRows:
                     to[0] = table[positions[0]]
                 else:
                     table.take(positions, axis=0, out=to[:count])
+
+    def copy_ranges(self, ranges: Sequence[range], out: dict[int, tuple[Rows, Rows]]) -> None:
+        """Write the rows of ranges of positions to the first rows of `out`, one range after another."""
+        start = 0
+        for positions in ranges:
+            end = start + len(positions)
+            if positions.stop > self._count:
+                found = self._ropes(torch.arange(positions.start, positions.stop, dtype=torch.int64))
+                for rope, tables in found.items():
+                    for table, to in zip(tables, out[rope], strict=True):
+                        to[start:end] = table.numpy()
+            else:
+                self._fill_chunks(positions)
+                for rope, own in self._tables.items():
+                    for rows, to in zip(own, out[rope], strict=True):
+                        to[start:end] = rows[positions.start : positions.stop]
+            start = end
+
+    def _fill_chunks(self, positions: range) -> None:
+        for chunk in range(positions.start // _CHUNK, (positions.stop - 1) // _CHUNK + 1):
+            if chunk not in self._filled:
+                self._fill(chunk)
 
     def _fill(self, chunk: int) -> None:
         first = chunk * _CHUNK

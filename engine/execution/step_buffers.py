@@ -48,6 +48,13 @@ class StepBuffers:
         for size in shape:
             count *= size
         nbytes = count * dtype.itemsize
+        return self._buffer(self._room(nbytes)).memory[:nbytes].view(dtype).view(shape)
+
+    def _room(self, nbytes: int) -> int:
+        """Room that a tensor of so many bytes is given."""
+        return nbytes
+
+    def _buffer(self, nbytes: int) -> _StepBuffer:
         size = max(_SIZE_MIN, 1 << max(0, nbytes - 1).bit_length())
         of_size = self._by_size.setdefault(size, [])
         buffer = next((buffer for buffer in of_size if buffer.is_idle), None)
@@ -58,4 +65,28 @@ class StepBuffers:
             of_size.append(buffer)
             self._places.add(buffer.storage.data_ptr())
             self.memory_bytes += size
-        return buffer.memory[:nbytes].view(dtype).view(shape)
+        return buffer
+
+
+class LargestStepBuffers(StepBuffers):
+    """Memory for one forward pass of any size: every result lies where that of the largest one did."""
+
+    def __init__(self, bytes_max: int) -> None:
+        super().__init__(bytes_max)
+        self._rooms: list[int] = []
+        self._next = 0
+        self._is_known = False
+
+    def begin(self) -> None:
+        """A pass begins. The first one is the largest, and no result of one before is referred to."""
+        self._is_known = bool(self._rooms)
+        self._next = 0
+
+    def _room(self, nbytes: int) -> int:
+        if not self._is_known:
+            self._rooms.append(nbytes)
+            return nbytes
+        self._next += 1
+        if self._next > len(self._rooms) or nbytes > self._rooms[self._next - 1]:
+            raise NotRecordable("a smaller step has a result that the largest has not")
+        return self._rooms[self._next - 1]

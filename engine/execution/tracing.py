@@ -99,6 +99,14 @@ def trace(compute: Callable[[], Tensor], buffers: StepBuffers) -> StepTrace:
     return StepTrace(mode.finished(), result, mode.torch_bytes)
 
 
+def take_down(compute: Callable[[], Tensor], buffers: StepBuffers) -> tuple[Tape, Tensor]:
+    """The calls that `compute` would make, and where its result would be. Nothing is computed. Raises
+    NotRecordable; also for operations that only torch has."""
+    tape = Tape(is_dry=True)
+    with _open(tape), _Mode(tape, buffers):
+        return tape, compute()
+
+
 @contextmanager
 def _open(tape: Tape) -> Generator[None]:
     if NativeFunction.tape is not None:
@@ -147,6 +155,8 @@ class _Mode(TorchDispatchMode):
         if func in _FRESH:
             size, dtype = _FRESH[func](*args, **named)
             return self._buffers.empty(size, dtype)
+        if self._tape.is_dry:
+            return self._without_torch(func, args, named)
         if func._schema.is_mutable:
             return self._mutate(func, args, named)
         known = self._glue.compute(func, args, named)
@@ -167,6 +177,19 @@ class _Mode(TorchDispatchMode):
             if storage.data_ptr() not in self._own:
                 self._own[storage.data_ptr()] = storage
                 self.torch_bytes += storage.nbytes()
+        return out
+
+    def _without_torch(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        known = self._glue.compute(func, args, named)
+        if known is not None:
+            return known
+        if func._schema.is_mutable:
+            raise NotRecordable(f"{func} is torch's")
+        out = func(*args, **named)
+        inputs = {_place(tensor) for tensor in _tensors((args, named))}
+        found = [_place(tensor) for tensor in _tensors(out)]
+        if not found or not inputs.issuperset(found):
+            raise NotRecordable(f"{func} is torch's")
         return out
 
     def _mutate(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:

@@ -152,6 +152,12 @@ class NativeAttention:
 
     def plan(self, layout: BatchLayout, ropes: RopeTables, *, windows: frozenset[int]) -> NativePlan:
         del windows  # masks are made on the way
+        spans, tables = self.numbers(layout)
+        return self.plan_of(spans, tables, ropes, len(spans), layout.token_count)
+
+    def numbers(self, layout: BatchLayout) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+        """The spans, int32 [n, 4], and the block tables of all of them, see `NativePlan`. Raises IndexError: a
+        position or block that there is not."""
         numbers: list[int] = []
         row = first_block = 0
         for span in layout.spans:
@@ -161,21 +167,24 @@ class NativeAttention:
             numbers += (span.first_position, span.token_count, row, first_block)
             row += span.token_count
             first_block += len(span.block_ids)
-        spans = np.array(numbers, dtype=np.int32)
         ids = chain.from_iterable(span.block_ids for span in layout.spans)
         tables = np.fromiter(ids, dtype=np.int32, count=first_block)
         self._check_ids(tables)
-        batch = _NativeBatch(spans.ctypes.data, tables.ctypes.data, len(layout.spans), row)
-        return NativePlan(batch, spans, tables, {name: _rope(*table) for name, table in ropes.items()}, row)
+        return np.array(numbers, dtype=np.int32).reshape(-1, 4), tables
 
-    def decode_plan(
-        self, spans: npt.NDArray[np.int32], tables: npt.NDArray[np.int32], ropes: RopeTables
+    def plan_of(
+        self,
+        spans: npt.NDArray[np.int32],
+        tables: npt.NDArray[np.int32],
+        ropes: RopeTables,
+        span_count: int,
+        token_count: int,
     ) -> NativePlan:
-        """A plan of decodes whose numbers change from step to step in the same memory, which is the caller's
-        to check. spans: int32 [n, 4], see `NativePlan`. tables: as many as they may ever name."""
-        count = len(spans)
-        batch = _NativeBatch(spans.ctypes.data, tables.ctypes.data, count, count)
-        return NativePlan(batch, spans, tables, {name: _rope(*table) for name, table in ropes.items()}, count)
+        """A plan of numbers that are the caller's to check, and may change from step to step where they lie.
+        spans and tables: see `NativePlan`; as many as they may ever be."""
+        batch = _NativeBatch(spans.ctypes.data, tables.ctypes.data, span_count, token_count)
+        rows = {name: _rope(*table) for name, table in ropes.items()}
+        return NativePlan(batch, spans, tables, rows, token_count)
 
     def rotate_and_store(
         self, q: Tensor, k: Tensor, v: Tensor, *, spec: AttentionSpec, plan: NativePlan

@@ -28,7 +28,8 @@ def _functions() -> RecordableLibrary:
     native.baton_add.argtypes = [_POINTER, _POINTER, _POINTER, _I32, _I64]
     native.baton_scale.argtypes = [_POINTER, _POINTER, _I32, _I64, ctypes.c_float]
     native.baton_copy_runs.argtypes = [_POINTER, _I64, _I64, _POINTER, _I64, _I64, _I64, _I64, _I64]
-    for name in ("add", "scale", "copy_runs"):
+    native.baton_take_rows.argtypes = [_POINTER, _POINTER, _I64, _I64, _POINTER]
+    for name in ("add", "scale", "copy_runs", "take_rows"):
         getattr(native, f"baton_{name}").restype = None
     return native
 
@@ -48,6 +49,8 @@ class Glue:
             return None if x.is_contiguous() and func is _aten.contiguous.default else self._joined([x], 0)
         if func is _aten.cat.default:
             return self._joined(args[0], args[1] if len(args) > 1 else named.get("dim", 0))
+        if func is _aten.index.Tensor and not named:
+            return self._taken(args[0], args[1])
         if func is _aten.stack.default:
             parts: Sequence[Tensor] = args[0]
             dim: int = args[1] if len(args) > 1 else named.get("dim", 0)
@@ -67,6 +70,21 @@ class Glue:
             return None
         out = self._empty(tuple(x.shape), x.dtype)
         _functions().baton_scale(x.data_ptr(), out.data_ptr(), _CODES[x.dtype], x.numel(), float(factor))
+        return out
+
+    def _taken(self, x: Any, indices: Sequence[Any]) -> Tensor | None:
+        """Rows of x, which are checked by whoever gives their numbers."""
+        if len(indices) != 1 or not _is_plain(x):
+            return None
+        rows = indices[0]
+        if not isinstance(rows, Tensor) or rows.dtype is not torch.int64 or rows.dim() != 1:
+            return None
+        if not rows.is_contiguous():
+            return None
+        out = self._empty((rows.shape[0], *x.shape[1:]), x.dtype)
+        row_bytes = x.stride(0) * x.element_size()
+        addresses = (x.data_ptr(), rows.data_ptr())
+        _functions().baton_take_rows(*addresses, rows.shape[0], row_bytes, out.data_ptr())
         return out
 
     def _joined(self, parts: Sequence[Tensor], dim: int) -> Tensor | None:

@@ -10,6 +10,9 @@ import threading
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+import numpy.typing as npt
+
 _INTS_MAX = 16
 _INTEGERS = (ctypes.c_int32, ctypes.c_int64, ctypes.c_int, ctypes.c_uint32, ctypes.c_uint64, ctypes.c_bool)
 
@@ -29,15 +32,23 @@ class _RecordedCall(ctypes.Structure):
     )
 
 
+WORD_BYTES = 8
+CALL_WORDS = ctypes.sizeof(_RecordedCall) // WORD_BYTES
+
+
 class Tape:
     """Calls of one thread, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_dry: bool = False) -> None:
+        """is_dry: calls are taken down and not made."""
         self.thread = threading.get_ident()
+        self.is_dry = is_dry
         self._calls: list[_RecordedCall] = []
         self._names: list[str] = []
         self._kept: list[Any] = []
         """Copies of structures, and objects whose memory the calls refer to."""
+        self._structures: list[tuple[int, int, ctypes.Structure]] = []
+        """(call, which of its integers, copy): the integer is the copy's address."""
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -57,7 +68,7 @@ class Tape:
             elif kind in _INTEGERS:
                 ints.append(int(value))
             else:
-                ints.append(self._address(name, kind, value))
+                ints.append(self._address(name, kind, value, len(ints)))
         if len(ints) > _INTS_MAX or len(reals) > 1:
             raise NotRecordable(f"{name} has too many arguments")
         address = ctypes.cast(function, ctypes.c_void_p).value
@@ -66,7 +77,7 @@ class Tape:
         self._calls.append(_RecordedCall(address, room, reals[0] if reals else 0.0, status))
         self._names.append(name)
 
-    def _address(self, name: str, kind: Any, value: Any) -> int:
+    def _address(self, name: str, kind: Any, value: Any, place: int) -> int:
         if value is None:
             return 0
         if isinstance(value, int):
@@ -74,6 +85,7 @@ class Tape:
         if isinstance(value, ctypes.Structure):
             copy = type(value).from_buffer_copy(value)
             self._kept.append(copy)
+            self._structures.append((len(self._calls), place, copy))
             return ctypes.addressof(copy)
         if kind is ctypes.c_void_p and isinstance(value, ctypes.Array):
             self._kept.append(value)
@@ -85,8 +97,39 @@ class Tape:
         if not self._calls:
             return None
         replay = Replay(native, self._calls, self._names, self._kept)
-        self._calls, self._names, self._kept = [], [], []
+        self._calls, self._names, self._kept, self._structures = [], [], [], []
         return replay
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._names)
+
+    @property
+    def kept(self) -> tuple[Any, ...]:
+        """What must live as long as the calls are made again."""
+        return tuple(self._kept)
+
+    @property
+    def places(self) -> tuple[tuple[int, int], ...]:
+        """Words of the calls that are addresses of structures, and the words of each structure."""
+        own = [CALL_WORDS * call + 1 + place for call, place, _ in self._structures]
+        sizes = [ctypes.sizeof(structure) // WORD_BYTES for *_, structure in self._structures]
+        return tuple(zip(own, sizes, strict=True))
+
+    def words(self) -> npt.NDArray[np.int64]:
+        """The calls as C has them, then the structures that they refer to, whose addresses are 0."""
+        calls = np.frombuffer((_RecordedCall * len(self._calls))(*self._calls), dtype=np.int64).copy()
+        for place, _ in self.places:
+            calls[place] = 0
+        structures = [np.frombuffer(structure, dtype=np.int64) for *_, structure in self._structures]
+        return np.concatenate([calls, *structures])
+
+
+def replay_function(native: "RecordableLibrary") -> Any:
+    """`baton_replay` of src/replay.cpp."""
+    function = native.raw("baton_replay")
+    function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_int64], ctypes.c_int64
+    return function
 
 
 class Replay:
@@ -100,9 +143,7 @@ class Replay:
         self._count = len(calls)
         self._calls = (_RecordedCall * len(calls))(*calls)
         self._address = ctypes.addressof(self._calls)
-        function = native.raw("baton_replay")
-        function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_int64], ctypes.c_int64
-        self._function = function
+        self._function = replay_function(native)
 
     def __len__(self) -> int:
         return self._count
@@ -135,7 +176,7 @@ class NativeFunction:
         tape = NativeFunction.tape
         if tape is not None and tape.thread == threading.get_ident():
             tape.add(self._name, self._function, arguments)
-            if self.waits_for_ranks:
+            if self.waits_for_ranks or tape.is_dry:
                 return 0
         return self._function(*arguments)
 

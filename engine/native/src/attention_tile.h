@@ -149,8 +149,8 @@ inline void multiply_by_tiles(const Product& p, int rows) {
             float* c = p.c + r * p.c_stride + v * LANES;
             store16(c, load16(c) * splat(p.alpha[r]));
         }
-    amx::dot(p.a, p.a_stride * 4, rows, reinterpret_cast<const char*>(p.b), p.units, p.c, p.c_stride * 4,
-                    p.alpha != nullptr, {nullptr, 0});
+    amx::dot(p.a, p.a_stride * 4, rows, reinterpret_cast<const char*>(p.b), p.units,
+             p.alpha ? p.c : nullptr, p.c, p.c_stride * 4, {nullptr, 0});
 }
 #endif
 

@@ -78,14 +78,14 @@ BATON_INLINE void fetch_lines(const Fetched& fetched, int64_t step, int first, i
     } while (0)
 
 template <bool BYTES>
-void dot_few(const char* a, int64_t a_stride, int rows, const char* panel, int64_t steps, char* sums,
-                    int64_t c_stride, bool accumulate, Fetched fetched) {
+void dot_few(const char* a, int64_t a_stride, int rows, const char* panel, int64_t steps, const char* before,
+             char* sums, int64_t c_stride, Fetched fetched) {
     configure(rows, 0);
-    if (accumulate) {
-        BATON_TILE_LOAD(0, sums, c_stride);
-        BATON_TILE_LOAD(1, sums + 64, c_stride);
-        BATON_TILE_LOAD(2, sums + 128, c_stride);
-        BATON_TILE_LOAD(3, sums + 192, c_stride);
+    if (before) {
+        BATON_TILE_LOAD(0, before, c_stride);
+        BATON_TILE_LOAD(1, before + 64, c_stride);
+        BATON_TILE_LOAD(2, before + 128, c_stride);
+        BATON_TILE_LOAD(3, before + 192, c_stride);
     } else {
         BATON_TILE_ZERO(0);
         BATON_TILE_ZERO(1);
@@ -112,18 +112,20 @@ void dot_few(const char* a, int64_t a_stride, int rows, const char* panel, int64
 }
 
 template <bool BYTES>
-void dot_many(const char* a, int64_t a_stride, int rows, const char* panel, int64_t steps, char* sums,
-                     int64_t c_stride, bool accumulate, Fetched fetched) {
+void dot_many(const char* a, int64_t a_stride, int rows, const char* panel, int64_t steps, const char* before,
+              char* sums, int64_t c_stride, Fetched fetched) {
     configure(TILE_HEIGHT, rows - TILE_HEIGHT);
     const char* lower_a = a + TILE_HEIGHT * a_stride;
     for (int half = 0; half < 2; ++half) {
         char* upper = sums + 128 * half;
         char* lower = upper + TILE_HEIGHT * c_stride;
-        if (accumulate) {
-            BATON_TILE_LOAD(0, upper, c_stride);
-            BATON_TILE_LOAD(1, upper + 64, c_stride);
-            BATON_TILE_LOAD(2, lower, c_stride);
-            BATON_TILE_LOAD(3, lower + 64, c_stride);
+        if (before) {
+            const char* upper_before = before + 128 * half;
+            const char* lower_before = upper_before + TILE_HEIGHT * c_stride;
+            BATON_TILE_LOAD(0, upper_before, c_stride);
+            BATON_TILE_LOAD(1, upper_before + 64, c_stride);
+            BATON_TILE_LOAD(2, lower_before, c_stride);
+            BATON_TILE_LOAD(3, lower_before + 64, c_stride);
         } else {
             BATON_TILE_ZERO(0);
             BATON_TILE_ZERO(1);
@@ -153,17 +155,20 @@ void dot_many(const char* a, int64_t a_stride, int rows, const char* panel, int6
 // read and write.
 BATON_INLINE void settle_memory() { asm volatile("" ::: "memory"); }
 
-// sums[r][c] (+)= sum over the steps, a multiple of 16; strides in bytes. The rows of `a` hold four bytes a step: two
-// bfloat16, or four bytes without a sign, whose sums are integers.
+// sums[r][c] = before[r][c] + sum over the steps, a multiple of 16; without `before`, from zero; the two may be one.
+// Strides in bytes. The rows of `a` hold four bytes a step: two bfloat16, or four bytes without a sign, whose sums are
+// integers.
 template <bool BYTES = false>
-void dot(const void* a, int64_t a_stride, int rows, const char* panel, int64_t steps, void* sums,
-                int64_t c_stride, bool accumulate, Fetched fetched) {
+void dot(const void* a, int64_t a_stride, int rows, const char* panel, int64_t steps, const void* before, void* sums,
+         int64_t c_stride, Fetched fetched) {
     settle_memory();
     const char* from = static_cast<const char*>(a);
+    const auto* old = static_cast<const char*>(before);
+    char* to = static_cast<char*>(sums);
     if (rows > TILE_HEIGHT)
-        dot_many<BYTES>(from, a_stride, rows, panel, steps, static_cast<char*>(sums), c_stride, accumulate, fetched);
+        dot_many<BYTES>(from, a_stride, rows, panel, steps, old, to, c_stride, fetched);
     else
-        dot_few<BYTES>(from, a_stride, rows, panel, steps, static_cast<char*>(sums), c_stride, accumulate, fetched);
+        dot_few<BYTES>(from, a_stride, rows, panel, steps, old, to, c_stride, fetched);
     settle_memory();
 }
 
@@ -238,7 +243,7 @@ class Unfinished {
     }
 
     bool advance_whole_panel(const char* panel, char* sums) {
-        dot_few<false>(a_, a_stride_, rows_, panel, steps_, sums, c_stride_, accumulate_, {nullptr, 0});
+        dot_few<false>(a_, a_stride_, rows_, panel, steps_, accumulate_ ? sums : nullptr, sums, c_stride_, {nullptr, 0});
         half_ += 2;
         return true;
     }

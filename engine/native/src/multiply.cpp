@@ -13,7 +13,7 @@
 namespace baton {
 namespace {
 
-enum ScratchSlot { ACC, TOTAL, UP, DECODED, WIDENED, PREPARED, SUMS, WIDE_OUT };
+enum ScratchSlot { ACC, TOTAL, UP, DECODED, WIDENED, PREPARED, SUMS, WIDE_OUT, FINISHED };
 
 // Of activations: these and a panel stay in the L2 cache, of which every processor with AMX has 2 MiB a core.
 constexpr int64_t CHUNK_BYTES = BATON_AMX ? 1 << 20 : 384 << 10;
@@ -24,10 +24,10 @@ constexpr int64_t DECODE_STEPS = BATON_AMX ? 128 : 512;  // of a coded panel at 
 constexpr int64_t DECODE_STEPS_OF_TILE = 32;  // where one tile of rows takes them: memory is read while others are decoded
 constexpr int64_t WIDEN_STEPS = 32;     // of a panel at once, as float32: 16 KiB
 constexpr int64_t WIDEN_STEPS_OF_GROUPS = 64;  // the same where groups end within them
-constexpr int64_t TILE_STEPS = 128;     // of a panel that several tiles of rows share: the same
+constexpr int64_t tile_steps(int64_t) { return 96; }
 constexpr int64_t TILE_STEPS_ALONE = 64;  // of a panel that one tile of rows goes over twice
 constexpr int64_t AMX_ROWS = 32;        // of two tiles
-constexpr int64_t TASKS_PER_THREAD = 4;
+constexpr int64_t TASKS_PER_THREAD = 8;
 constexpr int64_t ROWS_OF_THREAD_MIN = 96;  // with fewer, threads share out the weights: each reads a part of them
 constexpr int64_t AHEAD_DECODED = 4096;  // behind the block that was decoded
 constexpr int64_t AHEAD_BYTES = 4096;   // how far a single pass over the weights is prefetched
@@ -145,6 +145,57 @@ bool dot_first_tile(int64_t rows, int format, const void* const* a, const char* 
     }
 }
 #endif
+
+// --- what becomes of sums ---
+
+void add_bias(const Matrix& m, int64_t panel, float* sums, int64_t rows) {
+    if (!m.bias) return;
+    const float* bias = m.bias + panel * PANEL;
+    for (int64_t r = 0; r < rows; ++r)
+        for (int c = 0; c < PANEL; ++c) sums[r * PANEL + c] += bias[c];
+}
+
+template <typename T>
+void store_rows(const Output& out, int64_t row_first, int64_t rows, int64_t column, int64_t columns, float* sums) {
+    for (int64_t r = 0; r < rows; ++r, sums += PANEL) {
+        const int64_t at = (row_first + r) * out.stride + column;
+        if (out.residual) {
+            const T* residual = static_cast<const T*>(out.residual) + at;
+            for (int64_t c = 0; c < columns; ++c) sums[c] += to_float(residual[c]);
+        }
+        store_row(static_cast<T*>(out.base) + at, sums, columns);
+    }
+}
+
+void store(const Output& out, int64_t row_first, int64_t rows, int64_t column, int64_t columns, float* sums) {
+    if (out.dtype == F32)
+        store_rows<float>(out, row_first, rows, column, columns, sums);
+    else
+        store_rows<bf16>(out, row_first, rows, column, columns, sums);
+}
+
+// Makes results of a panel's sums as soon as those of some rows are complete.
+struct PanelEnd {
+    const Job* job;
+    int64_t panel;
+    float* gate;       // sums of gate where these are of up: rows from `gate_row` on; or null
+    int64_t gate_row;
+
+    // Rows from `row` on; changes the sums.
+    void operator()(int64_t row, int64_t rows, float* sums) const {
+        const Matrix& m = *job->m;
+        int64_t columns = m.n;
+        add_bias(m, gate ? panel + job->panel_count : panel, sums, rows);
+        if (gate) {
+            columns = m.n / 2;
+            float* gated = gate + (row - gate_row) * PANEL;
+            add_bias(m, panel, gated, rows);
+            gate_rows(job->out.activation, gated, sums, rows * PANEL);
+            sums = gated;
+        }
+        store(job->out, row, rows, panel * PANEL, std::min<int64_t>(PANEL, columns - panel * PANEL), sums);
+    }
+};
 
 // --- one panel times one chunk of rows ---
 
@@ -409,7 +460,7 @@ void fold_tile(const Matrix& m, int64_t panel, int64_t group, const float* acc, 
 
 // A tile of rows passes through all groups that are decoded before the next one.
 void panel_sums_of_tiled_groups(const Job& job, int64_t tile_first, int64_t tile_end, int64_t panel,
-                                const char* next_panel, float* result) {
+                                const char* next_panel, float* result, const PanelEnd* end) {
     const Matrix& m = *job.m;
     const int64_t row_first = job.row_of_tile(tile_first), tiles = tile_end - tile_first;
     const char* weights = m.panels + panel * m.panel_bytes;
@@ -431,7 +482,7 @@ void panel_sums_of_tiled_groups(const Job& job, int64_t tile_first, int64_t tile
                 for (int g = 0; g < together; ++g) {
                     amx::dot(row_pointer(job.rows, row) + (group + g) * m.group_k * 2, job.rows.stride * 2,
                              static_cast<int>(tile_rows), block.data + (group + g - first) * group_steps * 256,
-                             group_steps, acc + g * AMX_ROWS * PANEL, PANEL * 4, false, fetched);
+                             group_steps, nullptr, acc + g * AMX_ROWS * PANEL, PANEL * 4, fetched);
                     if (fetched.from) fetched.from += group_steps / TILE_DEPTH * fetched.lines * 64;
                 }
                 static_assert(GROUPS_TOGETHER == 2, "one case each");
@@ -440,6 +491,7 @@ void panel_sums_of_tiled_groups(const Job& job, int64_t tile_first, int64_t tile
                 else
                     fold_tile<1>(m, panel, group, acc, total, tile_rows, sums);
             }
+            if (end && first + count == m.group_count) (*end)(row, tile_rows, total);
         }
     }
 }
@@ -453,9 +505,10 @@ amx::Fetched next_block(const Matrix& m, int64_t panel, int64_t step, const char
 
 // The same by tiles of AMX, which read bfloat16 weights: others are decoded first, blocks filled up with zeros.
 void panel_sums_by_tiles(const Job& job, int64_t tile_first, int64_t tile_end, int64_t panel, const char* next_panel,
-                         float* result) {
+                         float* result, const PanelEnd* end) {
     const Matrix& m = *job.m;
-    if (has_groups_of_tiles(m)) return panel_sums_of_tiled_groups(job, tile_first, tile_end, panel, next_panel, result);
+    if (has_groups_of_tiles(m))
+        return panel_sums_of_tiled_groups(job, tile_first, tile_end, panel, next_panel, result, end);
     const int64_t row_first = job.row_of_tile(tile_first), rows = job.row_of_tile(tile_end) - row_first;
     const int64_t tiles = tile_end - tile_first;
     const bool coded = m.format >= CODE8;
@@ -463,11 +516,13 @@ void panel_sums_by_tiles(const Job& job, int64_t tile_first, int64_t tile_end, i
     const int64_t group_steps = m.group_count > 1 ? m.group_k / 2 : m.steps;
     const int64_t decode_max = tiles > 1 ? DECODE_STEPS : DECODE_STEPS_OF_TILE;
     const bool is_passed_twice = !coded && tiles == 1 && rows > TILE_HEIGHT;
-    const int64_t block_max = coded ? decode_max : tiles > 1 ? TILE_STEPS : is_passed_twice ? TILE_STEPS_ALONE : m.steps;
+    const int64_t block_max = coded ? decode_max : tiles > 1 ? tile_steps(tiles) : is_passed_twice ? TILE_STEPS_ALONE : m.steps;
     const int64_t a_stride = job.rows.stride * 2;
     float* acc = m.group_count > 1
                      ? static_cast<float*>(thread_scratch(ACC, static_cast<size_t>(rows) * PANEL * 4))
                      : result;
+    // Complete sums of one tile of rows, if they go on to their results at once: these stay in the L1 cache.
+    float* const finished = end ? static_cast<float*>(thread_scratch(FINISHED, AMX_ROWS * PANEL * 4)) : nullptr;
     for (int64_t group = 0; group < m.group_count; ++group) {
         const int64_t group_first = group * group_steps, group_end = std::min(m.steps, group_first + group_steps);
         for (int64_t first = group_first; first < group_end; first += block_max) {
@@ -478,20 +533,27 @@ void panel_sums_by_tiles(const Job& job, int64_t tile_first, int64_t tile_end, i
                 std::memset(const_cast<char*>(block.data) + count * 256, 0, static_cast<size_t>(steps - count) * 256);
             const int64_t k_first = group * padded_group(m, true) + (first - group_first) * 2;
             const int64_t offset = first * step_bytes(m.format);
+            const bool finishes = end && m.group_count == 1 && first + count == group_end;
             for (int64_t tile = tile_first; tile < tile_end; ++tile) {
                 const int64_t row = job.row_of_tile(tile), tile_rows = job.row_of_tile(tile + 1) - row;
                 const amx::Fetched fetched =
                     is_passed_twice ? next_block(m, panel, first + count, next_panel)
                                     : fetched_for(m, weights + offset, next_panel ? next_panel + offset : nullptr,
                                                   count, tile - tile_first, tiles);
+                float* const sums = acc + (row - row_first) * PANEL;
+                float* const to = finishes ? finished : sums;
                 amx::dot(row_pointer(job.rows, row) + k_first * 2, a_stride, static_cast<int>(tile_rows), block.data,
-                         steps, acc + (row - row_first) * PANEL, PANEL * 4, first > group_first, fetched);
+                         steps, first > group_first ? sums : nullptr, to, PANEL * 4, fetched);
+                if (!finishes) continue;
+                if (coded) fold_group(m, panel, 0, to, to, tile_rows, job.sums ? job.sums + row : nullptr);
+                (*end)(row, tile_rows, to);
             }
         }
-        if (coded)
+        if (coded && (m.group_count > 1 || !end))
             fold_group(m, panel, group, acc, result, rows,
                        job.sums ? job.sums + row_first * m.group_count : nullptr);
     }
+    if (end && m.group_count > 1) (*end)(row_first, rows, result);
 }
 #endif
 
@@ -517,8 +579,8 @@ void panel_sums_of_quads(const Job& job, int64_t tile_first, int64_t tile_end, i
 #if BATON_AMX
                 if (job.by_tiles) {
                     amx::dot<true>(row_pointer(job.rows, row) + first * QUAD_BYTES, job.rows.stride * QUAD_BYTES,
-                                   static_cast<int>(tile_rows), weights + offset, count, sums, PANEL * 4,
-                                   first > group_first,
+                                   static_cast<int>(tile_rows), weights + offset, count,
+                                   first > group_first ? sums : nullptr, sums, PANEL * 4,
                                    fetched_for(m, weights + offset, next, count, tile - tile_first, tiles));
                     continue;
                 }
@@ -535,39 +597,20 @@ void panel_sums_of_quads(const Job& job, int64_t tile_first, int64_t tile_end, i
     }
 }
 
+// Sums of the rows of some tiles times one panel: into `result` [rows][PANEL], or on to `end`, which sees every row once
+// and may find `result` in use.
 void sum_panel(const Job& job, int64_t tile_first, int64_t tile_end, int64_t panel, const char* next_panel,
-               float* result) {
-    if (job.m->format == QUAD8) return panel_sums_of_quads(job, tile_first, tile_end, panel, next_panel, result);
+               float* result, const PanelEnd* end) {
 #if BATON_AMX
-    if (job.by_tiles) return panel_sums_by_tiles(job, tile_first, tile_end, panel, next_panel, result);
+    if (job.by_tiles && job.m->format != QUAD8)
+        return panel_sums_by_tiles(job, tile_first, tile_end, panel, next_panel, result, end);
 #endif
-    panel_sums(job, tile_first, tile_end, panel, next_panel, result);
-}
-
-void add_bias(const Matrix& m, int64_t panel, float* sums, int64_t rows) {
-    if (!m.bias) return;
-    const float* bias = m.bias + panel * PANEL;
-    for (int64_t r = 0; r < rows; ++r)
-        for (int c = 0; c < PANEL; ++c) sums[r * PANEL + c] += bias[c];
-}
-
-template <typename T>
-void store_rows(const Output& out, int64_t row_first, int64_t rows, int64_t column, int64_t columns, float* sums) {
-    for (int64_t r = 0; r < rows; ++r, sums += PANEL) {
-        const int64_t at = (row_first + r) * out.stride + column;
-        if (out.residual) {
-            const T* residual = static_cast<const T*>(out.residual) + at;
-            for (int64_t c = 0; c < columns; ++c) sums[c] += to_float(residual[c]);
-        }
-        store_row(static_cast<T*>(out.base) + at, sums, columns);
-    }
-}
-
-void store(const Output& out, int64_t row_first, int64_t rows, int64_t column, int64_t columns, float* sums) {
-    if (out.dtype == F32)
-        store_rows<float>(out, row_first, rows, column, columns, sums);
+    if (job.m->format == QUAD8)
+        panel_sums_of_quads(job, tile_first, tile_end, panel, next_panel, result);
     else
-        store_rows<bf16>(out, row_first, rows, column, columns, sums);
+        panel_sums(job, tile_first, tile_end, panel, next_panel, result);
+    const int64_t row_first = job.row_of_tile(tile_first);
+    if (end) (*end)(row_first, job.row_of_tile(tile_end) - row_first, result);
 }
 
 void run_task(const Job& job, int64_t task) {
@@ -579,21 +622,16 @@ void run_task(const Job& job, int64_t task) {
     const int64_t panel_first = task % ranges * job.panels_per_task;
     const int64_t panel_end = std::min(job.panel_count, panel_first + job.panels_per_task);
     const bool gated = job.out.activation >= 0;
-    const int64_t columns = gated ? m.n / 2 : m.n;
-    float* sums = static_cast<float*>(thread_scratch(TOTAL, static_cast<size_t>(rows) * PANEL * 4));
+    const size_t bytes = static_cast<size_t>(rows) * PANEL * 4;
+    float* sums = static_cast<float*>(thread_scratch(TOTAL, bytes));
+    float* up = gated ? static_cast<float*>(thread_scratch(UP, bytes)) : nullptr;
     for (int64_t panel = panel_first; panel < panel_end; ++panel) {
         const char* weights = m.panels + panel * m.panel_bytes;
         const char* next = panel + 1 < job.panel_count ? weights + m.panel_bytes : nullptr;
         const char* up_weights = weights + job.panel_count * m.panel_bytes;
-        sum_panel(job, tile_first, tile_end, panel, gated ? up_weights : next, sums);
-        add_bias(m, panel, sums, rows);
-        if (gated) {
-            float* up = static_cast<float*>(thread_scratch(UP, static_cast<size_t>(rows) * PANEL * 4));
-            sum_panel(job, tile_first, tile_end, panel + job.panel_count, next, up);
-            add_bias(m, panel + job.panel_count, up, rows);
-            gate_rows(job.out.activation, sums, up, rows * PANEL);
-        }
-        store(job.out, row_first, rows, panel * PANEL, std::min<int64_t>(PANEL, columns - panel * PANEL), sums);
+        const PanelEnd end{&job, panel, gated ? sums : nullptr, row_first};
+        sum_panel(job, tile_first, tile_end, panel, gated ? up_weights : next, sums, gated ? nullptr : &end);
+        if (gated) sum_panel(job, tile_first, tile_end, panel + job.panel_count, next, up, &end);
     }
 #if BATON_AMX
     amx::release();

@@ -68,6 +68,13 @@ BATON_API void baton_scale(const void* x, void* out, int32_t dtype, int64_t coun
         scale(static_cast<const bf16*>(x), factor, static_cast<bf16*>(out), count);
 }
 
+// out[i] = the row rows[i] of x; rows of row_bytes, dense.
+BATON_API void baton_take_rows(const void* x, const int64_t* rows, int64_t count, int64_t row_bytes, void* out) {
+    for (int64_t i = 0; i < count; ++i)
+        std::memcpy(static_cast<char*>(out) + i * row_bytes, static_cast<const char*>(x) + rows[i] * row_bytes,
+                    static_cast<size_t>(row_bytes));
+}
+
 // Runs of run_bytes, [outer, inner] of them, from one place to another. Strides in bytes.
 BATON_API void baton_copy_runs(const void* from, int64_t from_outer, int64_t from_inner, void* to, int64_t to_outer,
                                int64_t to_inner, int64_t outer, int64_t inner, int64_t run_bytes) {

@@ -59,7 +59,7 @@ template <typename Fn> inline void parallel_for(int64_t task_count, Fn&& fn) {
 
 // Scratch of one thread that lives from call to call, grown as needed, 64-byte aligned. Its content is
 // undefined. `slot` < SCRATCH_SLOTS tells buffers apart that are in use at the same time.
-constexpr int SCRATCH_SLOTS = 8;
+constexpr int SCRATCH_SLOTS = 9;
 void* thread_scratch(int slot, size_t bytes);
 
 }  // namespace baton
