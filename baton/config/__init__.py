@@ -118,7 +118,8 @@ class EngineConfig(Section):
     elsewhere."""
     graph_sequences_max: Annotated[int, Field(ge=0, le=1024)] = 128
     """Largest decode batch that is recorded and replayed, which saves calling its kernels one by one: as a
-    CUDA graph with the triton kernels, as a list of calls with the native ones. 0: nothing is recorded."""
+    CUDA graph with the triton kernels, as a list of calls with the native ones, which also replay steps with
+    prompts. 0: nothing is recorded."""
     overlap_steps: bool = True
     """Whether the next step is planned while the current one runs."""
     self_timing_s: Annotated[float, Field(ge=0, le=60)] = 1.2

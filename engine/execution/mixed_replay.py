@@ -18,7 +18,7 @@ from engine.execution.graphs import CapturableModel, recorded_sequences
 from engine.execution.ranks import Ranks
 from engine.execution.rope_rows import RopeRows
 from engine.execution.step_buffers import LargestStepBuffers
-from engine.execution.tracing import take_down
+from engine.execution.tracing import same_bits, take_down
 from engine.kernels.interface import BatchLayout
 from engine.kernels.native import NativeKernels
 from engine.kv.pool import KVPool
@@ -180,7 +180,7 @@ class MixedReplay:
         except NotRecordable as reason:
             log.info("steps with prompts are not recorded: %s", reason)
             return expected
-        if not torch.equal(found.view(torch.uint8), expected.view(torch.uint8)):
+        if not same_bits(found, expected):
             log.error("a replay of %d tokens gives another result: such steps are not replayed", len(tokens))
             return expected
         self._kinds[has_rows] = kind

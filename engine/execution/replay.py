@@ -33,7 +33,7 @@ from engine.execution.graphs import (
 from engine.execution.ranks import Ranks
 from engine.execution.rope_rows import RopeRows
 from engine.execution.step_buffers import StepBuffers
-from engine.execution.tracing import StepTrace, trace
+from engine.execution.tracing import StepTrace, same_bits, trace
 from engine.kernels.interface import BatchLayout, Span
 from engine.kernels.native import NativeKernels
 from engine.kv.pool import KVPool
@@ -288,7 +288,7 @@ class DecodeReplay:
             log.info("decode steps of %d sequences are not recorded: %s", count, reason)
             return False
         logits = self._model.logits(expected)
-        if _same(made.forward.result, expected) and _same(made.head.result, logits):
+        if same_bits(made.forward.result, expected) and same_bits(made.head.result, logits):
             return True
         log.error("a replay of %d sequences gives another result: they are not replayed", count)
         return False
@@ -313,9 +313,3 @@ class DecodeReplay:
         tokens = inputs.tokens[:count]
         forward = trace(lambda: self._model.compute(tokens, StepContext(plan), None), self._buffers)
         return _RecordedSize(forward, trace(lambda: self._model.logits(forward.result), self._buffers))
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    """Whether they are equal to the last bit."""
-    kind = torch.int16 if one.element_size() == 2 else torch.int32
-    return torch.equal(one.view(kind), other.view(kind))

@@ -107,6 +107,12 @@ def take_down(compute: Callable[[], Tensor], buffers: StepBuffers) -> tuple[Tape
         return tape, compute()
 
 
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether they are equal to the last bit."""
+    kind = torch.int16 if one.element_size() == 2 else torch.int32
+    return torch.equal(one.view(kind), other.view(kind))
+
+
 @contextmanager
 def _open(tape: Tape) -> Generator[None]:
     if NativeFunction.tape is not None:

@@ -57,7 +57,7 @@ REPLAYED_STEPS = Metric(
     "baton_replayed_steps_total",
     "counter",
     "steps",
-    "Engine steps of decodes whose kernels were replayed from a recording.",
+    "Engine steps whose kernels were replayed from a recording.",
     ("worker",),
 )
 PREEMPTIONS = Metric(

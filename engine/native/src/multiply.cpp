@@ -14,6 +14,7 @@ namespace baton {
 namespace {
 
 enum ScratchSlot { ACC, TOTAL, UP, DECODED, WIDENED, PREPARED, SUMS, WIDE_OUT, FINISHED };
+static_assert(FINISHED < SCRATCH_SLOTS, "one place for each");
 
 // Of activations: these and a panel stay in the L2 cache, of which every processor with AMX has 2 MiB a core.
 constexpr int64_t CHUNK_BYTES = BATON_AMX ? 1 << 20 : 384 << 10;
@@ -24,7 +25,7 @@ constexpr int64_t DECODE_STEPS = BATON_AMX ? 128 : 512;  // of a coded panel at 
 constexpr int64_t DECODE_STEPS_OF_TILE = 32;  // where one tile of rows takes them: memory is read while others are decoded
 constexpr int64_t WIDEN_STEPS = 32;     // of a panel at once, as float32: 16 KiB
 constexpr int64_t WIDEN_STEPS_OF_GROUPS = 64;  // the same where groups end within them
-constexpr int64_t tile_steps(int64_t) { return 96; }
+constexpr int64_t TILE_STEPS = 96;      // of a panel that several tiles of rows share: 24 KiB
 constexpr int64_t TILE_STEPS_ALONE = 64;  // of a panel that one tile of rows goes over twice
 constexpr int64_t AMX_ROWS = 32;        // of two tiles
 constexpr int64_t TASKS_PER_THREAD = 8;
@@ -516,7 +517,10 @@ void panel_sums_by_tiles(const Job& job, int64_t tile_first, int64_t tile_end, i
     const int64_t group_steps = m.group_count > 1 ? m.group_k / 2 : m.steps;
     const int64_t decode_max = tiles > 1 ? DECODE_STEPS : DECODE_STEPS_OF_TILE;
     const bool is_passed_twice = !coded && tiles == 1 && rows > TILE_HEIGHT;
-    const int64_t block_max = coded ? decode_max : tiles > 1 ? tile_steps(tiles) : is_passed_twice ? TILE_STEPS_ALONE : m.steps;
+    const int64_t block_max = coded             ? decode_max
+                              : tiles > 1       ? TILE_STEPS
+                              : is_passed_twice ? TILE_STEPS_ALONE
+                                                : m.steps;
     const int64_t a_stride = job.rows.stride * 2;
     float* acc = m.group_count > 1
                      ? static_cast<float*>(thread_scratch(ACC, static_cast<size_t>(rows) * PANEL * 4))

@@ -92,7 +92,7 @@ def test_what_one_rank_cannot_replay_none_replays(tmp_path, started, monkeypatch
     elif what == "too much memory":
         monkeypatch.setattr(replay, "_BYTES_MAX", 1000)
     else:
-        monkeypatch.setattr(replay, "_same", lambda one, other: False)
+        monkeypatch.setattr(replay, "same_bits", lambda one, other: False)
     alone, together = (Driver(executor).generate(prompt(21), GREEDY) for executor in started)
     assert together == alone
     plain, several = (executor.expert_counts.read() for executor in started)

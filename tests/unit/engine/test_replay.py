@@ -237,7 +237,7 @@ def test_wrong_blocks_and_tokens_are_refused_before_memory_is_touched(tmp_path) 
 
 def test_a_replay_that_differs_is_never_used(tmp_path, monkeypatch) -> None:
     executor, plain = (executor_of(make_model(tmp_path, "llama"), replays=r) for r in (True, False))
-    monkeypatch.setattr(replay, "_same", lambda one, other: False)
+    monkeypatch.setattr(replay, "same_bits", lambda one, other: False)
     batch = ([5], [[0]] * 4, [0] * 4)
     assert play(executor, *batch) == play(plain, *batch)
     assert not executor.recorder.replayed_count
