@@ -1,9 +1,9 @@
 """Steps with prompts or drafts on the CPU without the Python of the layers.
 
-`replay` records a step for each number of sequences that decode. Steps that hold prompts come in too many sizes for
-that. Their calls are taken down for a few sizes, without being made, which tells them for all others
-(`engine.native.sized_replay`). The first step of each kind is computed as it is and then replayed; if the results do
-not agree to the last bit, that kind is never replayed.
+`replay` records a step for each number of sequences that decode. Steps that hold prompts come in too many
+sizes for that. Their calls are taken down for a few sizes, without being made, which tells them for all
+others (`engine.native.sized_replay`). The first step of each kind is computed as it is and then replayed; if
+the results do not agree to the last bit, that kind is never replayed.
 """
 
 import logging
@@ -31,8 +31,8 @@ from engine.native.sized_replay import SizedReplay
 log = logging.getLogger(__name__)
 
 _BYTES_MAX = 64 * 2**20
-"""Memory of the results between kernels, of each kind of step. A model for which this is too little computes so long
-that Python between its kernels does not matter."""
+"""Memory of the results between kernels, of each kind of step. A model for which this is too little computes
+so long that Python between its kernels does not matter."""
 _SHARING_MAX, _BLOCKS_MAX = 4, 2**20
 """Block ids that a step has room for, see `replay`."""
 _TOKENS_MIN = 8
@@ -46,7 +46,11 @@ def make_mixed_replay(
     model, kernels, pool = loaded.model, loaded.kernels, loaded.kv
     if ranks is not None or loaded.has_remote_experts or not loaded.division.is_whole:
         return None
-    if loaded.floor_s or not recorded_sequences(engine, loaded.floor_s) or engine.step_tokens_max < _TOKENS_MIN:
+    if (
+        loaded.floor_s
+        or not recorded_sequences(engine, loaded.floor_s)
+        or engine.step_tokens_max < _TOKENS_MIN
+    ):
         return None
     if not isinstance(model, CapturableModel) or not isinstance(kernels, NativeKernels):
         return None
@@ -87,7 +91,11 @@ class _Inputs:
         self, kernels: NativeKernels, tokens: Sequence[int], layout: BatchLayout, rows: Sequence[int]
     ) -> bool:
         """False: there is no room. Raises IndexError, see `NativeKernels.numbers`."""
-        if len(tokens) > self.tokens_max or len(rows) > self.tokens_max or len(layout.spans) > len(self.spans):
+        if (
+            len(tokens) > self.tokens_max
+            or len(rows) > self.tokens_max
+            or len(layout.spans) > len(self.spans)
+        ):
             return False
         spans, tables = kernels.numbers(layout)
         if len(tables) > len(self.tables):
@@ -136,7 +144,7 @@ class MixedReplay:
         self._inputs = _Inputs(tokens_max, sequences_max, blocks_max, ropes)
         self._buffers = {has_rows: LargestStepBuffers(_BYTES_MAX) for has_rows in (True, False)}
         self._kinds: dict[bool, _Kind | None] = {}
-        """By whether rows are wanted; None: such steps are not replayed."""
+        """Keyed by whether rows are wanted; None: such steps are not replayed."""
         self.replayed_count = 0
         """Steps since the start that were replayed."""
 
@@ -212,5 +220,6 @@ class MixedReplay:
         plan = self._kernels.plan_of(inputs.spans, inputs.tables, inputs.ropes(tokens), sequences, tokens)
         buffers.begin()
         return take_down(
-            lambda: self._model.compute(inputs.tokens[:tokens], StepContext(plan), inputs.rows[:rows]), buffers
+            lambda: self._model.compute(inputs.tokens[:tokens], StepContext(plan), inputs.rows[:rows]),
+            buffers,
         )

@@ -156,8 +156,8 @@ class NativeAttention:
         return self.plan_of(spans, tables, ropes, len(spans), layout.token_count)
 
     def numbers(self, layout: BatchLayout) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-        """The spans, int32 [n, 4], and the block tables of all of them, see `NativePlan`. Raises IndexError: a
-        position or block that there is not."""
+        """The spans, int32 [n, 4], and the block tables of all of them, see `NativePlan`. Raises IndexError:
+        a position or block that there is not."""
         numbers: list[int] = []
         row = first_block = 0
         for span in layout.spans:

@@ -118,10 +118,10 @@ class Tape:
 
     def words(self) -> npt.NDArray[np.int64]:
         """The calls as C has them, then the structures that they refer to, whose addresses are 0."""
-        calls = np.frombuffer((_RecordedCall * len(self._calls))(*self._calls), dtype=np.int64).copy()
+        calls = np.frombuffer(bytearray((_RecordedCall * len(self._calls))(*self._calls)), dtype=np.int64)
         for place, _ in self.places:
             calls[place] = 0
-        structures = [np.frombuffer(structure, dtype=np.int64) for *_, structure in self._structures]
+        structures = [np.frombuffer(bytes(structure), dtype=np.int64) for *_, structure in self._structures]
         return np.concatenate([calls, *structures])
 
 

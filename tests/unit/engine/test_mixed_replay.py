@@ -1,4 +1,4 @@
-"""Steps with prompts and drafts that are replayed on the CPU give what they give without a recording, bit for bit."""
+"""Replayed steps with prompts and drafts give what they give without a recording, bit for bit."""
 
 import ctypes
 import random
@@ -59,11 +59,13 @@ def item_of(
 
 @st.composite
 def schedules(draw):
-    """Per step, of some sequences: how many of its tokens are computed, whether one is sampled, and how many of
-    them are drafts."""
+    """Draw steps; each has, for some sequences, how many tokens are computed, whether one is sampled, how
+    many are drafts, and whether the prompt's own logprobs are wanted."""
     steps = []
     for _ in range(draw(st.integers(2, 6))):
-        chosen = draw(st.lists(st.sampled_from(range(SEQUENCES)), min_size=1, max_size=SEQUENCES, unique=True))
+        chosen = draw(
+            st.lists(st.sampled_from(range(SEQUENCES)), min_size=1, max_size=SEQUENCES, unique=True)
+        )
         step = []
         for number in chosen:
             count = draw(st.integers(1, STEP_TOKENS // SEQUENCES))
@@ -203,7 +205,9 @@ def test_calls_are_made_for_sizes_that_were_not_recorded() -> None:
     assert len(replay) == 1
 
 
-@pytest.mark.parametrize("size", [lambda rows: rows * rows, lambda rows: max(rows, 4), lambda rows: rows // 3])
+@pytest.mark.parametrize(
+    "size", [lambda rows: rows * rows, lambda rows: max(rows, 4), lambda rows: rows // 3]
+)
 def test_arguments_that_are_no_multiples_are_refused(size) -> None:
     def of(rows: int) -> Tape:
         return taken(lambda tape: tape.add("baton_scale", scale_of(), (0, 0, 0, size(rows), 2.0)))
