@@ -4,13 +4,18 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from engine.execution.rope_rows import RopeRows, Rows
-from engine.kernels.interface import Span
+from engine.execution.rope_rows import RopeRows, tables_of
+from engine.kernels.interface import RopeTables, Span
 
+_SHARING_MAX, _BLOCKS_MAX = 4, 2**20
 _SLACK = 4
 """Blocks by which a sequence may grow before the tables are laid out anew."""
+
+
+def table_blocks_max(pool_blocks: int) -> int:
+    """Block ids that a step has room for: so many times the pool's blocks, since sequences share prefixes."""
+    return min(_BLOCKS_MAX, _SHARING_MAX * pool_blocks)
 
 
 class DecodeInputs:
@@ -29,21 +34,15 @@ class DecodeInputs:
         self.tables = np.zeros(blocks_max, dtype=np.int32)
         self._ropes = ropes
         self._tokens = self.tokens.numpy()
-        self._rows = {
-            rope: (_zeros(sequences_max, half), _zeros(sequences_max, half))
-            for rope, half in ropes.halves.items()
-        }
+        self._rows = ropes.room(sequences_max)
         self._written: list[tuple[int, ...]] = []
         """Block ids of each row as they are in the tables."""
         self._room: list[int] = []
         """Blocks that each row's place has room for."""
 
-    def ropes(self, count: int) -> dict[int, tuple[Tensor, Tensor]]:
+    def ropes(self, count: int) -> RopeTables:
         """The tables of the first `count` rows, whose numbers `fill` writes."""
-        return {
-            rope: (torch.from_numpy(cos[:count]), torch.from_numpy(sin[:count]))
-            for rope, (cos, sin) in self._rows.items()
-        }
+        return tables_of(self._rows, count)
 
     def fill(self, tokens: Sequence[int], spans: Sequence[Span]) -> bool:
         """False: the block tables are too many. Raises IndexError: a position or block that there is not,
@@ -95,7 +94,3 @@ class DecodeInputs:
             self._written, self._room = [], []
             raise IndexError(f"blocks {min(ids)} to {max(ids)} of {self._pool_blocks}")
         self.tables[start : start + len(ids)] = ids
-
-
-def _zeros(rows: int, columns: int) -> Rows:
-    return np.zeros((rows, columns), dtype=np.float32)

@@ -119,7 +119,7 @@ class Executor:
         self.adapters = adapter_slots(loaded, engine)
         self.offloading, self.floor_s = loaded.offloading, loaded.floor_s
         self.recorder = make_recorder(loaded, engine, ranks)
-        self.mixed_replay = make_mixed_replay(loaded, engine, ranks)
+        self.mixed_replay = make_mixed_replay(loaded, engine, self.recorder)
         is_alone = ranks is None and draft is None and experts is None and not loaded.floor_s
         self._ahead = StepsAhead(loaded.kv.device) if is_alone and loaded.kv.device.type == "cuda" else None
         """Steps are begun before the one before is finished, as far as their tokens allow."""

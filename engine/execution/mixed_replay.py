@@ -8,20 +8,21 @@ the results do not agree to the last bit, that kind is never replayed.
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from baton.config import EngineConfig
-from engine.execution.graphs import CapturableModel, recorded_sequences
-from engine.execution.ranks import Ranks
-from engine.execution.rope_rows import RopeRows
+from engine.execution.decode_inputs import table_blocks_max
+from engine.execution.graphs import CapturableModel, DecodeGraphs
+from engine.execution.replay import DecodeReplay
+from engine.execution.rope_rows import RopeRows, tables_of
 from engine.execution.step_buffers import LargestStepBuffers
 from engine.execution.tracing import same_bits, take_down
-from engine.kernels.interface import BatchLayout
+from engine.kernels.interface import BatchLayout, RopeTables
 from engine.kernels.native import NativeKernels
-from engine.kv.pool import KVPool
 from engine.loading.load import LoadedModel
 from engine.models.linear import StepContext
 from engine.native.library import library
@@ -33,32 +34,27 @@ log = logging.getLogger(__name__)
 _BYTES_MAX = 64 * 2**20
 """Memory of the results between kernels, of each kind of step. A model for which this is too little computes
 so long that Python between its kernels does not matter."""
-_SHARING_MAX, _BLOCKS_MAX = 4, 2**20
-"""Block ids that a step has room for, see `replay`."""
 _TOKENS_MIN = 8
 """Recordings of different sizes need so many tokens."""
 
 
 def make_mixed_replay(
-    loaded: LoadedModel, engine: EngineConfig, ranks: Ranks | None = None
+    loaded: LoadedModel, engine: EngineConfig, recorder: DecodeGraphs | DecodeReplay | None
 ) -> "MixedReplay | None":
-    """What replays steps with prompts, for this model, these kernels and this shape; None: nothing does."""
-    model, kernels, pool = loaded.model, loaded.kernels, loaded.kv
-    if ranks is not None or loaded.has_remote_experts or not loaded.division.is_whole:
+    """What replays steps with prompts, where those of decodes are replayed; None: nothing does."""
+    if not isinstance(recorder, DecodeReplay) or not recorder.is_alone:
         return None
-    if (
-        loaded.floor_s
-        or not recorded_sequences(engine, loaded.floor_s)
-        or engine.step_tokens_max < _TOKENS_MIN
-    ):
-        return None
+    model, kernels = loaded.model, loaded.kernels
     if not isinstance(model, CapturableModel) or not isinstance(kernels, NativeKernels):
         return None
+    if engine.step_tokens_max < _TOKENS_MIN:
+        return None
     return MixedReplay(
-        *(model, kernels, pool),
+        *(model, kernels),
         tokens_max=engine.step_tokens_max,
         sequences_max=min(engine.step_tokens_max, engine.batch_sequences_max),
-        positions_max=loaded.context_tokens,
+        blocks_max=table_blocks_max(loaded.kv.block_count),
+        ropes=recorder.ropes,
         vocab_size=loaded.spec.vocab_size,
     )
 
@@ -73,19 +69,10 @@ class _Inputs:
         self.spans = np.zeros((sequences_max, 4), dtype=np.int32)
         self.tables = np.zeros(blocks_max, dtype=np.int32)
         self._ropes = ropes
-        self._rope_rows = {
-            rope: (
-                np.zeros((tokens_max, half), dtype=np.float32),
-                np.zeros((tokens_max, half), dtype=np.float32),
-            )
-            for rope, half in ropes.halves.items()
-        }
+        self._rope_rows = ropes.room(tokens_max)
 
-    def ropes(self, tokens: int) -> dict[int, tuple[Tensor, Tensor]]:
-        return {
-            rope: (torch.from_numpy(cos[:tokens]), torch.from_numpy(sin[:tokens]))
-            for rope, (cos, sin) in self._rope_rows.items()
-        }
+    def ropes(self, tokens: int) -> RopeTables:
+        return tables_of(self._rope_rows, tokens)
 
     def fill(
         self, kernels: NativeKernels, tokens: Sequence[int], layout: BatchLayout, rows: Sequence[int]
@@ -109,18 +96,22 @@ class _Inputs:
         return True
 
 
+@dataclass(frozen=True, slots=True)
 class _Kind:
     """Steps of which rows are wanted, or those of which none is."""
 
-    def __init__(self, replay: SizedReplay, result: Tensor, *, has_rows: bool) -> None:
-        """result: the largest step's."""
-        self._replay, self._result, self._has_rows = replay, result, has_rows
+    replay: SizedReplay
+    result: Tensor
+    """The largest step's."""
+    buffers: LargestStepBuffers
+    """Memory that the calls name; it lives as long as they may be made."""
+    has_rows: bool
 
     def run(self, tokens: int, sequences: int, rows: int) -> Tensor:
         """Raises NotRecordable: a kernel failed."""
-        sizes = (tokens, sequences, rows) if self._has_rows else (tokens, sequences)
-        self._replay(*sizes)
-        return self._result[:rows]
+        sizes = (tokens, sequences, rows) if self.has_rows else (tokens, sequences)
+        self.replay(*sizes)
+        return self.result[:rows]
 
 
 class MixedReplay:
@@ -130,19 +121,16 @@ class MixedReplay:
         self,
         model: CapturableModel,
         kernels: NativeKernels,
-        pool: KVPool,
         *,
         tokens_max: int,
         sequences_max: int,
-        positions_max: int,
+        blocks_max: int,
+        ropes: RopeRows,
         vocab_size: int,
     ) -> None:
-        """tokens_max, sequences_max: of a step. positions_max: of the longest sequence."""
+        """tokens_max, sequences_max, blocks_max: of a step."""
         self._model, self._kernels, self._vocab_size = model, kernels, vocab_size
-        blocks_max = min(_BLOCKS_MAX, _SHARING_MAX * pool.block_count)
-        ropes = RopeRows(model.ropes, positions_max)
         self._inputs = _Inputs(tokens_max, sequences_max, blocks_max, ropes)
-        self._buffers = {has_rows: LargestStepBuffers(_BYTES_MAX) for has_rows in (True, False)}
         self._kinds: dict[bool, _Kind | None] = {}
         """Keyed by whether rows are wanted; None: such steps are not replayed."""
         self.replayed_count = 0
@@ -152,7 +140,8 @@ class MixedReplay:
         """Final hidden states of the rows, [len(rows), hidden], valid until the next call; None: this step is
         not replayed. Raises IndexError: a position or block that there is not."""
         has_rows = bool(rows)
-        if has_rows in self._kinds and self._kinds[has_rows] is None:
+        kind = self._kinds.get(has_rows)
+        if kind is None and has_rows in self._kinds:
             return None
         if min(tokens) < 0 or max(tokens) >= self._vocab_size:
             return None  # the kernels say what is wrong
@@ -162,12 +151,10 @@ class MixedReplay:
             return None
         if not self._inputs.fill(self._kernels, tokens, layout, rows):
             return None
-        sizes = (len(tokens), len(layout.spans), len(rows))
-        kind = self._kinds.get(has_rows)
         if kind is None:
             return self._first(tokens, layout, rows)
         try:
-            hidden = kind.run(*sizes)
+            hidden = kind.run(len(tokens), len(layout.spans), len(rows))
         except NotRecordable:
             self._kinds[has_rows] = None
             log.exception("a replayed step of %d tokens failed", len(tokens))
@@ -195,28 +182,23 @@ class MixedReplay:
         return expected
 
     def _recorded(self, has_rows: bool) -> _Kind:
-        tokens, sequences = self._inputs.tokens_max, len(self._inputs.spans)
-        # The largest first: it says how much memory every result takes.
-        all_sizes = [
-            (tokens, sequences, tokens),
-            (tokens // 2, sequences, tokens),
-            (tokens, sequences // 2 + 1, tokens),
-            (tokens, sequences, tokens // 2),
-            (tokens // 3, sequences // 3 + 1, tokens // 3),
-        ]
+        most, many = self._inputs.tokens_max, len(self._inputs.spans)
+        # The largest first: it says how much memory every result takes. Then one size differs, last all.
+        few = (most // 3, many // 3 + 1, most // 3)
+        sizes = [(most, many, most), (most // 2, many, most), (most, many // 2 + 1, most)]
+        sizes += [(most, many, most // 2), few] if has_rows else [few]
         if not has_rows:
-            all_sizes = [(t, s, 0) for t, s, r in all_sizes if r != tokens // 2]
-        made = [self._taken_down(*sizes) for sizes in all_sizes]
-        kept = [sizes if has_rows else sizes[:2] for sizes in all_sizes]
-        replay = SizedReplay(library(), made, kept)
-        _, result = self._take_down(*all_sizes[0])
-        return _Kind(replay, result, has_rows=has_rows)
+            sizes = [(tokens, sequences, 0) for tokens, sequences, _ in sizes]
+        buffers = LargestStepBuffers(_BYTES_MAX)
+        tapes = [self._take_down(*of, buffers)[0] for of in sizes]
+        replay = SizedReplay(library(), tapes, [of if has_rows else of[:2] for of in sizes])
+        _, result = self._take_down(*sizes[0], buffers)
+        return _Kind(replay, result, buffers, has_rows)
 
-    def _taken_down(self, tokens: int, sequences: int, rows: int) -> Tape:
-        return self._take_down(tokens, sequences, rows)[0]
-
-    def _take_down(self, tokens: int, sequences: int, rows: int) -> tuple[Tape, Tensor]:
-        inputs, buffers = self._inputs, self._buffers[rows > 0]
+    def _take_down(
+        self, tokens: int, sequences: int, rows: int, buffers: LargestStepBuffers
+    ) -> tuple[Tape, Tensor]:
+        inputs = self._inputs
         plan = self._kernels.plan_of(inputs.spans, inputs.tables, inputs.ropes(tokens), sequences, tokens)
         buffers.begin()
         return take_down(

@@ -22,7 +22,7 @@ from baton.config import EngineConfig
 from baton.core.ids import SeqKey
 from baton.core.sampling import SamplingParams
 from baton.core.steps import PENDING_TOKEN, StepItem
-from engine.execution.decode_inputs import DecodeInputs
+from engine.execution.decode_inputs import DecodeInputs, table_blocks_max
 from engine.execution.graphs import (
     CapturableModel,
     DecodeGraphs,
@@ -49,8 +49,6 @@ log = logging.getLogger(__name__)
 
 _BYTES_MAX = 64 * 2**20
 """Memory of all recordings together, results between kernels included."""
-_SHARING_MAX, _BLOCKS_MAX = 4, 2**20
-"""Block ids that a step has room for: so many times the pool's blocks, since sequences share prefixes."""
 
 
 def make_recorder(
@@ -126,12 +124,13 @@ class DecodeReplay:
         self._may_record = may_record
         self._sequences_max, self._block_tokens = sequences_max, pool.geometry.block_tokens
         self._vocab_size = vocab_size
+        self.ropes = RopeRows(model.ropes, positions_max)
         self._inputs = DecodeInputs(
             sequences_max=sequences_max,
-            blocks_max=min(_BLOCKS_MAX, _SHARING_MAX * pool.block_count),
+            blocks_max=table_blocks_max(pool.block_count),
             block_tokens=pool.geometry.block_tokens,
             pool_blocks=pool.block_count,
-            ropes=RopeRows(model.ropes, positions_max),
+            ropes=self.ropes,
         )
         self._buffers = StepBuffers(_BYTES_MAX)
         self._recorded: dict[int, _RecordedSize | None] = {}
@@ -142,6 +141,11 @@ class DecodeReplay:
         """Sampling of the sequences of the step before, and whether it is plain."""
         self.replayed_count = 0
         """Steps since the start that were replayed."""
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether one process has the model and its weights stay in memory."""
+        return self._group is None and self._may_record
 
     @property
     def recorded(self) -> dict[int, tuple[int, int]]:

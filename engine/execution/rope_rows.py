@@ -14,6 +14,16 @@ _CHUNK = 256
 _BYTES_MAX = 16 * 2**20
 
 Rows = npt.NDArray[np.float32]
+RowsOfRopes = dict[int, tuple[Rows, Rows]]
+"""Cosines and sines of some positions, [n, half], by rope."""
+
+
+def tables_of(rows: RowsOfRopes, count: int) -> RopeTables:
+    """The first `count` rows as kernels take them."""
+    return {
+        rope: (torch.from_numpy(cos[:count]), torch.from_numpy(sin[:count]))
+        for rope, (cos, sin) in rows.items()
+    }
 
 
 class RopeRows:
@@ -28,14 +38,18 @@ class RopeRows:
         row_bytes = sum(8 * half for half in self.halves.values())
         self._count = min(positions_max, _BYTES_MAX // max(1, row_bytes)) // _CHUNK * _CHUNK
         self._filled: set[int] = set()
-        self._tables: dict[int, tuple[Rows, Rows]] = {
+        self._tables: RowsOfRopes = {
             rope: (self._empty(half), self._empty(half)) for rope, half in self.halves.items()
         }
+
+    def room(self, count: int) -> RowsOfRopes:
+        """Memory for so many rows, all zeros."""
+        return {rope: (_zeros(count, half), _zeros(count, half)) for rope, half in self.halves.items()}
 
     def _empty(self, half: int) -> Rows:
         return np.empty((self._count, half), dtype=np.float32)  # memory is taken when it is written
 
-    def copy_to(self, positions: list[int], out: dict[int, tuple[Rows, Rows]]) -> None:
+    def copy_to(self, positions: list[int], out: RowsOfRopes) -> None:
         """Write the rows of the positions to the first rows of `out`."""
         count = len(positions)
         if max(positions) >= self._count:
@@ -53,7 +67,7 @@ class RopeRows:
                 else:
                     table.take(positions, axis=0, out=to[:count])
 
-    def copy_ranges(self, ranges: Sequence[range], out: dict[int, tuple[Rows, Rows]]) -> None:
+    def copy_ranges(self, ranges: Sequence[range], out: RowsOfRopes) -> None:
         """Write the rows of ranges of positions to the first rows of `out`, one range after another."""
         start = 0
         for positions in ranges:
@@ -83,3 +97,7 @@ class RopeRows:
             to_cos, to_sin = self._tables[rope]
             to_cos[own], to_sin[own] = cos.numpy(), sin.numpy()
         self._filled.add(chunk)
+
+
+def _zeros(rows: int, columns: int) -> Rows:
+    return np.zeros((rows, columns), dtype=np.float32)
