@@ -110,8 +110,9 @@ class Pool {
                 wake_.wait(lock, changed);
                 sleepers_.fetch_sub(1);
             }
-            if (stopping_) return;
+            // The state first: a helper that sees the number which `retire` leaves sees that it is to stop.
             uint64_t state = state_.load();
+            if (stopping_.load()) return;
             seen = state >> 32;
             while ((state & OPEN) && state >> 32 == seen)
                 if (state_.compare_exchange_weak(state, state + 1)) {

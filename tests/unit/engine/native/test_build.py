@@ -39,7 +39,7 @@ def test_threads_may_change_while_others_compute():
     callers = [threading.Thread(target=compute) for _ in range(2)]
     for caller in callers:
         caller.start()
-    for count in (2, 3, 1) * 20:
+    for count in (2, 3, 1) * 200:  # a helper that sleeps through its end is seen once in some hundreds
         set_threads(count)
     stop.set()
     for caller in callers:
