@@ -8,7 +8,6 @@ the results do not agree to the last bit, that kind is never replayed.
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,14 +19,12 @@ from engine.execution.graphs import CapturableModel, DecodeGraphs
 from engine.execution.replay import DecodeReplay
 from engine.execution.rope_rows import RopeRows, tables_of
 from engine.execution.step_buffers import LargestStepBuffers
-from engine.execution.tracing import same_bits, take_down
+from engine.execution.tracing import SizedTrace, same_bits, trace_sizes
 from engine.kernels.interface import BatchLayout, RopeTables
 from engine.kernels.native import NativeKernels
 from engine.loading.load import LoadedModel
 from engine.models.linear import StepContext
-from engine.native.library import library
-from engine.native.recording import NotRecordable, Tape
-from engine.native.sized_replay import SizedReplay
+from engine.native.recording import NotRecordable
 
 log = logging.getLogger(__name__)
 
@@ -96,24 +93,6 @@ class _Inputs:
         return True
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """Steps of which rows are wanted, or those of which none is."""
-
-    replay: SizedReplay
-    result: Tensor
-    """The largest step's."""
-    buffers: LargestStepBuffers
-    """Memory that the calls name; it lives as long as they may be made."""
-    has_rows: bool
-
-    def run(self, tokens: int, sequences: int, rows: int) -> Tensor:
-        """Raises NotRecordable: a kernel failed."""
-        sizes = (tokens, sequences, rows) if self.has_rows else (tokens, sequences)
-        self.replay(*sizes)
-        return self.result[:rows]
-
-
 class MixedReplay:
     """Owned by the thread that computes. Weights stay where they are while it lives."""
 
@@ -131,7 +110,7 @@ class MixedReplay:
         """tokens_max, sequences_max, blocks_max: of a step."""
         self._model, self._kernels, self._vocab_size = model, kernels, vocab_size
         self._inputs = _Inputs(tokens_max, sequences_max, blocks_max, ropes)
-        self._kinds: dict[bool, _Kind | None] = {}
+        self._kinds: dict[bool, SizedTrace | None] = {}
         """Keyed by whether rows are wanted; None: such steps are not replayed."""
         self.replayed_count = 0
         """Steps since the start that were replayed."""
@@ -154,7 +133,7 @@ class MixedReplay:
         if kind is None:
             return self._first(tokens, layout, rows)
         try:
-            hidden = kind.run(len(tokens), len(layout.spans), len(rows))
+            hidden = _replayed(kind, len(tokens), len(layout.spans), len(rows))
         except NotRecordable:
             self._kinds[has_rows] = None
             log.exception("a replayed step of %d tokens failed", len(tokens))
@@ -171,7 +150,7 @@ class MixedReplay:
         )
         try:
             kind = self._recorded(has_rows)
-            found = kind.run(len(tokens), len(layout.spans), len(rows))
+            found = _replayed(kind, len(tokens), len(layout.spans), len(rows))
         except NotRecordable as reason:
             log.info("steps with prompts are not recorded: %s", reason)
             return expected
@@ -181,27 +160,23 @@ class MixedReplay:
         self._kinds[has_rows] = kind
         return expected
 
-    def _recorded(self, has_rows: bool) -> _Kind:
+    def _recorded(self, has_rows: bool) -> SizedTrace:
         most, many = self._inputs.tokens_max, len(self._inputs.spans)
         # The largest first: it says how much memory every result takes. Then one size differs, last all.
         few = (most // 3, many // 3 + 1, most // 3)
         sizes = [(most, many, most), (most // 2, many, most), (most, many // 2 + 1, most)]
         sizes += [(most, many, most // 2), few] if has_rows else [few]
         if not has_rows:
-            sizes = [(tokens, sequences, 0) for tokens, sequences, _ in sizes]
-        buffers = LargestStepBuffers(_BYTES_MAX)
-        tapes = [self._take_down(*of, buffers)[0] for of in sizes]
-        replay = SizedReplay(library(), tapes, [of if has_rows else of[:2] for of in sizes])
-        _, result = self._take_down(*sizes[0], buffers)
-        return _Kind(replay, result, buffers, has_rows)
+            sizes = [(tokens, sequences) for tokens, sequences, _ in sizes]
+        return trace_sizes(self._compute, sizes, LargestStepBuffers(_BYTES_MAX))
 
-    def _take_down(
-        self, tokens: int, sequences: int, rows: int, buffers: LargestStepBuffers
-    ) -> tuple[Tape, Tensor]:
+    def _compute(self, tokens: int, sequences: int, rows: int = 0) -> Tensor:
         inputs = self._inputs
         plan = self._kernels.plan_of(inputs.spans, inputs.tables, inputs.ropes(tokens), sequences, tokens)
-        buffers.begin()
-        return take_down(
-            lambda: self._model.compute(inputs.tokens[:tokens], StepContext(plan), inputs.rows[:rows]),
-            buffers,
-        )
+        return self._model.compute(inputs.tokens[:tokens], StepContext(plan), inputs.rows[:rows])
+
+
+def _replayed(kind: SizedTrace, tokens: int, sequences: int, rows: int) -> Tensor:
+    """Hidden states of the rows. Raises NotRecordable: a kernel failed."""
+    kind.replay(*((tokens, sequences, rows) if rows else (tokens, sequences)))
+    return kind.result[:rows]

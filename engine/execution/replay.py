@@ -1,11 +1,13 @@
 """Decode steps on the CPU without the Python of the layers: what `graphs` is on a GPU.
 
-The first step of a batch size is computed as it is, then once more while it is recorded, then replayed; if
-the results do not agree to the last bit, the size is never replayed. Later steps of that size write their
-numbers where the recording reads them and replay it.
+The first step is computed as it is. Then the calls of steps of a few sizes are taken down without being made,
+which tells them for all sizes (`engine.native.sized_replay`), and this step's are made; if the results do not
+agree to the last bit, no step is replayed so. Models that need torch between their kernels are recorded for
+each batch size by itself: its first step is computed once more for that. Later steps write their numbers where
+the recording reads them and replay it.
 
 Tensor ranks record alike: each takes its own calls down, sums and gathers over the ranks among them. They
-agree on every size before any of them replays it.
+agree on every recording before any of them replays it.
 """
 
 import ctypes
@@ -32,8 +34,8 @@ from engine.execution.graphs import (
 )
 from engine.execution.ranks import Ranks
 from engine.execution.rope_rows import RopeRows
-from engine.execution.step_buffers import StepBuffers
-from engine.execution.tracing import StepTrace, same_bits, trace
+from engine.execution.step_buffers import LargestStepBuffers, StepBuffers
+from engine.execution.tracing import SizedTrace, StepTrace, TraceOfRows, same_bits, trace, trace_sizes
 from engine.kernels.interface import BatchLayout, Span
 from engine.kernels.native import NativeKernels
 from engine.kv.pool import KVPool
@@ -49,6 +51,8 @@ log = logging.getLogger(__name__)
 
 _BYTES_MAX = 64 * 2**20
 """Memory of all recordings together, results between kernels included."""
+_SIZES_MIN = 4
+"""Recordings of different sizes need so many sequences."""
 
 
 def make_recorder(
@@ -87,11 +91,14 @@ def _argmax() -> Any:
     return function
 
 
+_Trace = StepTrace | TraceOfRows
+
+
 @dataclass(frozen=True, slots=True)
 class _RecordedSize:
-    forward: StepTrace
+    forward: _Trace
     """Its result is the final hidden states, [n, hidden]."""
-    head: StepTrace
+    head: _Trace
     """Its result is their logits, float32 [n, vocab]."""
 
     @property
@@ -101,6 +108,18 @@ class _RecordedSize:
     @property
     def torch_calls(self) -> int:
         return self.forward.torch_calls + self.head.torch_calls
+
+
+@dataclass(frozen=True, slots=True)
+class _AllSizes:
+    """Recordings of all batch sizes up to the largest."""
+
+    forward: SizedTrace
+    head: SizedTrace
+    sequences_max: int
+
+    def of(self, count: int) -> _RecordedSize:
+        return _RecordedSize(TraceOfRows(self.forward, count), TraceOfRows(self.head, count))
 
 
 class DecodeReplay:
@@ -135,6 +154,9 @@ class DecodeReplay:
         self._buffers = StepBuffers(_BYTES_MAX)
         self._recorded: dict[int, _RecordedSize | None] = {}
         """Recordings by batch size; None: it could not be recorded."""
+        self._tries_all_sizes = may_record
+        self._sizes: _AllSizes | None = None
+        """All sizes that there is memory for, until one of them has been compared."""
         self._trace_bytes = 0
         self._chosen = torch.zeros(sequences_max, dtype=torch.int64)
         self._params: dict[SeqKey, tuple[SamplingParams, bool]] = {}
@@ -222,7 +244,7 @@ class DecodeReplay:
         with torch.inference_mode():
             return choose(logits, [Draw(item.sampling, item.sample_index or 0) for item in items])
 
-    def _replay(self, count: int, *parts: StepTrace) -> None:
+    def _replay(self, count: int, *parts: _Trace) -> None:
         try:
             self._play(*parts)
         except NotRecordable:
@@ -231,7 +253,7 @@ class DecodeReplay:
             raise
         self.replayed_count += 1
 
-    def _play(self, *parts: StepTrace, with_effects: bool = True) -> None:
+    def _play(self, *parts: _Trace, with_effects: bool = True) -> None:
         def play() -> None:
             for part in parts:
                 part.replay(with_effects=with_effects)
@@ -255,8 +277,13 @@ class DecodeReplay:
         if not self._inputs.fill(tokens.tolist(), layout.spans):
             del self._recorded[count]  # a smaller one may come
             return expected
-        made = self._recordable(count)
-        is_same = False
+        sizes = self._find_all_sizes()
+        if sizes is not None and count <= sizes.sequences_max:
+            found = {n: sizes.of(n) for n in range(1, sizes.sequences_max + 1)}
+            self._sizes = None
+        else:
+            found = {count: self._recordable(count)}
+        made, is_same = found[count], False
         if self._all(made is not None):
             assert made is not None
             is_same = self._gives(made, expected, count)
@@ -265,12 +292,47 @@ class DecodeReplay:
             return expected if self._group is None else self._again(tokens, layout)
         assert made is not None
         self._trace_bytes += made.memory_bytes
-        self._recorded[count] = made
+        self._recorded.update(found)
         kernels, others = self.recorded[count]
         log.info(
-            "recorded decode steps of %d sequences: %d kernels, %d calls of torch", count, kernels, others
+            "recorded decode steps of %s sequences: %d kernels, %d calls of torch",
+            *(f"1 to {len(found)}" if len(found) > 1 else count, kernels, others),
         )
         return expected
+
+    def _find_all_sizes(self) -> _AllSizes | None:
+        """Recordings of all sizes, where steps of a few tell those of all others."""
+        most, why_not = self._sequences_max, ""
+        while self._tries_all_sizes and self._sizes is None and most >= _SIZES_MIN:
+            try:
+                made = self._record_all_sizes(most)
+            except NotRecordable as reason:
+                made, why_not = None, str(reason)
+            if self._all(made is not None):
+                self._sizes = made
+            most //= 2  # there was no memory for results of so many
+        if why_not and self._sizes is None:
+            log.info("decode steps are recorded one batch size at a time: %s", why_not)
+        self._tries_all_sizes = False
+        return self._sizes
+
+    def _record_all_sizes(self, most: int) -> _AllSizes:
+        """Raises NotRecordable."""
+        sizes = ((most,), (most // 2,), (1,))
+        buffers, more = LargestStepBuffers(_BYTES_MAX), LargestStepBuffers(_BYTES_MAX)
+        forward = trace_sizes(self._compute, sizes, buffers)
+
+        def logits(count: int) -> Tensor:
+            return self._model.logits(forward.result[:count])
+
+        head = trace_sizes(logits, sizes, more)
+        self._check_memory(forward.memory_bytes + head.memory_bytes)
+        return _AllSizes(forward, head, most)
+
+    def _check_memory(self, more_bytes: int) -> None:
+        """Raises NotRecordable: it is too much."""
+        if self._trace_bytes + more_bytes + self._buffers.memory_bytes > _BYTES_MAX:
+            raise NotRecordable(f"recordings take more than {_BYTES_MAX} bytes")
 
     def _again(self, tokens: Tensor, layout: BatchLayout) -> Tensor:
         """Compute a step once more, without counting its experts again."""
@@ -302,18 +364,15 @@ class DecodeReplay:
         if not self._may_record:
             return None
         try:
-            made = self._record(count)
+            forward = trace(lambda: self._compute(count), self._buffers)
+            made = _RecordedSize(forward, trace(lambda: self._model.logits(forward.result), self._buffers))
+            self._check_memory(made.memory_bytes)
         except NotRecordable as reason:
             log.info("decode steps of %d sequences are not recorded: %s", count, reason)
             return None
-        if self._trace_bytes + made.memory_bytes + self._buffers.memory_bytes > _BYTES_MAX:
-            log.info("decode steps of %d sequences are not recorded: too much memory", count)
-            return None
         return made
 
-    def _record(self, count: int) -> _RecordedSize:
+    def _compute(self, count: int) -> Tensor:
         inputs = self._inputs
         plan: Any = self._kernels.plan_of(inputs.spans, inputs.tables, inputs.ropes(count), count, count)
-        tokens = inputs.tokens[:count]
-        forward = trace(lambda: self._model.compute(tokens, StepContext(plan), None), self._buffers)
-        return _RecordedSize(forward, trace(lambda: self._model.logits(forward.result), self._buffers))
+        return self._model.compute(inputs.tokens[:count], StepContext(plan), None)

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.execution.step_buffers import StepBuffers
+from engine.execution.step_buffers import LargestStepBuffers, StepBuffers
 from engine.kernels.native_glue import Glue
 from engine.native.library import library
 from engine.native.recording import NativeFunction, NotRecordable, Replay, Tape
+from engine.native.sized_replay import SizedReplay
 
 _aten: Any = torch.ops.aten
 
@@ -78,7 +79,7 @@ class StepTrace:
         self.memory_bytes = torch_bytes + sum(part.memory_bytes for part in parts if isinstance(part, Replay))
 
     def replay(self, *, with_effects: bool = True) -> None:
-        """Raises NotRecordable if a kernel fails."""
+        """Raises NotRecordable: a kernel failed."""
         if not self.torch_calls:
             for part in self._parts:
                 part()
@@ -87,6 +88,49 @@ class StepTrace:
             for part in self._parts:
                 if with_effects or not (isinstance(part, TorchCall) and part.is_effect):
                     part()
+
+
+class SizedTrace:
+    """A forward pass as it is made again for any size up to the largest."""
+
+    def __init__(self, replay: SizedReplay, result: Tensor, buffers: LargestStepBuffers) -> None:
+        """result: of the largest size. buffers: memory that the calls name; it lives as long as they may be
+        made."""
+        self._replay, self._buffers, self.result = replay, buffers, result
+
+    def __len__(self) -> int:
+        return len(self._replay)
+
+    @property
+    def memory_bytes(self) -> int:
+        return self._replay.memory_bytes + self._buffers.memory_bytes
+
+    def replay(self, *sizes: int) -> None:
+        """Raises NotRecordable: a kernel failed."""
+        self._replay(*sizes)
+
+
+class TraceOfRows:
+    """A forward pass whose only size is its number of rows, for one number. Implements what `StepTrace` does."""
+
+    torch_calls = 0
+
+    def __init__(self, trace: SizedTrace, rows: int) -> None:
+        self._trace, self._rows, self.result = trace, rows, trace.result[:rows]
+
+    @property
+    def native_calls(self) -> int:
+        return len(self._trace)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of all numbers of rows together."""
+        return self._trace.memory_bytes
+
+    def replay(self, *, with_effects: bool = True) -> None:
+        """Nothing here has effects. Raises NotRecordable: a kernel failed."""
+        del with_effects
+        self._trace.replay(self._rows)
 
 
 def trace(compute: Callable[[], Tensor], buffers: StepBuffers) -> StepTrace:
@@ -99,12 +143,20 @@ def trace(compute: Callable[[], Tensor], buffers: StepBuffers) -> StepTrace:
     return StepTrace(mode.finished(), result, mode.torch_bytes)
 
 
-def take_down(compute: Callable[[], Tensor], buffers: StepBuffers) -> tuple[Tape, Tensor]:
-    """The calls that `compute` would make, and where its result would be. Nothing is computed. Raises
-    NotRecordable; also for operations that only torch has."""
-    tape = Tape(is_dry=True)
-    with _open(tape), _Mode(tape, buffers):
-        return tape, compute()
+def trace_sizes(
+    compute: Callable[..., Tensor], sizes: Sequence[tuple[int, ...]], buffers: LargestStepBuffers
+) -> SizedTrace:
+    """Take down `compute(*sizes)` for some sizes, the largest first; which others, see `SizedReplay`. Nothing
+    is computed. Raises NotRecordable; also for operations that only torch has."""
+
+    def take_down(of: tuple[int, ...]) -> tuple[Tape, Tensor]:
+        tape = Tape(is_dry=True)
+        buffers.begin()
+        with _open(tape), _Mode(tape, buffers):
+            return tape, compute(*of)
+
+    replay = SizedReplay(library(), [take_down(of)[0] for of in sizes], sizes)
+    return SizedTrace(replay, take_down(sizes[0])[1], buffers)
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:

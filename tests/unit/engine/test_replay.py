@@ -146,6 +146,17 @@ def test_logits_of_a_replay_are_those_without_a_recording(pair) -> None:
     kernels, others = replaying.recorder.recorded[2]
     assert kernels > 0
     assert (others == 0) == (family in NATIVE_ALONE)
+    if family in NATIVE_ALONE:
+        assert sorted(replaying.recorder.recorded) == list(range(1, 9))
+
+
+@pytest.mark.parametrize("family", NATIVE_ALONE)
+def test_one_step_tells_the_calls_of_all_sizes(tmp_path, family) -> None:
+    folder = make_model(tmp_path, family, **FAMILIES[family])
+    executor, plain = (executor_of(folder, replays=r) for r in (True, False))
+    batch = ([9, 5, 7, 3], [[2], [0, 1, 2, 3], [1, 3], [0, 1, 2], [3]], [0, 1, 2, 3])
+    assert play(executor, *batch) == play(plain, *batch)
+    assert executor.recorder.replayed_count == 4
 
 
 def test_experts_are_counted_as_often_as_without_a_recording(tmp_path) -> None:
@@ -244,12 +255,16 @@ def test_a_replay_that_differs_is_never_used(tmp_path, monkeypatch) -> None:
     assert not executor.recorder.recorded
 
 
-def test_sizes_beyond_the_memory_go_on_as_before(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(replay, "_BYTES_MAX", 16_000)
-    executor, plain = (executor_of(make_model(tmp_path, "llama"), replays=r) for r in (True, False))
-    batch = ([5, 6, 7, 8], [[0], [0], [0, 1, 2, 3], [0, 1, 2, 3]], [0] * 4)
+@pytest.mark.parametrize(
+    ("family", "bytes_max", "sizes"),
+    [("mixtral", 40_000, [1]), ("llama", 24_000, [1, 2, 3, 4]), ("llama", 16_000, [1])],
+)
+def test_sizes_beyond_the_memory_go_on_as_before(tmp_path, monkeypatch, family, bytes_max, sizes) -> None:
+    monkeypatch.setattr(replay, "_BYTES_MAX", bytes_max)
+    executor, plain = (executor_of(make_model(tmp_path, family), replays=r) for r in (True, False))
+    batch = ([5, 6, 7, 8, 4], [[0], [0], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4]], [0] * 5)
     assert play(executor, *batch) == play(plain, *batch)
-    assert list(executor.recorder.recorded) == [1]
+    assert sorted(executor.recorder.recorded) == sizes
 
 
 def test_what_depends_on_numbers_is_not_recorded() -> None:
