@@ -55,14 +55,16 @@ def child_environment(config: Config) -> dict[str, str]:
     return {**kept, **ours}
 
 
-async def _answers(url: str, *, timeout_s: float) -> bool:
-    """Return whether the URL answers in time, whatever the answer is. The certificate is not checked, since
-    it does not name our own child's address."""
+def _prober() -> httpx.AsyncClient:
+    """Return what asks for liveness. The certificate is not checked, since it does not name our own child's
+    address."""
+    return httpx.AsyncClient(trust_env=False, timeout=None, verify=False)
+
+
+async def _answers(client: httpx.AsyncClient, url: str, *, timeout_s: float) -> bool:
+    """Return whether the URL answers in time, whatever the answer is."""
     try:
-        async with (
-            asyncio.timeout(timeout_s),
-            httpx.AsyncClient(trust_env=False, timeout=None, verify=False) as client,
-        ):
+        async with asyncio.timeout(timeout_s):
             await client.get(url)
     except (httpx.HTTPError, TimeoutError):
         return False
@@ -154,11 +156,12 @@ class Child:
         has streams to lose. A pause of this process itself does not count."""
         silent_s, loop = 0.0, asyncio.get_running_loop()
         patience_s = max(PROBE_S, self._silence_s / 2)
-        while silent_s < self._silence_s:
-            looked_s = loop.time()
-            is_alive = await _answers(url, timeout_s=patience_s)
-            await asyncio.sleep(max(0.0, PROBE_S - (loop.time() - looked_s)))
-            silent_s = 0.0 if is_alive else silent_s + min(patience_s, loop.time() - looked_s)
+        async with _prober() as client:  # one for all probes: making one costs more than a probe
+            while silent_s < self._silence_s:
+                looked_s = loop.time()
+                is_alive = await _answers(client, url, timeout_s=patience_s)
+                await asyncio.sleep(max(0.0, PROBE_S - (loop.time() - looked_s)))
+                silent_s = 0.0 if is_alive else silent_s + min(patience_s, loop.time() - looked_s)
         if self._is_stopping:
             return  # a draining child is left to `stop`, which has a deadline of its own
         log.error("%s has not answered for %g s; killing it", self.name, self._silence_s)

@@ -52,6 +52,8 @@ class SizedReplay:
         self._constant = constant[self._changing]
         self._factors = [factor[self._changing] for factor in factors]
         self._function = replay_function(native)
+        self._sizes: tuple[int, ...] | None = None
+        """Sizes that the calls have now."""
 
     def _place_structures(self, tape: Tape) -> None:
         start = CALL_WORDS * len(tape)
@@ -68,10 +70,12 @@ class SizedReplay:
 
     def __call__(self, *sizes: int) -> None:
         """Make all calls. Raises NotRecordable: one of them failed."""
-        now = self._constant.copy()
-        for factor, size in zip(self._factors, sizes, strict=True):
-            now += factor * size
-        self._memory[self._changing] = now
+        if sizes != self._sizes:
+            now = self._constant.copy()
+            for factor, size in zip(self._factors, sizes, strict=True):
+                now += factor * size
+            self._memory[self._changing] = now
+            self._sizes = sizes
         failed = self._function(self._address, len(self))
         if failed >= 0:
             raise NotRecordable(f"{self._names[failed]} failed in a replay")
