@@ -149,22 +149,20 @@ class Arena:
             self._take(first, self._run_end(first, min(self.slot_count, first + slab_slots)))
             return True
 
-    def map_slabs(self) -> Iterator[int]:
-        """Put what has memory already into this process's page tables, by slabs, and yield the bytes mapped
-        so far.
+    def map_slabs(self, start_bytes: int = 0) -> Iterator[int]:
+        """Put what has memory already into this process's page tables, by slabs from `start_bytes` on, and
+        yield each slab's end.
 
         A thread of a worker that has just attached calls it: a first copy into pages that are not mapped yet
         is several times slower. Slots without memory are left alone.
         """
-        mapped_bytes = 0
-        for start, end in self._data_ranges():
+        for start, end in self._data_ranges(start_bytes):
             for at in range(start, end, SLAB_BYTES):
-                size = min(SLAB_BYTES, end - at)
                 if self._is_closed:
                     return
-                _libc.madvise(self.base_address + at, size, _MADV_POPULATE_WRITE)  # only a hint
-                mapped_bytes += size
-                yield mapped_bytes
+                slab_end = min(at + SLAB_BYTES, end)
+                _libc.madvise(self.base_address + at, slab_end - at, _MADV_POPULATE_WRITE)  # only a hint
+                yield slab_end
 
     def release(self, slot: int) -> None:
         """Give the slot's memory back to the system. The slot reads as zeros, and nobody may be using it."""
@@ -236,8 +234,8 @@ class Arena:
             return f"arena: 2 MiB pages (shmem_enabled is {setting})"
         return f"arena: 4 KiB pages ({_SHMEM_THP} is {setting or 'not there'}; advise would allow 2 MiB)"
 
-    def _data_ranges(self) -> Iterator[tuple[int, int]]:
-        at, size = 0, self.slot_bytes * self.slot_count
+    def _data_ranges(self, at: int) -> Iterator[tuple[int, int]]:
+        size = self.slot_bytes * self.slot_count
         while at < size and not self._is_closed:
             try:
                 start = os.lseek(self.fd, at, os.SEEK_DATA)

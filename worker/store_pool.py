@@ -160,15 +160,15 @@ class _MappedArena:
 
     def _map(self) -> None:
         """Map the arena's memory ahead of copies, which are several times slower into unmapped pages. The
-        node takes the arena's memory as it is used, so it is looked for again when copies come near the end
-        of what is mapped."""
-        mapped_bytes = 0
+        node takes the arena's memory as it is used, so more is looked for when copies come near the end of
+        what is mapped: not from the start, since a look at pages that are mapped takes time as well."""
+        end_bytes = 0
         while not self._closing.is_set():
             self._is_near_end.clear()
-            for mapped_bytes in self._arena.map_slabs():  # noqa: B007 - the last one counts
+            for end_bytes in self._arena.map_slabs(end_bytes):
                 if self._closing.is_set():
                     return
-            self._mapped_slots = mapped_bytes // self._arena.slot_bytes
+            self._mapped_slots = end_bytes // self._arena.slot_bytes
             if self._mapped_slots >= self._arena.slot_count or self._closing.wait(MAP_ROUND_S):
                 return
             self._is_near_end.wait()

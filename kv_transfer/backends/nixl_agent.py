@@ -30,7 +30,7 @@ DescriptorList = NewType("DescriptorList", int)
 
 log = logging.getLogger(__name__)
 
-PROGRESS_DELAY_US = 10_000
+PROGRESS_DELAY_US = 50_000
 UCX_MODULES = "^efa"
 """UCX's EFA module loads the system's rdma libraries beside the bundled ones, and the process then
 crashes at exit wherever rdma-core is installed. UCX reads the variable when it is loaded."""
