@@ -165,7 +165,8 @@ class _MappedArena:
         end_bytes = 0
         while not self._closing.is_set():
             self._is_near_end.clear()
-            for end_bytes in self._arena.map_slabs(end_bytes):
+            for slab_end in self._arena.map_slabs(end_bytes):
+                end_bytes = slab_end
                 if self._closing.is_set():
                     return
             self._mapped_slots = end_bytes // self._arena.slot_bytes

@@ -3,8 +3,8 @@
 The first step is computed as it is. Then the calls of steps of a few sizes are taken down without being made,
 which tells them for all sizes (`engine.native.sized_replay`), and this step's are made; if the results do not
 agree to the last bit, no step is replayed so. Models that need torch between their kernels are recorded for
-each batch size by itself: its first step is computed once more for that. Later steps write their numbers where
-the recording reads them and replay it.
+each batch size by itself: its first step is computed once more for that. Later steps write their numbers to
+where the recording reads them and replay it.
 
 Tensor ranks record alike: each takes its own calls down, sums and gathers over the ranks among them. They
 agree on every recording before any of them replays it.

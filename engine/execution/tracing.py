@@ -111,7 +111,8 @@ class SizedTrace:
 
 
 class TraceOfRows:
-    """A forward pass whose only size is its number of rows, for one number. Implements what `StepTrace` does."""
+    """A forward pass whose only size is its number of rows, for one number of them. It is used as a
+    `StepTrace` is."""
 
     torch_calls = 0
 
@@ -124,7 +125,7 @@ class TraceOfRows:
 
     @property
     def memory_bytes(self) -> int:
-        """Of all numbers of rows together."""
+        """The memory that all numbers of rows share."""
         return self._trace.memory_bytes
 
     def replay(self, *, with_effects: bool = True) -> None:
