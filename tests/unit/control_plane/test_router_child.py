@@ -48,8 +48,8 @@ def answered(fast_probes, monkeypatch):
     urls: asyncio.Queue[str] = asyncio.Queue()
     look = supervision._answers
 
-    async def watched(url, *, timeout_s):
-        is_answered = await look(url, timeout_s=timeout_s)
+    async def watched(client, url, *, timeout_s):
+        is_answered = await look(client, url, timeout_s=timeout_s)
         if is_answered:
             urls.put_nowait(url)
         return is_answered
@@ -105,7 +105,7 @@ async def test_a_slow_answer_is_an_answer(fast_probes, monkeypatch):
     """A busy router has streams to lose, so only one without any answer for `silence_s` is killed."""
     looks = []
 
-    async def slowly(url, *, timeout_s):
+    async def slowly(client, url, *, timeout_s):
         looks.append(timeout_s)
         return len(looks) % 2 == 0  # every other probe fails, as under load
 
