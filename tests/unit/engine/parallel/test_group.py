@@ -218,7 +218,8 @@ WAITS = {**CALLS, "recv": lambda g: g.recv((4,), torch.float32, 2)}
 @every_backend
 @pytest.mark.parametrize("call", sorted(set(WAITS) - {"all_gather_unequal"}))
 def test_a_rank_that_never_calls_ends_the_others_at_their_deadline(backend, call):
-    with ranks(backend, 3, deadline_s=0.05) as groups:
+    # Torch's groups meet under the same deadline, which a busy machine may miss.
+    with ranks(backend, 3, deadline_s=0.5 if backend == "torch" else 0.05) as groups:
         results = on_all(groups[:2], WAITS[call])
         assert all(isinstance(result, GroupBroken) for result in results)
         assert any("in time" in str(result) for result in results)
