@@ -118,6 +118,10 @@ class _AllSizes:
     head: SizedTrace
     sequences_max: int
 
+    @property
+    def memory_bytes(self) -> int:
+        return self.forward.memory_bytes + self.head.memory_bytes
+
     def of(self, count: int) -> _RecordedSize:
         return _RecordedSize(TraceOfRows(self.forward, count), TraceOfRows(self.head, count))
 
@@ -326,12 +330,14 @@ class DecodeReplay:
             return self._model.logits(forward.result[:count])
 
         head = trace_sizes(logits, sizes, more)
-        self._check_memory(forward.memory_bytes + head.memory_bytes)
-        return _AllSizes(forward, head, most)
+        made = _AllSizes(forward, head, most)
+        self._check_memory(made.memory_bytes)
+        return made
 
     def _check_memory(self, more_bytes: int) -> None:
         """Raises NotRecordable: it is too much."""
-        if self._trace_bytes + more_bytes + self._buffers.memory_bytes > _BYTES_MAX:
+        waiting_bytes = 0 if self._sizes is None else self._sizes.memory_bytes
+        if self._trace_bytes + waiting_bytes + more_bytes + self._buffers.memory_bytes > _BYTES_MAX:
             raise NotRecordable(f"recordings take more than {_BYTES_MAX} bytes")
 
     def _again(self, tokens: Tensor, layout: BatchLayout) -> Tensor:

@@ -2,7 +2,7 @@
 
 import ctypes
 from collections.abc import Callable, Sequence
-from functools import cache, lru_cache
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -46,12 +46,6 @@ def _functions() -> RecordableLibrary:
     for name in ("all_reduce", "reduce_scatter", "gather", "broadcast"):
         getattr(native, f"baton_{name}").waits_for_ranks = True
     return native
-
-
-@lru_cache(maxsize=256)
-def _integers(values: tuple[int, ...]) -> "ctypes.Array[ctypes.c_int64]":
-    """The same memory for the same values, so that recordings of several sizes of a step agree on it."""
-    return (_I64 * len(values))(*values)
 
 
 class SharedMemoryGroup(OverSegment):
@@ -109,7 +103,7 @@ class SharedMemoryGroup(OverSegment):
         wanted = to in (_ALL, self.rank)
         out = x.new_empty(gathered_shape(x, dim, parts)) if wanted else None
         x = x.contiguous()
-        row_bytes = _integers(tuple(length * unit_bytes for length in parts))
+        row_bytes = (_I64 * self.size)(*(length * unit_bytes for length in parts))
         out_pointer = None if out is None else out.data_ptr()
         self._call(self._gather_parts, x.data_ptr(), out_pointer, rows, row_bytes, to, self._timeout_ns)
         return out
@@ -120,7 +114,7 @@ class SharedMemoryGroup(OverSegment):
         x = x.contiguous()
         row = x.numel() // x.shape[0] if x.shape[0] else 0
         out = x.new_empty((parts[self.rank], *x.shape[1:]))
-        counts = _integers(tuple(rows * row for rows in parts))
+        counts = (_I64 * self.size)(*(rows * row for rows in parts))
         self._call(
             *(self._scatter, x.data_ptr(), out.data_ptr(), counts, _CODES[x.dtype], self._timeout_ns),
         )

@@ -267,6 +267,16 @@ def test_sizes_beyond_the_memory_go_on_as_before(tmp_path, monkeypatch, family, 
     assert sorted(executor.recorder.recorded) == sizes
 
 
+def test_a_step_beyond_the_memory_leaves_the_smaller_ones_theirs(tmp_path, monkeypatch) -> None:
+    """Recordings of up to four sequences wait, and count, until such a step comes."""
+    monkeypatch.setattr(replay, "_BYTES_MAX", 24_000)
+    executor, plain = (executor_of(make_model(tmp_path, "llama"), replays=r) for r in (True, False))
+    batch = ([5, 6, 7, 8, 4], [[0, 1, 2, 3, 4], [0, 1], [2, 3, 4], [0]], [0] * 5)
+    assert play(executor, *batch) == play(plain, *batch)
+    assert sorted(executor.recorder.recorded) == [1, 2, 3, 4]
+    assert executor.recorder.replayed_count == 2
+
+
 def test_what_depends_on_numbers_is_not_recorded() -> None:
     x = torch.arange(6.0)
     for compute in (
