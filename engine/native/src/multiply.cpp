@@ -497,11 +497,17 @@ void panel_sums_of_tiled_groups(const Job& job, int64_t tile_first, int64_t tile
     }
 }
 
-// The block of steps that follows in a panel of bfloat16, or else in the next one. A tile of more than sixteen rows goes
-// over each block twice, half of the columns at a time, and needs all of it at once.
-amx::Fetched next_block(const Matrix& m, int64_t panel, int64_t step, const char* next_panel) {
-    const char* from = step < m.steps ? m.panels + panel * m.panel_bytes + step * 256 : next_panel;
-    return {from, TILE_DEPTH * 256 / 64};
+// The block of up to `block_max` steps that follows in a panel of bfloat16, or else in the next one, while `count` steps
+// are multiplied by each of the tiles of rows: every one fetches its part. Tiles of more than sixteen rows go over a
+// block twice, half of the columns at a time, so that all of it is needed at once, and soon.
+amx::Fetched next_block(const Matrix& m, int64_t panel, int64_t step, const char* next_panel, int64_t block_max,
+                        int64_t count, int64_t tile, int64_t tiles) {
+    const bool is_last = step == m.steps;
+    const char* from = is_last ? next_panel : m.panels + panel * m.panel_bytes + step * 256;
+    const int64_t lines = std::min(block_max, is_last ? m.steps : m.steps - step) * 256 / 64;
+    const int64_t tile_steps = count / TILE_DEPTH, share = (lines + tiles * tile_steps - 1) / (tiles * tile_steps);
+    if (!from || tile * share * tile_steps >= lines) return {nullptr, 0};
+    return {from + tile * share * tile_steps * 64, static_cast<int>(share)};
 }
 
 // The same by tiles of AMX, which read bfloat16 weights: others are decoded first, blocks filled up with zeros.
@@ -516,11 +522,11 @@ void panel_sums_by_tiles(const Job& job, int64_t tile_first, int64_t tile_end, i
     const char* weights = m.panels + panel * m.panel_bytes;
     const int64_t group_steps = m.group_count > 1 ? m.group_k / 2 : m.steps;
     const int64_t decode_max = tiles > 1 ? DECODE_STEPS : DECODE_STEPS_OF_TILE;
-    const bool is_passed_twice = !coded && tiles == 1 && rows > TILE_HEIGHT;
-    const int64_t block_max = coded             ? decode_max
-                              : tiles > 1       ? TILE_STEPS
-                              : is_passed_twice ? TILE_STEPS_ALONE
-                                                : m.steps;
+    const bool in_blocks = !coded && rows > TILE_HEIGHT;
+    const int64_t block_max = coded        ? decode_max
+                              : !in_blocks ? m.steps
+                              : tiles > 1  ? TILE_STEPS
+                                           : TILE_STEPS_ALONE;
     const int64_t a_stride = job.rows.stride * 2;
     float* acc = m.group_count > 1
                      ? static_cast<float*>(thread_scratch(ACC, static_cast<size_t>(rows) * PANEL * 4))
@@ -541,9 +547,10 @@ void panel_sums_by_tiles(const Job& job, int64_t tile_first, int64_t tile_end, i
             for (int64_t tile = tile_first; tile < tile_end; ++tile) {
                 const int64_t row = job.row_of_tile(tile), tile_rows = job.row_of_tile(tile + 1) - row;
                 const amx::Fetched fetched =
-                    is_passed_twice ? next_block(m, panel, first + count, next_panel)
-                                    : fetched_for(m, weights + offset, next_panel ? next_panel + offset : nullptr,
-                                                  count, tile - tile_first, tiles);
+                    in_blocks
+                        ? next_block(m, panel, first + count, next_panel, block_max, count, tile - tile_first, tiles)
+                        : fetched_for(m, weights + offset, next_panel ? next_panel + offset : nullptr, count,
+                                      tile - tile_first, tiles);
                 float* const sums = acc + (row - row_first) * PANEL;
                 float* const to = finishes ? finished : sums;
                 amx::dot(row_pointer(job.rows, row) + k_first * 2, a_stride, static_cast<int>(tile_rows), block.data,
