@@ -269,7 +269,14 @@ Prefetch prefetch_for(const Matrix& m, const char* here, const char* next_panel_
 }
 
 #if BATON_AMX
-// The same for tiles of AMX, every tile of rows fetching its part of the next panel.
+// The part of these lines that one of the tiles of rows fetches, while it is multiplied in `tile_steps` steps.
+amx::Fetched part_of(const char* from, int64_t lines, int64_t tile_steps, int64_t tile, int64_t tiles) {
+    const int64_t share = (lines + tiles * tile_steps - 1) / (tiles * tile_steps);
+    if (!from || tile * share * tile_steps >= lines) return {nullptr, 0};
+    return {from + tile * share * tile_steps * 64, static_cast<int>(share)};
+}
+
+// `prefetch_for` for tiles of AMX, every tile of rows fetching its part of the next panel.
 amx::Fetched fetched_for(const Matrix& m, const char* here, const char* next_panel_here, int64_t steps, int64_t tile,
                          int64_t tiles) {
     const int64_t tile_steps = (steps + TILE_DEPTH - 1) / TILE_DEPTH;
@@ -279,10 +286,7 @@ amx::Fetched fetched_for(const Matrix& m, const char* here, const char* next_pan
         const int64_t ahead = is_decoded ? steps * step_bytes(m.format) + AHEAD_DECODED : AHEAD_BYTES;
         return {here + ahead, static_cast<int>((lines + tile_steps - 1) / tile_steps)};
     }
-    if (!next_panel_here) return {nullptr, 0};
-    const int64_t share = (lines + tiles * tile_steps - 1) / (tiles * tile_steps);
-    if (tile * share * tile_steps >= lines) return {nullptr, 0};
-    return {next_panel_here + tile * share * tile_steps * 64, static_cast<int>(share)};
+    return part_of(next_panel_here, lines, tile_steps, tile, tiles);
 }
 #endif
 
@@ -505,9 +509,7 @@ amx::Fetched next_block(const Matrix& m, int64_t panel, int64_t step, const char
     const bool is_last = step == m.steps;
     const char* from = is_last ? next_panel : m.panels + panel * m.panel_bytes + step * 256;
     const int64_t lines = std::min(block_max, is_last ? m.steps : m.steps - step) * 256 / 64;
-    const int64_t tile_steps = count / TILE_DEPTH, share = (lines + tiles * tile_steps - 1) / (tiles * tile_steps);
-    if (!from || tile * share * tile_steps >= lines) return {nullptr, 0};
-    return {from + tile * share * tile_steps * 64, static_cast<int>(share)};
+    return part_of(from, lines, count / TILE_DEPTH, tile, tiles);
 }
 
 // The same by tiles of AMX, which read bfloat16 weights: others are decoded first, blocks filled up with zeros.
