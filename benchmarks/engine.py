@@ -24,7 +24,7 @@ from benchmarks import limits
 from benchmarks.kernels import fill_with_numbers
 from benchmarks.transformers_prefill import transformers_prefill
 from engine.execution.executor import Executor
-from engine.execution.tracing import StepTrace
+from engine.execution.tracing import SizedTrace, StepTrace
 
 MODEL_CALLS = ("linear", "gated_linear", "logits", "experts", "attention")
 """Calls that count as the model's own work; everything else is overhead."""
@@ -241,13 +241,15 @@ def _timed(kernels: Any) -> Generator[list[float]]:
         return timed
 
     wrapped = [name for name in MODEL_CALLS if hasattr(kernels, name)]
-    replay = StepTrace.replay
+    replays = [(each, each.replay) for each in (StepTrace, SizedTrace)]
     for name in wrapped:
         setattr(kernels, name, wrap(getattr(kernels, name)))
-    StepTrace.replay = wrap(replay)
+    for each, replay in replays:
+        each.replay = wrap(replay)
     try:
         yield spent
     finally:
-        StepTrace.replay = replay
+        for each, replay in replays:
+            each.replay = replay
         for name in wrapped:
             delattr(kernels, name)
