@@ -30,6 +30,7 @@ constexpr int64_t TILE_STEPS_ALONE = 64;  // of a panel that one tile of rows go
 constexpr int64_t AMX_ROWS = 32;        // of two tiles
 constexpr int64_t TASKS_PER_THREAD = 8;
 constexpr int64_t ROWS_OF_THREAD_MIN = 96;  // with fewer, threads share out the weights: each reads a part of them
+constexpr int64_t PANEL_AHEAD_BYTES = 48 << 10;  // several tiles of rows fetch a coded panel of up to so many one ahead
 constexpr int64_t AHEAD_DECODED = 4096;  // behind the block that was decoded
 constexpr int64_t AHEAD_BYTES = 4096;   // how far a single pass over the weights is prefetched
 constexpr double PARALLEL_SECONDS_MIN = 8e-6;  // below, waking a thread costs more than it brings
@@ -276,6 +277,18 @@ amx::Fetched part_of(const char* from, int64_t lines, int64_t tile_steps, int64_
     return {from + tile * share * tile_steps * 64, static_cast<int>(share)};
 }
 
+// The block of up to `block_max` steps that follows in a panel, or else in the next one, while `count` steps are
+// multiplied by each of the tiles of rows: every one fetches its part. Tiles of more than sixteen rows go over a
+// block twice, half of the columns at a time, so that all of it is needed at once, and soon.
+amx::Fetched next_block(const Matrix& m, int64_t panel, int64_t step, const char* next_panel, int64_t block_max,
+                        int64_t count, int64_t tile, int64_t tiles) {
+    const bool is_last = step >= m.steps;
+    const int64_t bytes = step_bytes(m.format);
+    const char* from = is_last ? next_panel : m.panels + panel * m.panel_bytes + step * bytes;
+    const int64_t lines = std::min(block_max, is_last ? m.steps : m.steps - step) * bytes / 64;
+    return part_of(from, lines, (count + TILE_DEPTH - 1) / TILE_DEPTH, tile, tiles);
+}
+
 // `prefetch_for` for tiles of AMX, every tile of rows fetching its part of the next panel.
 amx::Fetched fetched_for(const Matrix& m, const char* here, const char* next_panel_here, int64_t steps, int64_t tile,
                          int64_t tiles) {
@@ -471,6 +484,7 @@ void panel_sums_of_tiled_groups(const Job& job, int64_t tile_first, int64_t tile
     const char* weights = m.panels + panel * m.panel_bytes;
     const int64_t group_steps = m.group_k / 2;
     const int64_t at_once = (tiles > 1 ? DECODE_STEPS : std::max(DECODE_STEPS_OF_TILE, group_steps)) / group_steps;
+    const bool in_blocks = tiles > 1 && m.panel_bytes > PANEL_AHEAD_BYTES;
     float* acc = static_cast<float*>(thread_scratch(ACC, GROUPS_TOGETHER * AMX_ROWS * PANEL * 4));
     for (int64_t first = 0; first < m.group_count; first += at_once) {
         const int64_t count = std::min(at_once, m.group_count - first), steps = count * group_steps;
@@ -478,8 +492,11 @@ void panel_sums_of_tiled_groups(const Job& job, int64_t tile_first, int64_t tile
         const Block block = block_of(m, weights, first * group_steps, steps, true, false);
         for (int64_t tile = tile_first; tile < tile_end; ++tile) {
             const int64_t row = job.row_of_tile(tile), tile_rows = job.row_of_tile(tile + 1) - row;
-            amx::Fetched fetched = fetched_for(m, weights + offset, next_panel ? next_panel + offset : nullptr, steps,
-                                               tile - tile_first, tiles);
+            amx::Fetched fetched =
+                in_blocks ? next_block(m, panel, (first + count) * group_steps, next_panel, at_once * group_steps, steps,
+                                       tile - tile_first, tiles)
+                          : fetched_for(m, weights + offset, next_panel ? next_panel + offset : nullptr, steps,
+                                        tile - tile_first, tiles);
             float* total = result + (row - row_first) * PANEL;
             const float* sums = job.sums ? job.sums + row * m.group_count : nullptr;
             for (int64_t group = first; group < first + count; group += GROUPS_TOGETHER) {
@@ -501,17 +518,6 @@ void panel_sums_of_tiled_groups(const Job& job, int64_t tile_first, int64_t tile
     }
 }
 
-// The block of up to `block_max` steps that follows in a panel of bfloat16, or else in the next one, while `count` steps
-// are multiplied by each of the tiles of rows: every one fetches its part. Tiles of more than sixteen rows go over a
-// block twice, half of the columns at a time, so that all of it is needed at once, and soon.
-amx::Fetched next_block(const Matrix& m, int64_t panel, int64_t step, const char* next_panel, int64_t block_max,
-                        int64_t count, int64_t tile, int64_t tiles) {
-    const bool is_last = step == m.steps;
-    const char* from = is_last ? next_panel : m.panels + panel * m.panel_bytes + step * 256;
-    const int64_t lines = std::min(block_max, is_last ? m.steps : m.steps - step) * 256 / 64;
-    return part_of(from, lines, count / TILE_DEPTH, tile, tiles);
-}
-
 // The same by tiles of AMX, which read bfloat16 weights: others are decoded first, blocks filled up with zeros.
 void panel_sums_by_tiles(const Job& job, int64_t tile_first, int64_t tile_end, int64_t panel, const char* next_panel,
                          float* result, const PanelEnd* end) {
@@ -524,7 +530,7 @@ void panel_sums_by_tiles(const Job& job, int64_t tile_first, int64_t tile_end, i
     const char* weights = m.panels + panel * m.panel_bytes;
     const int64_t group_steps = m.group_count > 1 ? m.group_k / 2 : m.steps;
     const int64_t decode_max = tiles > 1 ? DECODE_STEPS : DECODE_STEPS_OF_TILE;
-    const bool in_blocks = !coded && rows > TILE_HEIGHT;
+    const bool in_blocks = coded ? tiles > 1 && m.panel_bytes > PANEL_AHEAD_BYTES : rows > TILE_HEIGHT;
     const int64_t block_max = coded        ? decode_max
                               : !in_blocks ? m.steps
                               : tiles > 1  ? TILE_STEPS
