@@ -531,10 +531,10 @@ void panel_sums_by_tiles(const Job& job, int64_t tile_first, int64_t tile_end, i
     const int64_t group_steps = m.group_count > 1 ? m.group_k / 2 : m.steps;
     const int64_t decode_max = tiles > 1 ? DECODE_STEPS : DECODE_STEPS_OF_TILE;
     const bool in_blocks = coded ? tiles > 1 && m.panel_bytes > PANEL_AHEAD_BYTES : rows > TILE_HEIGHT;
-    const int64_t block_max = coded        ? decode_max
-                              : !in_blocks ? m.steps
-                              : tiles > 1  ? TILE_STEPS
-                                           : TILE_STEPS_ALONE;
+    const int64_t block_max = std::min(group_steps, coded        ? decode_max
+                                                    : !in_blocks ? m.steps
+                                                    : tiles > 1  ? TILE_STEPS
+                                                                 : TILE_STEPS_ALONE);
     const int64_t a_stride = job.rows.stride * 2;
     float* acc = m.group_count > 1
                      ? static_cast<float*>(thread_scratch(ACC, static_cast<size_t>(rows) * PANEL * 4))
@@ -584,7 +584,11 @@ void panel_sums_of_quads(const Job& job, int64_t tile_first, int64_t tile_end, i
     const int64_t tiles = tile_end - tile_first;
     const char* weights = m.panels + panel * m.panel_bytes;
     const int64_t group_steps = m.group_count > 1 ? m.group_k / 4 : m.steps;
-    const int64_t block_max = tiles > 1 ? QUAD_STEPS : m.steps;
+    int64_t block_max = std::min(group_steps, tiles > 1 ? QUAD_STEPS : m.steps);
+#if BATON_AMX
+    const bool in_blocks = job.by_tiles && rows > TILE_HEIGHT;
+    if (in_blocks) block_max = std::min(group_steps, tiles > 1 ? TILE_STEPS : TILE_STEPS_ALONE);
+#endif
     int32_t* acc = static_cast<int32_t*>(thread_scratch(ACC, static_cast<size_t>(rows) * PANEL * 4));
     for (int64_t group = 0; group < m.group_count; ++group) {
         const int64_t group_first = group * group_steps, group_end = group_first + group_steps;
@@ -600,7 +604,9 @@ void panel_sums_of_quads(const Job& job, int64_t tile_first, int64_t tile_end, i
                     amx::dot<true>(row_pointer(job.rows, row) + first * QUAD_BYTES, job.rows.stride * QUAD_BYTES,
                                    static_cast<int>(tile_rows), weights + offset, count,
                                    first > group_first ? sums : nullptr, sums, PANEL * 4,
-                                   fetched_for(m, weights + offset, next, count, tile - tile_first, tiles));
+                                   in_blocks ? next_block(m, panel, first + count, next_panel, block_max, count,
+                                                          tile - tile_first, tiles)
+                                             : fetched_for(m, weights + offset, next, count, tile - tile_first, tiles));
                     continue;
                 }
 #endif
