@@ -241,15 +241,13 @@ def _timed(kernels: Any) -> Generator[list[float]]:
         return timed
 
     wrapped = [name for name in MODEL_CALLS if hasattr(kernels, name)]
-    replays = [(each, each.replay) for each in (StepTrace, SizedTrace)]
+    whole, sized = StepTrace.replay, SizedTrace.replay
     for name in wrapped:
         setattr(kernels, name, wrap(getattr(kernels, name)))
-    for each, replay in replays:
-        each.replay = wrap(replay)
+    StepTrace.replay, SizedTrace.replay = wrap(whole), wrap(sized)
     try:
         yield spent
     finally:
-        for each, replay in replays:
-            each.replay = replay
+        StepTrace.replay, SizedTrace.replay = whole, sized
         for name in wrapped:
             delattr(kernels, name)
