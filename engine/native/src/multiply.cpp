@@ -30,7 +30,6 @@ constexpr int64_t TILE_STEPS_ALONE = 64;  // of a panel that one tile of rows go
 constexpr int64_t AMX_ROWS = 32;        // of two tiles
 constexpr int64_t TASKS_PER_THREAD = 8;
 constexpr int64_t ROWS_OF_THREAD_MIN = 96;  // with fewer, threads share out the weights: each reads a part of them
-constexpr int64_t PANEL_AHEAD_BYTES = 48 << 10;  // several tiles of rows fetch a coded panel of up to so many one ahead
 constexpr int64_t AHEAD_DECODED = 4096;  // behind the block that was decoded
 constexpr int64_t AHEAD_BYTES = 4096;   // how far a single pass over the weights is prefetched
 constexpr double PARALLEL_SECONDS_MIN = 8e-6;  // below, waking a thread costs more than it brings
@@ -270,37 +269,38 @@ Prefetch prefetch_for(const Matrix& m, const char* here, const char* next_panel_
 }
 
 #if BATON_AMX
-// The part of these lines that one of the tiles of rows fetches, while it is multiplied in `tile_steps` steps.
-amx::Fetched part_of(const char* from, int64_t lines, int64_t tile_steps, int64_t tile, int64_t tiles) {
-    const int64_t share = (lines + tiles * tile_steps - 1) / (tiles * tile_steps);
-    if (!from || tile * share * tile_steps >= lines) return {nullptr, 0};
-    return {from + tile * share * tile_steps * 64, static_cast<int>(share)};
+// Whether so many rows pass over blocks of a panel, one after another, and not over the panel at once. Tiles of more
+// than sixteen rows go over a block twice, half of the columns at a time; coded weights are decoded once for all tiles.
+bool goes_by_blocks(const Matrix& m, int64_t rows) {
+    return rows > (m.format == CODE8 || m.format == CODE4 ? AMX_ROWS : TILE_HEIGHT);
 }
 
-// The block of up to `block_max` steps that follows in a panel, or else in the next one, while `count` steps are
-// multiplied by each of the tiles of rows: every one fetches its part. Tiles of more than sixteen rows go over a
-// block twice, half of the columns at a time, so that all of it is needed at once, and soon.
-amx::Fetched next_block(const Matrix& m, int64_t panel, int64_t step, const char* next_panel, int64_t block_max,
-                        int64_t count, int64_t tile, int64_t tiles) {
-    const bool is_last = step >= m.steps;
-    const int64_t bytes = step_bytes(m.format);
-    const char* from = is_last ? next_panel : m.panels + panel * m.panel_bytes + step * bytes;
-    const int64_t lines = std::min(block_max, is_last ? m.steps : m.steps - step) * bytes / 64;
-    return part_of(from, lines, (count + TILE_DEPTH - 1) / TILE_DEPTH, tile, tiles);
-}
+// What tiles of rows fetch while they are multiplied by a panel: a single pass what it comes to next, others their
+// parts of the block that follows, here or in the next panel, since all of a block is needed at once.
+struct PanelFetch {
+    const Matrix& m;
+    int64_t panel;
+    const char* next_panel;
+    int64_t rows, tiles;
+    int64_t block_max;  // steps
 
-// `prefetch_for` for tiles of AMX, every tile of rows fetching its part of the next panel.
-amx::Fetched fetched_for(const Matrix& m, const char* here, const char* next_panel_here, int64_t steps, int64_t tile,
-                         int64_t tiles) {
-    const int64_t tile_steps = (steps + TILE_DEPTH - 1) / TILE_DEPTH;
-    const int64_t lines = steps * step_bytes(m.format) / 64;
-    if (tiles == 1) {
-        const bool is_decoded = m.format == CODE8 || m.format == CODE4;  // and was read then
-        const int64_t ahead = is_decoded ? steps * step_bytes(m.format) + AHEAD_DECODED : AHEAD_BYTES;
-        return {here + ahead, static_cast<int>((lines + tile_steps - 1) / tile_steps)};
+    // For one of the tiles, during `count` steps from `first` on.
+    amx::Fetched during(int64_t first, int64_t count, int64_t tile) const {
+        const int64_t bytes = step_bytes(m.format), tile_steps = (count + TILE_DEPTH - 1) / TILE_DEPTH;
+        const char* here = m.panels + panel * m.panel_bytes + first * bytes;
+        if (!goes_by_blocks(m, rows)) {
+            const bool is_decoded = m.format == CODE8 || m.format == CODE4;  // and was read then
+            const int64_t ahead = is_decoded ? count * bytes + AHEAD_DECODED : AHEAD_BYTES;
+            return {here + ahead, static_cast<int>((count * bytes / 64 + tile_steps - 1) / tile_steps)};
+        }
+        const int64_t left = m.steps - first - count;
+        const char* from = left > 0 ? here + count * bytes : next_panel;
+        const int64_t lines = std::min(block_max, left > 0 ? left : m.steps) * bytes / 64;
+        const int64_t share = (lines + tiles * tile_steps - 1) / (tiles * tile_steps);
+        if (!from || tile * share * tile_steps >= lines) return {nullptr, 0};
+        return {from + tile * share * tile_steps * 64, static_cast<int>(share)};
     }
-    return part_of(next_panel_here, lines, tile_steps, tile, tiles);
-}
+};
 #endif
 
 // total (+)= scale * (acc - zero * sum), each operation rounded, as where groups are summed in registers.
@@ -484,19 +484,14 @@ void panel_sums_of_tiled_groups(const Job& job, int64_t tile_first, int64_t tile
     const char* weights = m.panels + panel * m.panel_bytes;
     const int64_t group_steps = m.group_k / 2;
     const int64_t at_once = (tiles > 1 ? DECODE_STEPS : std::max(DECODE_STEPS_OF_TILE, group_steps)) / group_steps;
-    const bool in_blocks = tiles > 1 && m.panel_bytes > PANEL_AHEAD_BYTES;
+    const PanelFetch fetch{m, panel, next_panel, job.row_of_tile(tile_end) - row_first, tiles, at_once * group_steps};
     float* acc = static_cast<float*>(thread_scratch(ACC, GROUPS_TOGETHER * AMX_ROWS * PANEL * 4));
     for (int64_t first = 0; first < m.group_count; first += at_once) {
         const int64_t count = std::min(at_once, m.group_count - first), steps = count * group_steps;
-        const int64_t offset = first * group_steps * step_bytes(m.format);
         const Block block = block_of(m, weights, first * group_steps, steps, true, false);
         for (int64_t tile = tile_first; tile < tile_end; ++tile) {
             const int64_t row = job.row_of_tile(tile), tile_rows = job.row_of_tile(tile + 1) - row;
-            amx::Fetched fetched =
-                in_blocks ? next_block(m, panel, (first + count) * group_steps, next_panel, at_once * group_steps, steps,
-                                       tile - tile_first, tiles)
-                          : fetched_for(m, weights + offset, next_panel ? next_panel + offset : nullptr, steps,
-                                        tile - tile_first, tiles);
+            amx::Fetched fetched = fetch.during(first * group_steps, steps, tile - tile_first);
             float* total = result + (row - row_first) * PANEL;
             const float* sums = job.sums ? job.sums + row * m.group_count : nullptr;
             for (int64_t group = first; group < first + count; group += GROUPS_TOGETHER) {
@@ -530,11 +525,11 @@ void panel_sums_by_tiles(const Job& job, int64_t tile_first, int64_t tile_end, i
     const char* weights = m.panels + panel * m.panel_bytes;
     const int64_t group_steps = m.group_count > 1 ? m.group_k / 2 : m.steps;
     const int64_t decode_max = tiles > 1 ? DECODE_STEPS : DECODE_STEPS_OF_TILE;
-    const bool in_blocks = coded ? tiles > 1 && m.panel_bytes > PANEL_AHEAD_BYTES : rows > TILE_HEIGHT;
-    const int64_t block_max = std::min(group_steps, coded        ? decode_max
-                                                    : !in_blocks ? m.steps
-                                                    : tiles > 1  ? TILE_STEPS
-                                                                 : TILE_STEPS_ALONE);
+    const int64_t block_max = std::min(group_steps, coded                      ? decode_max
+                                                    : !goes_by_blocks(m, rows) ? m.steps
+                                                    : tiles > 1                ? TILE_STEPS
+                                                                               : TILE_STEPS_ALONE);
+    const PanelFetch fetch{m, panel, next_panel, rows, tiles, block_max};
     const int64_t a_stride = job.rows.stride * 2;
     float* acc = m.group_count > 1
                      ? static_cast<float*>(thread_scratch(ACC, static_cast<size_t>(rows) * PANEL * 4))
@@ -550,19 +545,14 @@ void panel_sums_by_tiles(const Job& job, int64_t tile_first, int64_t tile_end, i
             if (steps > count)  // only decoded blocks are not whole tiles
                 std::memset(const_cast<char*>(block.data) + count * 256, 0, static_cast<size_t>(steps - count) * 256);
             const int64_t k_first = group * padded_group(m, true) + (first - group_first) * 2;
-            const int64_t offset = first * step_bytes(m.format);
             const bool finishes = end && m.group_count == 1 && first + count == group_end;
             for (int64_t tile = tile_first; tile < tile_end; ++tile) {
                 const int64_t row = job.row_of_tile(tile), tile_rows = job.row_of_tile(tile + 1) - row;
-                const amx::Fetched fetched =
-                    in_blocks
-                        ? next_block(m, panel, first + count, next_panel, block_max, count, tile - tile_first, tiles)
-                        : fetched_for(m, weights + offset, next_panel ? next_panel + offset : nullptr, count,
-                                      tile - tile_first, tiles);
                 float* const sums = acc + (row - row_first) * PANEL;
                 float* const to = finishes ? finished : sums;
                 amx::dot(row_pointer(job.rows, row) + k_first * 2, a_stride, static_cast<int>(tile_rows), block.data,
-                         steps, first > group_first ? sums : nullptr, to, PANEL * 4, fetched);
+                         steps, first > group_first ? sums : nullptr, to, PANEL * 4,
+                         fetch.during(first, count, tile - tile_first));
                 if (!finishes) continue;
                 if (coded) fold_group(m, panel, 0, to, to, tile_rows, job.sums ? job.sums + row : nullptr);
                 (*end)(row, tile_rows, to);
@@ -586,8 +576,9 @@ void panel_sums_of_quads(const Job& job, int64_t tile_first, int64_t tile_end, i
     const int64_t group_steps = m.group_count > 1 ? m.group_k / 4 : m.steps;
     int64_t block_max = std::min(group_steps, tiles > 1 ? QUAD_STEPS : m.steps);
 #if BATON_AMX
-    const bool in_blocks = job.by_tiles && rows > TILE_HEIGHT;
-    if (in_blocks) block_max = std::min(group_steps, tiles > 1 ? TILE_STEPS : TILE_STEPS_ALONE);
+    if (job.by_tiles && goes_by_blocks(m, rows))
+        block_max = std::min(group_steps, tiles > 1 ? TILE_STEPS : TILE_STEPS_ALONE);
+    const PanelFetch fetch{m, panel, next_panel, rows, tiles, block_max};
 #endif
     int32_t* acc = static_cast<int32_t*>(thread_scratch(ACC, static_cast<size_t>(rows) * PANEL * 4));
     for (int64_t group = 0; group < m.group_count; ++group) {
@@ -598,20 +589,18 @@ void panel_sums_of_quads(const Job& job, int64_t tile_first, int64_t tile_end, i
             for (int64_t tile = tile_first; tile < tile_end; ++tile) {
                 const int64_t row = job.row_of_tile(tile), tile_rows = job.row_of_tile(tile + 1) - row;
                 int32_t* sums = acc + (row - row_first) * PANEL;
-                const char* next = next_panel ? next_panel + offset : nullptr;
 #if BATON_AMX
                 if (job.by_tiles) {
                     amx::dot<true>(row_pointer(job.rows, row) + first * QUAD_BYTES, job.rows.stride * QUAD_BYTES,
                                    static_cast<int>(tile_rows), weights + offset, count,
                                    first > group_first ? sums : nullptr, sums, PANEL * 4,
-                                   in_blocks ? next_block(m, panel, first + count, next_panel, block_max, count,
-                                                          tile - tile_first, tiles)
-                                             : fetched_for(m, weights + offset, next, count, tile - tile_first, tiles));
+                                   fetch.during(first, count, tile - tile_first));
                     continue;
                 }
 #endif
                 const Prefetch prefetch =
-                    prefetch_for(m, weights + offset, next, count, tile - tile_first, tiles);
+                    prefetch_for(m, weights + offset, next_panel ? next_panel + offset : nullptr, count,
+                                 tile - tile_first, tiles);
                 const char* a[TALL_ROWS];
                 for (int64_t r = 0; r < tile_rows; ++r) a[r] = row_pointer(job.rows, row + r) + first * QUAD_BYTES;
                 dot_quads(tile_rows, a, weights + offset, count, sums, first > group_first, prefetch);
