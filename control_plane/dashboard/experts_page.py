@@ -36,7 +36,6 @@ class ExpertsPage:
             with workers.buttons:
                 ui.html(markup.keys(expert_strips.legend()), sanitize=False).classes("keys")
             self._workers = workers.html()
-        self._refresh()
         shell.on_tick(self._refresh)
         self._ask(request.query_params.get("ask", ""), request.query_params.get("rank", ""))
 

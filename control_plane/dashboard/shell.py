@@ -27,7 +27,9 @@ HELP = "1 to 5: pages. W: time window. T: theme. ?: this help. Tab and Enter rea
 
 
 class Shell:
-    """The frame of one open page. `on_tick` callbacks run about once a second while the page is open."""
+    """The frame of one open page, which arrives with its content: what would appear only with the first tick
+    would move what is below it, away from under a click.
+    """
 
     def __init__(self, dash: DashboardModel, request: Request, *, tab: str, has_window: bool = False) -> None:
         self.dash = dash
@@ -52,6 +54,7 @@ class Shell:
         self.page = ui.element("main").classes("page")
         with self.page:
             self._troubles = ui.html("", sanitize=False).classes("troubles")
+        self._put_frame()
         ui.keyboard(on_key=self._key, repeating=False)
         ui.timer(REFRESH_S, self.tick)
 
@@ -62,6 +65,8 @@ class Shell:
         return self.dash.sessions.counts(self.session) and self.session.may_operate
 
     def on_tick(self, call: Callable[[], None]) -> None:
+        """Call `call` now, and about once a second while the page is open."""
+        call()
         self._ticks.append(call)
 
     def put(self, element: ui.html, content: str) -> None:
@@ -74,6 +79,12 @@ class Shell:
         if not self.dash.sessions.counts(self.session):
             ui.navigate.to("/login")
             return
+        self._put_frame()
+        for call in self._ticks:
+            call()
+
+    def _put_frame(self) -> None:
+        """Show models, connection and problems."""
         collector = self.dash.collector
         state = collector.state
         self.put(self._model, _models(state.pools if state is not None else ()))
@@ -84,8 +95,6 @@ class Shell:
             live = f'<span class="dot"></span>{settled}'
         self.put(self._live, live)
         self.put(self._troubles, markup.troubles(self.dash.troubles()))
-        for call in self._ticks:
-            call()
 
     # --- window, theme, keys ----------------------------------------------------------------------
 

@@ -228,6 +228,22 @@ def test_orders_are_confirmed_and_say_who_gave_them(control, url, browser):
     ]
 
 
+def test_pages_arrive_with_their_content(control, url, browser):
+    control.groups = (group(),)
+    contents = {
+        "": "TTFT p99",
+        "workers": "There are no workers",
+        "decisions": "The autoscaler is off",
+        "experts": "4 of 4",
+    }
+    with looking(browser, url) as page:
+        expect(region(page, "Group: decode of m")).to_contain_text("4 of 4")
+        for path, content in contents.items():
+            text = page.request.get(f"{url}/{path}").text()
+            assert "No router follows this cluster" in text, path
+            assert content in text, path
+
+
 def test_who_may_only_look_is_offered_no_order(control, url, browser):
     control.groups = (group(),)
     with looking(browser, url, "vic") as page:
