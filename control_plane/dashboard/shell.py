@@ -56,7 +56,7 @@ class Shell:
             self._troubles = ui.html("", sanitize=False).classes("troubles")
         self._put_frame()
         ui.keyboard(on_key=self._key, repeating=False)
-        ui.timer(REFRESH_S, self.tick)
+        ui.timer(REFRESH_S, self.tick, immediate=False)
 
     @property
     def may_operate(self) -> bool:
