@@ -46,6 +46,8 @@ class Ready:
     block_ids: list[BlockId]
     hashes: list[BlockHash]
     first_token: int
+    cached_token_count: int
+    """Prompt tokens that the prefill worker found in its cache."""
     transferred_bytes: int
     transfer_s: float
     handover_s: float
@@ -98,6 +100,7 @@ class _Incoming(ReadSession):
     was_taken: bool = False
     """All that was granted was read well."""
     first_token: int | None = None
+    cached_token_count: int = 0
     first_logprobs: TokenLogprobs | None = None
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
     last_grant_s: float = 0.0
@@ -252,6 +255,7 @@ class KVReceiver:
             incoming.last_grant_s = now_s
         if grant.is_last and incoming.first_token is None:
             incoming.first_token = grant.first_token
+            incoming.cached_token_count = grant.cached_token_count
             incoming.first_logprobs, incoming.prompt_logprobs = grant.first_logprobs, grant.prompt_logprobs
             incoming.last_grant_s = now_s
         return self._finish_if_complete(incoming, now_s=now_s) or self._start_reads(now_s=now_s)
@@ -413,6 +417,7 @@ class KVReceiver:
             block_ids=incoming.block_ids,
             hashes=incoming.hashes,
             first_token=incoming.first_token,
+            cached_token_count=incoming.cached_token_count,
             transferred_bytes=(incoming.granted_end - incoming.held_count) * self._block_bytes,
             transfer_s=incoming.transfer_s,
             handover_s=now_s - incoming.last_grant_s,

@@ -15,16 +15,17 @@ def token_output(
 ) -> SequenceOutput:
     """The message with the sequence's newest tokens, `done.tokens`."""
     seq = done.sequence
-    is_first_here = not attempt.has_output and attempt.start.phase is not Phase.DECODE
+    is_first = not attempt.has_output
+    has_prefilled = attempt.start.phase is not Phase.DECODE
     return SequenceOutput(
         *seq.key,
         first_index=seq.generated_count - len(done.tokens),
         tokens=done.tokens,
         finish=seq.finish,
-        cached_token_count=seq.cached_token_count if is_first_here else None,
+        cached_token_count=seq.cached_token_count if is_first else None,
         logprobs=done.logprobs,
         prompt_logprobs=prompt_logprobs,
-        timings=attempt.clock.timings(now_s) if is_first_here else None,
+        timings=attempt.clock.timings(now_s) if is_first and has_prefilled else None,
     )
 
 

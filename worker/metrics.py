@@ -99,7 +99,9 @@ class WorkerMetrics:
             case CopyFromStore(copy_id, slots):
                 self._copies[copy_id] = ("out", len(slots))
             case ToRouter(_, StepOutput(outputs)):
-                cached = sum(output.cached_token_count or 0 for output in outputs)
+                # A decode worker repeats the count of the worker that prefilled, without timings.
+                own = [output.cached_token_count for output in outputs if output.timings is not None]
+                cached = sum(filter(None, own))
                 if cached:
                     self.meter.inc(catalogue.PREFIX_HIT_TOKENS, cached, worker=self._worker)
             case _:

@@ -188,7 +188,8 @@ class SequenceOutput(msgspec.Struct, frozen=True):
     tokens: tuple[int, ...]
     finish: FinishReason | None = None
     cached_token_count: int | None = None
-    """Prompt tokens found in the cache. The worker that prefilled sets it on an attempt's first output."""
+    """Prompt tokens that the worker that prefilled found in its cache. An attempt's first output of either
+    worker has it, since the router may hear the decode worker first."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     """One entry per token, if the request asks for them."""
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None

@@ -203,6 +203,13 @@ def test_decode_lost_with_one_token_left_is_finished_by_a_prefill_worker(pair):
     assert pair.delivered["s"] == [10, 11, 12]
 
 
+def test_an_answer_heard_whole_from_decode_has_its_count_of_cached_tokens(pair):
+    pair.submit(max_tokens=2)
+    pair.output("d", 0, 11, cached=3)
+    pair.output("d", 1, 12, finish=FinishReason.LENGTH)
+    assert pair.ended() == (FinishReason.LENGTH, 2, 3)
+
+
 def test_a_lost_attempts_late_words_change_nothing(pair):
     pair.submit()
     pair.failed("p")

@@ -6,8 +6,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.config import EngineConfig, TransferConfig
-from baton.core.messages import CancelSequence, Phase, SequenceFailed, SequenceJoined, SequenceRefused
+from baton.core.ids import WorkerId
+from baton.core.messages import (
+    CancelSequence,
+    Phase,
+    SequenceFailed,
+    SequenceJoined,
+    SequenceRefused,
+    StepOutput,
+)
 from baton.core.sampling import SamplingParams
+from baton.telemetry import catalogue
 from tests.unit.worker.worker_pair import (
     ROUTER,
     Cluster,
@@ -18,7 +27,8 @@ from tests.unit.worker.worker_pair import (
     known_hashes,
     start,
 )
-from worker.events import FromRouter, RouterJoined, RouterLost, WorkerTick
+from worker.events import FromRouter, RouterJoined, RouterLost, ToRouter, WorkerTick
+from worker.metrics import WorkerMetrics
 
 ROOM_TOKENS = 56  # of the smallest pool below
 
@@ -217,6 +227,24 @@ def test_cached_blocks_are_not_transferred_again():
     first, second = cluster.machines["d"].told_of(SequenceJoined)
     assert (first.transferred_bytes, second.transferred_bytes) == (5 * 4, 1 * 4)
     assert cluster.machines["p"].outputs("b")[0].cached_token_count == 17  # the last is computed
+
+
+def test_either_worker_says_what_was_cached_and_one_counts_it():
+    """An answer of few tokens may come whole from the decode worker before the prefill worker is heard."""
+    cluster = Cluster(Machine("p"), Machine("d"))
+    for name in ("a", "b"):
+        cluster.tell("p", start(name, tuple(range(18)), phase=Phase.PREFILL))
+        cluster.tell("d", start(name, tuple(range(18)), phase=Phase.DECODE, source="p"))
+        cluster.run()
+    for name, cached in (("a", 0), ("b", 17)):
+        for worker, hits in (("p", cached), ("d", 0)):
+            outputs = cluster.machines[worker].outputs(name)
+            counts = [output.cached_token_count for output in outputs]
+            assert counts == [cached] + [None] * (len(counts) - 1)
+            metrics = WorkerMetrics(WorkerId(worker))
+            for output in outputs:
+                metrics.on_action(ToRouter(ROUTER, StepOutput((output,))))
+            assert metrics.meter.value(catalogue.PREFIX_HIT_TOKENS, worker=worker) == hits
 
 
 def test_a_resumed_sequence_goes_on_where_it_stopped():
