@@ -121,7 +121,8 @@ async def compare(
         for number in range(rounds):
             for peer in servers:
                 progress(f"round {number + 1} of {rounds}: {peer.name}")
-                async with peers.running(peer, cores=cores, log=Path(logs) / "server.log") as server:
+                async with peers.running(peer, cores=cores, log=Path(logs) / "server.log") as running:
+                    server = running.url
                     warm_up = _load((2, 4, 64, 8), vocab)
                     await closed_loop.run(server, peer.model_name, warm_up, seed=-1)
                     for index, sizes in enumerate(LOADS):

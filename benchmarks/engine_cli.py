@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import statistics
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -56,6 +57,13 @@ PeerOption = Annotated[
     list[str],
     typer.Option(metavar="NAME=PATH", help=f"Path of the program or environment of {', '.join(PEERS)}."),
 ]
+RestartsOption = Annotated[
+    bool,
+    typer.Option(
+        "--restarts",
+        help="Start each server anew for its turn, if memory does not hold all of them at once.",
+    ),
+]
 TransformersOption = Annotated[
     bool,
     typer.Option("--transformers", help="Have transformers compute the prompt too, in bf16 and in turn."),
@@ -79,6 +87,7 @@ def engine(
     prompt_tokens: Annotated[int, typer.Option(min=1)] = 512,
     output_tokens: Annotated[int, typer.Option(min=2)] = 64,
     rounds: Annotated[int, typer.Option(min=1, max=100, help="Rounds in which the servers take turns.")] = 3,
+    restarts: RestartsOption = False,
     tensor: TensorOption = 1,
     tpot_slo_s: TpotOption = 0.0,
     peer: PeerOption = [],  # noqa: B006
@@ -93,7 +102,8 @@ def engine(
 ) -> None:
     """Compare the engine with bare matrix products and memory reads, and `baton serve` with other servers.
 
-    Other servers are found on PATH or named with --peer. All run on the same cores, in turn.
+    Other servers are found on PATH or named with --peer. All run on the same cores, in turn: they are in
+    memory together, and all but one are paused.
 
     Example: baton bench engine --threads 1,2 --peer vllm=~/vllm-env --peer llama-server=~/llama.cpp/build
     """
@@ -111,16 +121,15 @@ def engine(
         compared: list[ServerResult] = []
         if with_servers:
             slots = Slots(max(loads), max(SLOT_TOKENS, prompt_tokens + output_tokens))
+            comparison = servers.Comparison(
+                servers.loads_of(loads, prompt_tokens, output_tokens), rounds, not restarts, notes.print
+            )
             compared = servers.run(
                 peers_of(
                     folder, kinds, peer, slots, tensor=tensor, tpot_slo_s=tpot_slo_s, own_model=not model
                 ),
+                comparison,
                 core_counts=counts,
-                concurrencies=loads,
-                rounds=rounds,
-                prompt_tokens=prompt_tokens,
-                output_tokens=output_tokens,
-                progress=notes.print,
             )
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(EngineReport(engines, compared))).decode())
@@ -295,7 +304,8 @@ def _show_servers(results: list[ServerResult]) -> None:
     if not results:
         return
     table = Table(
-        title="Servers, medians over the rounds; ratio: output tok/s to those of the best other server"
+        title="Servers, medians over the rounds; ratio: output tok/s to that of the best other server in the "
+        "same round, median and range"
     )
     for column in (
         "cores",
@@ -311,14 +321,8 @@ def _show_servers(results: list[ServerResult]) -> None:
         table.add_column(column, justify="right")
     for r in sorted(results, key=lambda r: (r.cores, r.load.concurrency)):
         load = r.load
-        others = [
-            o.load.output_tokens_per_s
-            for o in results
-            if (o.cores, o.load.concurrency) == (r.cores, load.concurrency) and not o.peer.startswith("baton")
-        ]
-        ratio = (
-            f"{load.output_tokens_per_s / max(others):.2f}" if others and r.peer.startswith("baton") else ""
-        )
+        own = servers.ratios(r, results) if r.peer.startswith("baton") else []
+        ratio = f"{statistics.median(own):.2f} ({own[0]:.2f}-{own[-1]:.2f})" if own else ""
         times = (load.ttft_p50_s, load.ttft_p99_s, load.tpot_p50_s, load.tpot_p99_s)
         table.add_row(
             str(r.cores),

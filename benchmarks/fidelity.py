@@ -105,7 +105,8 @@ async def run(
     configs = _section(settings, "router", RouterConfig), _section(settings, "engine", EngineConfig)
     peer = _peer(model, pools, settings)
     progress(f"starting baton with {pools}")
-    async with peers.running(peer, cores=cores, log=log) as server:
+    async with peers.running(peer, cores=cores, log=log) as running:
+        server = running.url
         progress(f"warm-up: {len(warm.requests)} requests")
         await _replay(server, warm, load.slo, seed=WARM_SEED)
         progress(f"live: {len(counted.requests)} requests at {load.rate:g}/s")

@@ -1,10 +1,11 @@
-"""Other servers, and Baton itself, started one after another on the same cores with the same model.
+"""Other servers, and Baton itself, started on the same cores with the same model. One works at a time.
 
 A peer is found at `--peer NAME=PROGRAM` or on PATH. Each has its own environment, and nothing of it is
 imported here. It is started by the command that its own documentation gives for a CPU.
 """
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 from shutil import which
 
 import httpx
+import psutil
 
 from baton.core.errors import SetupError
 from benchmarks.closed_loop import Dialect, completion_body
@@ -99,8 +101,32 @@ def find_program(name: str, given: str | None) -> str | None:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class RunningPeer:
+    url: ServerUrl
+    pid: int
+
+    def pause(self) -> None:
+        """Stop all its processes where they are. They keep their memory, and take no processor time."""
+        for process in self._tree():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.suspend()
+
+    def resume(self) -> None:
+        for process in self._tree():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.resume()
+
+    def _tree(self) -> list[psutil.Process]:
+        try:
+            first = psutil.Process(self.pid)
+            return [first, *first.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+
 @asynccontextmanager
-async def running(peer: Peer, *, cores: Sequence[int], log: Path) -> AsyncGenerator[ServerUrl]:
+async def running(peer: Peer, *, cores: Sequence[int], log: Path) -> AsyncGenerator[RunningPeer]:
     """The peer, ready, on these cores only. Raises SetupError with the end of its log if it does not
     start."""
     port = free_port()
@@ -123,7 +149,12 @@ async def running(peer: Peer, *, cores: Sequence[int], log: Path) -> AsyncGenera
         )
     try:
         await _wait_ready(peer, process, port, log)
-        yield replace(parse_url(f"http://127.0.0.1:{port}"), says_done=peer.dialect != "transformers")
+        url = replace(parse_url(f"http://127.0.0.1:{port}"), says_done=peer.dialect != "transformers")
+        server = RunningPeer(url, process.pid)
+        try:
+            yield server
+        finally:
+            server.resume()
     finally:
         await _stop(process)
 

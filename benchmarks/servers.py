@@ -1,8 +1,17 @@
-"""Compares Baton with other servers: same model, same cores, same load, in turn, several rounds."""
+"""Compares Baton with other servers: same model, same cores, same load, in turn, several rounds.
+
+A machine that is shared with others changes its speed within minutes, by half and more. So that a comparison
+says something there, servers take turns load by load, all within a minute or two, and are compared within a
+round: they are started once, and all but the one that has its turn are paused.
+"""
 
 import asyncio
+import itertools
+import statistics
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -10,11 +19,15 @@ import msgspec
 from benchmarks import closed_loop, peers
 from benchmarks.bench_model import FIRST_TOKEN, VOCAB
 from benchmarks.closed_loop import ClosedLoopLoad, LoadResult
-from benchmarks.peers import Peer
+from benchmarks.peers import Peer, RunningPeer
+from loadgen.client import ServerUrl
 
 REQUESTS_PER_CLIENT = 2
 REQUESTS_MIN = 10
-WARM_UP_REQUESTS = 4
+WARM_UP = (2, 4)
+"""Requests in flight and requests after a start."""
+WAKE_UP = (1, 1)
+"""Those after a pause, in which others used the caches."""
 
 
 class ServerResult(msgspec.Struct, frozen=True):
@@ -23,63 +36,148 @@ class ServerResult(msgspec.Struct, frozen=True):
     rounds: int
     load: LoadResult
     """The median of each field over the rounds."""
+    output_tokens_per_s: tuple[float, ...]
+    """Of each round."""
 
 
-async def compare(
-    servers: Sequence[Peer],
-    *,
-    core_counts: Sequence[int],
-    concurrencies: Sequence[int],
-    rounds: int,
-    prompt_tokens: int,
-    output_tokens: int,
-    progress: Callable[[str], None],
-) -> list[ServerResult]:
-    """Every round starts each server anew, one at a time. Raises SetupError if one does not work."""
-    seen: dict[tuple[int, str, int], list[LoadResult]] = {}
-    with tempfile.TemporaryDirectory(prefix="baton-bench-") as logs:
-        for count in core_counts:
-            for number in range(rounds):
-                for peer in servers:
-                    progress(f"{count} core(s), round {number + 1} of {rounds}: {peer.name}")
-                    loads = [_load(c, prompt_tokens, output_tokens) for c in concurrencies]
-                    log = Path(logs) / f"{peer.name}.log"
-                    for result in await _measure(peer, range(count), loads, seed=number, log=log):
-                        seen.setdefault((count, peer.name, result.concurrency), []).append(result)
-                        progress(f"    {result.concurrency:3d} in flight: {_line(result)}")
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What every server is given, `rounds` times."""
+
+    loads: Sequence[ClosedLoopLoad]
+    rounds: int
+    keeps_all: bool
+    """Whether all servers are in memory at once, paused between their turns. Otherwise each is started anew
+    for each round: for models of which memory does not hold as many as there are servers."""
+    progress: Callable[[str], None]
+
+
+def loads_of(concurrencies: Sequence[int], prompt_tokens: int, output_tokens: int) -> list[ClosedLoopLoad]:
     return [
-        ServerResult(name, count, len(results), closed_loop.median_of(results))
-        for (count, name, _), results in seen.items()
+        ClosedLoopLoad(
+            concurrency=count,
+            requests=max(REQUESTS_MIN, count * REQUESTS_PER_CLIENT),
+            prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
+            first_token=FIRST_TOKEN,
+            end_token=VOCAB,
+        )
+        for count in concurrencies
     ]
 
 
-def _load(concurrency: int, prompt_tokens: int, output_tokens: int) -> ClosedLoopLoad:
-    return ClosedLoopLoad(
-        concurrency=concurrency,
-        requests=max(REQUESTS_MIN, concurrency * REQUESTS_PER_CLIENT),
-        prompt_tokens=prompt_tokens,
-        output_tokens=output_tokens,
-        first_token=FIRST_TOKEN,
-        end_token=VOCAB,
-    )
+async def compare(
+    servers: Sequence[Peer], comparison: Comparison, *, core_counts: Sequence[int]
+) -> list[ServerResult]:
+    """Give every server all loads. Raises SetupError if one does not work."""
+    results: list[ServerResult] = []
+    with tempfile.TemporaryDirectory(prefix="baton-bench-") as logs:
+        for count in core_counts:
+            async with AsyncExitStack() as stack:
+                turns = _Turns(stack, range(count), Path(logs), comparison)
+                for peer in servers if comparison.keeps_all else ():
+                    await turns.keep(peer)
+                results += await _rounds(servers, turns, comparison, cores=count)
+    return results
 
 
-async def _measure(
-    peer: Peer, cores: Sequence[int], loads: Sequence[ClosedLoopLoad], *, seed: int, log: Path
-) -> list[LoadResult]:
-    loads = [msgspec.structs.replace(load, dialect=peer.dialect) for load in loads]
-    async with peers.running(peer, cores=list(cores), log=log) as server:
-        warm_up = msgspec.structs.replace(loads[0], concurrency=2, requests=WARM_UP_REQUESTS)
-        await closed_loop.run(server, peer.model_name, warm_up, seed=-1)
-        return [await closed_loop.run(server, peer.model_name, load, seed=seed) for load in loads]
+async def _rounds(
+    servers: Sequence[Peer], turns: "_Turns", comparison: Comparison, *, cores: int
+) -> list[ServerResult]:
+    seen: dict[tuple[str, int], list[LoadResult]] = {}
+    loads = comparison.loads
+    # A server that is started for its turn is given all loads, since a start takes long.
+    groups = [[load] for load in loads] if comparison.keeps_all else [loads]
+    for number in range(comparison.rounds):
+        comparison.progress(f"{cores} core(s), round {number + 1} of {comparison.rounds}")
+        first = number % len(servers)  # nobody is always the one that comes after a certain other
+        for group in groups:
+            for peer in (*servers[first:], *servers[:first]):
+                async with turns.turn(peer) as server:
+                    for load in group:
+                        result = await _run(server, peer, load, seed=number)
+                        seen.setdefault((peer.name, load.concurrency), []).append(result)
+                        comparison.progress(f"    {peer.name}, {_line(result)}")
+    return [
+        ServerResult(
+            name,
+            cores,
+            len(results),
+            closed_loop.median_of(results),
+            tuple(result.output_tokens_per_s for result in results),
+        )
+        for (name, _), results in seen.items()
+    ]
+
+
+class _Turns:
+    """Servers that are ready and warm while it is their turn."""
+
+    def __init__(
+        self, stack: AsyncExitStack, cores: Sequence[int], logs: Path, comparison: Comparison
+    ) -> None:
+        self._stack, self._cores, self._logs, self._comparison = stack, list(cores), logs, comparison
+        self._kept: dict[str, RunningPeer] = {}
+        self._seeds = itertools.count(-1, -1)
+        """No warm-up has the prompts of another one, or of a load."""
+
+    async def keep(self, peer: Peer) -> None:
+        server = await self._stack.enter_async_context(self._started(peer))
+        server.pause()
+        self._kept[peer.name] = server
+
+    @asynccontextmanager
+    async def turn(self, peer: Peer) -> AsyncGenerator[ServerUrl]:
+        server = self._kept.get(peer.name)
+        if server is None:
+            async with self._started(peer) as started:
+                yield started.url
+            return
+        server.resume()
+        await self._warm_up(server, peer, WAKE_UP)
+        yield server.url
+        server.pause()
+
+    @asynccontextmanager
+    async def _started(self, peer: Peer) -> AsyncGenerator[RunningPeer]:
+        self._comparison.progress(f"{len(self._cores)} core(s): starting {peer.name}")
+        async with peers.running(peer, cores=self._cores, log=self._logs / f"{peer.name}.log") as server:
+            await self._warm_up(server, peer, WARM_UP)
+            yield server
+
+    async def _warm_up(self, server: RunningPeer, peer: Peer, size: tuple[int, int]) -> None:
+        concurrency, requests = size
+        load = msgspec.structs.replace(self._comparison.loads[0], concurrency=concurrency, requests=requests)
+        await _run(server.url, peer, load, seed=next(self._seeds))
+
+
+async def _run(server: ServerUrl, peer: Peer, load: ClosedLoopLoad, *, seed: int) -> LoadResult:
+    own = msgspec.structs.replace(load, dialect=peer.dialect)
+    return await closed_loop.run(server, peer.model_name, own, seed=seed)
 
 
 def _line(r: LoadResult) -> str:
     return (
-        f"{r.output_tokens_per_s:6.1f} tok/s, TTFT {r.ttft_p50_s * 1e3:7.1f} ms, "
-        f"TPOT {r.tpot_p50_s * 1e3:6.2f} ms"
+        f"{r.concurrency} in flight: {r.output_tokens_per_s:.1f} tok/s, TTFT {r.ttft_p50_s * 1e3:.1f} ms, "
+        f"TPOT {r.tpot_p50_s * 1e3:.2f} ms"
     )
 
 
-def run(servers: Sequence[Peer], **options: object) -> list[ServerResult]:
-    return asyncio.run(compare(servers, **options))  # pyright: ignore[reportArgumentType]
+def ratios(result: ServerResult, results: Sequence[ServerResult]) -> list[float]:
+    """Return its output beside that of the best other server (by its median) in the same round, ascending;
+    empty if there is no other."""
+    others = [
+        other
+        for other in results
+        if (other.cores, other.load.concurrency) == (result.cores, result.load.concurrency)
+        and not other.peer.startswith("baton")
+    ]
+    if not others:
+        return []
+    best = max(others, key=lambda other: statistics.median(other.output_tokens_per_s))
+    pairs = zip(result.output_tokens_per_s, best.output_tokens_per_s, strict=True)
+    return sorted(own / other for own, other in pairs)
+
+
+def run(servers: Sequence[Peer], comparison: Comparison, *, core_counts: Sequence[int]) -> list[ServerResult]:
+    return asyncio.run(compare(servers, comparison, core_counts=core_counts))

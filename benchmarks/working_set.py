@@ -61,7 +61,8 @@ async def compare(
     with tempfile.TemporaryDirectory(prefix="baton-bench-") as folder:
         for peer in servers:
             progress(f"starting {peer.name}")
-            async with peers.running(peer, cores=cores, log=Path(folder) / "log") as server:
+            async with peers.running(peer, cores=cores, log=Path(folder) / "log") as running:
+                server = running.url
                 await asyncio.gather(*(_ask(server, load, s, 0, 0.0) for s in range(min(2, load.sessions))))
                 progress(f"{peer.name}: first turns of {load.sessions} sessions")
                 for session in range(load.sessions):

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import statistics
 import tempfile
 from pathlib import Path
 from typing import Annotated
@@ -110,12 +111,15 @@ def store_cost(
                 peers.baton_peer(model, name="with the store"),
                 peers.baton_peer(model, name="without", settings=[NO_STORE]),
             ],
+            servers.Comparison(
+                servers.loads_of(
+                    [int(part) for part in concurrency.split(",")], prompt_tokens, output_tokens
+                ),
+                rounds,
+                keeps_all=True,
+                progress=notes.print,
+            ),
             core_counts=[len(os.sched_getaffinity(0))],
-            concurrencies=[int(part) for part in concurrency.split(",")],
-            rounds=rounds,
-            prompt_tokens=prompt_tokens,
-            output_tokens=output_tokens,
-            progress=notes.print,
         )
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(results)).decode())
@@ -135,14 +139,16 @@ def _cost_table(results: list[ServerResult]) -> Table:
         "TPOT p50 ms",
     ):
         table.add_column(name, justify="right" if name else "left")
-    without = {r.load.concurrency: r.load for r in results if r.peer == "without"}
+    without = {r.load.concurrency: r for r in results if r.peer == "without"}
     for result in results:
-        load, base = result.load, without[result.load.concurrency]
+        beside = without[result.load.concurrency]
+        load, base = result.load, beside.load
+        pairs = zip(result.output_tokens_per_s, beside.output_tokens_per_s, strict=True)
         table.add_row(
             str(load.concurrency),
             result.peer,
             f"{load.output_tokens_per_s:.1f}",
-            f"{load.output_tokens_per_s / base.output_tokens_per_s:.3f}",
+            f"{statistics.median(own / other for own, other in pairs):.3f}",
             f"{load.ttft_p50_s * 1e3:.1f}",
             f"{load.ttft_p50_s / base.ttft_p50_s:.3f}",
             f"{load.tpot_p50_s * 1e3:.2f}",
