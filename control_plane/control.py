@@ -60,7 +60,7 @@ class Control:
     ) -> None:
         """`config.cluster.ray_address` must be set. `is_local` means that Ray runs on this machine for this
         cluster alone. `record` is the file that keeps orders, or None to keep none."""
-        self._config = config
+        self._config, self._is_local = config, is_local
         self._home = RayCluster(config.cluster.ray_address)
         self._ray = RayReplicas(
             actor_class, config=config, home=self._home, is_local=is_local, on_exit=self._on_exit
@@ -97,6 +97,8 @@ class Control:
         self._expert_metrics = ExpertMetrics(self._plane.meter)
         self._metrics = MetricsServer(render=self._render, health=self._health)
         self._server: grpc.aio.Server | None = None
+        self._has_settled = asyncio.Event()
+        """All workers have served."""
         self._start_dashboard: Callable[[str], None] = lambda control_address: None
         self._dashboard: DashboardChild | None = None
         self._is_first_life = True
@@ -125,7 +127,9 @@ class Control:
 
         def start(control_address: str) -> None:
             self._dashboard = DashboardChild.of(command, self._config, control_address)
-            self._background.spawn(self._dashboard.run_beside(announce))
+            # On the machine of the workers it would take the cores that these load their model with.
+            after = self._has_settled if self._is_local else None
+            self._background.spawn(self._dashboard.run_beside(announce, after=after))
 
         self._start_dashboard = start
 
@@ -205,6 +209,7 @@ class Control:
                     raise self._crash.error
                 if all_there in waits and all_there.done():
                     waits -= {all_there, self._plane.setup_error}
+                    self._has_settled.set()
                     settled()  # from now on, workers that cannot start are logged and tried again
                 elif self._plane.setup_error in waits and self._plane.setup_error.done():
                     raise SetupError(self._plane.setup_error.result())

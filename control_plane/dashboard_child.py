@@ -1,6 +1,7 @@
 """The dashboard as a supervised child, so that its work costs the control plane nothing."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 
@@ -15,6 +16,8 @@ DashboardCommand = Callable[[str], Sequence[str]]
 """Function from the address of a control plane to the argv of a dashboard for it."""
 
 END_S = 3.0
+WAIT_S = 15.0
+"""The longest time that the start waits for the workers."""
 
 SILENCE_S = 60.0
 """Least time without an answer after which the dashboard is killed. No request depends on it, and a restart
@@ -38,9 +41,16 @@ class DashboardChild(Child):
             silence_s=max(SILENCE_S, config.cluster.router_silence_s),
         )
 
-    async def run_beside(self, announce: Callable[[str], None]) -> None:
+    async def run_beside(
+        self, announce: Callable[[str], None], *, after: asyncio.Event | None, wait_s: float = WAIT_S
+    ) -> None:
         """Run the dashboard, and call `announce` once with its URL. The cluster serves without a dashboard as
-        well, so an error that keeps it from starting is only logged."""
+        well, so an error that keeps it from starting is only logged. It starts when `after` is set, or after
+        `wait_s`: who wants to see why the workers do not come looks at it."""
+        if after is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await after.wait()
         announcing = asyncio.create_task(self._announce(announce))
         try:
             await self.run()
