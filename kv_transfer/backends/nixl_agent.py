@@ -50,6 +50,15 @@ def keep_within(host: str) -> None:
         os.environ.setdefault("UCX_NET_DEVICES", "lo")
 
 
+def leave_hooks_out() -> None:
+    """Before the first agent of a process whose pool is in host memory: keep UCX from hooking calls that
+    release memory (UCX_MEM_MMAP_HOOK_MODE). By default it rewrites the code of mmap and of seven calls like
+    it, and spins for 50 ms after each, 0.4 s of a core in all. Its caches of registered memory need that; a
+    pool is registered by us, and stays mapped for as long as its agent lives. The other way to hook, the
+    relocation table, makes a later import of torch abort."""
+    os.environ.setdefault("UCX_MEM_MMAP_HOOK_MODE", "none")
+
+
 class NixlPeerLost(Exception):
     """The request can never complete; nothing of it lands any more."""
 
