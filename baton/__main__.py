@@ -2,10 +2,14 @@
 
 import logging
 import os
+import platform
 import sys
 
 # gRPC logs every peer that closes its connection. Users of a command do not need these lines.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+if platform.machine() in ("x86_64", "AMD64"):  # elsewhere torch's own products may be OpenBLAS's
+    # numpy starts a thread of OpenBLAS for each core, which spins for a while. We multiply nothing by it.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def main() -> None:
