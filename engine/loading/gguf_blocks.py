@@ -4,6 +4,8 @@ Layouts: ggml's ggml-common.h and ggml-quants.c. R rows of n blocks; a row's blo
 Blocks of the K types hold 256 values in groups that have integer scales of their own.
 """
 
+from typing import Any
+
 import gguf
 import numpy as np
 import numpy.typing as npt
@@ -41,14 +43,31 @@ def blocks_to_matrix(rows: Bytes, kind: str, dtype: torch.dtype) -> Matrix:
 
 
 def dequantize(rows: Bytes, kind: str, dtype: torch.dtype) -> Tensor:
-    """[R, n]"""
-    quant_type = gguf.GGMLQuantizationType[kind]
-    pieces = (rows[i : i + _ROWS_AT_ONCE] for i in range(0, len(rows), _ROWS_AT_ONCE))
-    return torch.cat([torch.from_numpy(gguf.dequantize(piece, quant_type)).to(dtype) for piece in pieces])
+    """[R, n]. The numbers are those of gguf.dequantize, which takes sixteen rows at a time, and several times
+    as long for a large vocabulary."""
+    starts = range(0, len(rows), _ROWS_AT_ONCE)
+    return torch.cat([_floats(rows[i : i + _ROWS_AT_ONCE], kind).to(dtype) for i in starts])
+
+
+def _floats(rows: Bytes, kind: str) -> Tensor:
+    """float32 [R, n]"""
+    if not is_exact(kind):
+        return torch.from_numpy(gguf.dequantize(rows, gguf.GGMLQuantizationType[kind]))
+    values, scales, lows = _stored(rows, kind)
+    floats = values.view(*scales.shape, -1).to(torch.float32).mul_(scales[..., None])
+    return (floats if lows is None else floats.add_(lows[..., None])).view(len(rows), -1)
 
 
 def _integers(rows: Bytes, kind: str) -> tuple[Tensor, Tensor, Tensor | None]:
     """Values int8 [R, n], scales and zeros float32 [R, groups]."""
+    values, scales, lows = _stored(rows, kind)
+    if lows is None:
+        return values.to(torch.int8), scales, None
+    return _with_zeros(values, scales, lows, bits=_BITS.get(kind, 8))
+
+
+def _stored(rows: Bytes, kind: str) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Values [R, n], and scales and lowest values float32 [R, groups]: a number is scale * value + low."""
     block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][1]
     blocks = rows.reshape(-1, block_bytes)
     match kind:
@@ -65,12 +84,11 @@ def _integers(rows: Bytes, kind: str) -> tuple[Tensor, Tensor, Tensor | None]:
             scales, lows = _k_scales(blocks)
         case _:
             values, scales, lows = *_sixes(blocks), None
-    matrix_values = torch.from_numpy(np.ascontiguousarray(values).reshape(len(rows), -1))
-    wide = torch.from_numpy(np.ascontiguousarray(scales).reshape(len(rows), -1))
-    if lows is None:
-        return matrix_values.to(torch.int8), wide, None
-    low = torch.from_numpy(np.ascontiguousarray(lows).reshape(len(rows), -1))
-    return _with_zeros(matrix_values, wide, low, bits=_BITS.get(kind, 8))
+
+    def by_row(array: npt.NDArray[Any]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array).reshape(len(rows), -1))
+
+    return by_row(values), by_row(scales), None if lows is None else by_row(lows)
 
 
 def _with_zeros(
@@ -81,7 +99,9 @@ def _with_zeros(
     is_flat = scales == 0
     zeros = -lows / torch.where(is_flat, torch.ones_like(scales), scales) - middle
     group = unsigned.shape[1] // scales.shape[1]
-    values = unsigned.to(torch.int8) - middle
+    values = unsigned.to(torch.int8).sub_(middle)
+    if not is_flat.any():
+        return values, scales, zeros
     values.masked_fill_(is_flat.repeat_interleave(group, dim=1), 0)
     return values, torch.where(is_flat, lows, scales), torch.where(is_flat, -torch.ones_like(zeros), zeros)
 

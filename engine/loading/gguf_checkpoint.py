@@ -61,7 +61,8 @@ class GgufCheckpoint:
             values = values if wanted is None else values[wanted]
         else:
             part = _selected(stored, self._wanted_rows(name, place, shape[0], rows))
-            values = _float_rows(part, tensor).view(-1, *shape[1:])
+            exact = torch.float32 if place.change == "minus_one" else dtype
+            values = _float_rows(part, tensor, exact).view(-1, *shape[1:])
         return (values.float() - 1 if place.change == "minus_one" else values).to(dtype)
 
     def matrix(
@@ -224,10 +225,11 @@ def _block_bytes(place: GgufPlace, tensor: GgufTensor, columns: range) -> slice:
     return slice(columns.start // per_block * block_bytes, columns.stop // per_block * block_bytes)
 
 
-def _float_rows(rows: Bytes, tensor: GgufTensor) -> Tensor:
+def _float_rows(rows: Bytes, tensor: GgufTensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """`dtype` is that of a quantised tensor's numbers. Others keep theirs."""
     if tensor.is_float:
         return torch.from_numpy(np.array(rows)).view(_FLOATS[tensor.type])
-    return dequantize(np.ascontiguousarray(rows), tensor.type, torch.float32)
+    return dequantize(np.ascontiguousarray(rows), tensor.type, dtype)
 
 
 def _placed(matrix: Matrix, bias: Tensor | None, device: torch.device) -> Matrix:

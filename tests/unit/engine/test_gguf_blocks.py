@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine.kernels.weights import DenseMatrix, IntMatrix, to_dense
-from engine.loading.gguf_blocks import blocks_to_matrix
+from engine.loading.gguf_blocks import blocks_to_matrix, dequantize
 
 FLOATS_AT = {
     "Q8_0": (0,),
@@ -44,3 +44,5 @@ def test_blocks_mean_what_the_library_says(kind: str) -> None:
         assert int(matrix.values.max()) <= 7
     expected = torch.from_numpy(gguf.dequantize(rows, quant_type))
     torch.testing.assert_close(to_dense(matrix, torch.float32).weight, expected, rtol=1e-5, atol=1e-5)
+    for dtype in (torch.float32, torch.bfloat16):
+        assert torch.equal(dequantize(rows, kind, dtype), expected.to(dtype)), "bit for bit"
