@@ -169,7 +169,7 @@ def _int(matrix: IntMatrix) -> NativeMatrix:
         values = torch.tensor([*range(8), *range(-8, 0)], dtype=torch.bfloat16)
     else:
         magnitude = matrix.values.abs().view(torch.uint8) & 127
-        codes = torch.where(matrix.values < 0, magnitude | 128, magnitude)  # -128 becomes 0x80
+        codes = magnitude | (matrix.values.view(torch.uint8) & 128)  # -128 becomes 0x80
         values = torch.cat((torch.arange(128), torch.tensor([-128]))).bfloat16()
     return _coded(
         *(codes, matrix.bits, values, group),
