@@ -121,7 +121,7 @@ def engine(
         compared: list[ServerResult] = []
         if with_servers:
             slots = Slots(max(loads), max(SLOT_TOKENS, prompt_tokens + output_tokens))
-            comparison = servers.Comparison(
+            comparison = servers.ServerComparison(
                 servers.loads_of(loads, prompt_tokens, output_tokens), rounds, not restarts, notes.print
             )
             compared = servers.run(

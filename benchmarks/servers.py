@@ -37,11 +37,11 @@ class ServerResult(msgspec.Struct, frozen=True):
     load: LoadResult
     """The median of each field over the rounds."""
     output_tokens_per_s: tuple[float, ...]
-    """Of each round."""
+    """One number for each round."""
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class ServerComparison:
     """What every server is given, `rounds` times."""
 
     loads: Sequence[ClosedLoopLoad]
@@ -67,7 +67,7 @@ def loads_of(concurrencies: Sequence[int], prompt_tokens: int, output_tokens: in
 
 
 async def compare(
-    servers: Sequence[Peer], comparison: Comparison, *, core_counts: Sequence[int]
+    servers: Sequence[Peer], comparison: ServerComparison, *, core_counts: Sequence[int]
 ) -> list[ServerResult]:
     """Give every server all loads. Raises SetupError if one does not work."""
     results: list[ServerResult] = []
@@ -82,7 +82,7 @@ async def compare(
 
 
 async def _rounds(
-    servers: Sequence[Peer], turns: "_Turns", comparison: Comparison, *, cores: int
+    servers: Sequence[Peer], turns: "_Turns", comparison: ServerComparison, *, cores: int
 ) -> list[ServerResult]:
     seen: dict[tuple[str, int], list[LoadResult]] = {}
     loads = comparison.loads
@@ -114,7 +114,7 @@ class _Turns:
     """Servers that are ready and warm while it is their turn."""
 
     def __init__(
-        self, stack: AsyncExitStack, cores: Sequence[int], logs: Path, comparison: Comparison
+        self, stack: AsyncExitStack, cores: Sequence[int], logs: Path, comparison: ServerComparison
     ) -> None:
         self._stack, self._cores, self._logs, self._comparison = stack, list(cores), logs, comparison
         self._kept: dict[str, RunningPeer] = {}
@@ -179,5 +179,7 @@ def ratios(result: ServerResult, results: Sequence[ServerResult]) -> list[float]
     return sorted(own / other for own, other in pairs)
 
 
-def run(servers: Sequence[Peer], comparison: Comparison, *, core_counts: Sequence[int]) -> list[ServerResult]:
+def run(
+    servers: Sequence[Peer], comparison: ServerComparison, *, core_counts: Sequence[int]
+) -> list[ServerResult]:
     return asyncio.run(compare(servers, comparison, core_counts=core_counts))

@@ -111,7 +111,7 @@ def store_cost(
                 peers.baton_peer(model, name="with the store"),
                 peers.baton_peer(model, name="without", settings=[NO_STORE]),
             ],
-            servers.Comparison(
+            servers.ServerComparison(
                 servers.loads_of(
                     [int(part) for part in concurrency.split(",")], prompt_tokens, output_tokens
                 ),

@@ -460,15 +460,13 @@ class WorkerCore:
                     assert_never(action)
 
     def _on_ready(self, ready: Ready, now_s: float) -> None:
-        """Let a sequence whose KV has arrived join the running batch. The router gets the first token and
-        the count of cached tokens from here too, and drops what it has: nothing is missing, whichever worker
-        it hears first."""
+        """Let a sequence whose KV has arrived join the running batch. The router hears of all from here too,
+        and drops what it has: nothing is missing, whichever worker it hears first."""
         attempt = self._attempts.get(ready.key)
         assert attempt is not None
         seq = attempt.sequence = self._sequence(attempt.start, list(attempt.start.tokens))
         seq.block_ids, seq.hashes = ready.block_ids, ready.hashes
-        seq.computed_count = len(seq.tokens)
-        seq.committed_count = len(ready.hashes)
+        seq.computed_count, seq.committed_count = len(seq.tokens), len(ready.hashes)
         seq.cached_token_count = ready.cached_token_count
         tokens = seq.extend((ready.first_token,))
         joined = SequenceJoined(*ready.key, ready.transferred_bytes, ready.transfer_s, ready.handover_s)

@@ -28,13 +28,7 @@ from baton.core.errors import IncompatiblePeer, SetupError, TransferFailed
 from baton.core.ids import WorkerId
 from kv_transfer.backend import KVMemory, check_blocks
 from kv_transfer.backends.cuda_driver import CudaDevice, CudaError
-from kv_transfer.backends.nixl_agent import (
-    DescriptorList,
-    NixlAgent,
-    NixlPeerLost,
-    keep_within,
-    leave_hooks_out,
-)
+from kv_transfer.backends.nixl_agent import DescriptorList, NixlAgent, NixlPeerLost, set_up_ucx
 from kv_transfer.backends.nixl_thread import Job, Refused, Steps, TransferThread
 from kv_transfer.layout import Ranges, check_ranges, cover
 
@@ -111,9 +105,7 @@ class NixlBackend:
         open_device: Callable[[int], CudaDevice] = CudaDevice,
     ) -> None:
         """`host`: the address of this machine that peers reach; empty: any."""
-        keep_within(host)
-        if memory.is_host:
-            leave_hooks_out()
+        set_up_ucx(host, is_pool_in_host_memory=memory.is_host)
         self._memory, self._open_device = memory, open_device
         self._progresses_itself = memory.is_host
         self._device: CudaDevice | None = None

@@ -39,9 +39,16 @@ BINDINGS = ("nixl._bindings", "nixl_cu13._bindings", "nixl_cu12._bindings")
 """The package `nixl` picks the wheel that fits this machine's CUDA; without it, the wheel that is there."""
 
 
-def keep_within(host: str) -> None:
-    """Before the first agent of a process: UCX listens on every interface that it finds. A process that only
-    this machine reaches (`host` is of loopback) needs one; for others UCX chooses, or UCX_NET_DEVICES."""
+def set_up_ucx(host: str, *, is_pool_in_host_memory: bool) -> None:
+    """Call this before the first agent of a process. What the environment says already is kept."""
+    _keep_within(host)
+    if is_pool_in_host_memory:
+        _leave_hooks_out()
+
+
+def _keep_within(host: str) -> None:
+    """UCX listens on every interface that it finds. A process that only this machine reaches (`host` is of
+    loopback) needs one; for others UCX chooses, or UCX_NET_DEVICES."""
     try:
         is_loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -50,12 +57,11 @@ def keep_within(host: str) -> None:
         os.environ.setdefault("UCX_NET_DEVICES", "lo")
 
 
-def leave_hooks_out() -> None:
-    """Before the first agent of a process whose pool is in host memory: keep UCX from hooking calls that
-    release memory (UCX_MEM_MMAP_HOOK_MODE). By default it rewrites the code of mmap and of seven calls like
-    it, and spins for 50 ms after each, 0.4 s of a core in all. Its caches of registered memory need that; a
-    pool is registered by us, and stays mapped for as long as its agent lives. The other way to hook, the
-    relocation table, makes a later import of torch abort."""
+def _leave_hooks_out() -> None:
+    """Keep UCX from hooking calls that release memory (UCX_MEM_MMAP_HOOK_MODE). By default it rewrites the
+    code of mmap and of seven calls like it, and spins for 50 ms after each, 0.4 s of a core in all. Its caches
+    of registered memory need that; a pool is registered by us, and stays mapped while its agent lives.
+    The other way to hook, the relocation table, makes a later import of torch abort."""
     os.environ.setdefault("UCX_MEM_MMAP_HOOK_MODE", "none")
 
 

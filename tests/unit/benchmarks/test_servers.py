@@ -11,7 +11,7 @@ import pytest
 from benchmarks import peers, servers
 from benchmarks.closed_loop import LoadResult
 from benchmarks.peers import Peer
-from benchmarks.servers import Comparison, ServerResult, loads_of, ratios
+from benchmarks.servers import ServerComparison, ServerResult, loads_of, ratios
 
 SERVER = """
 import http.server, json, os, subprocess, sys
@@ -68,7 +68,7 @@ async def test_a_paused_server_stands_still_with_its_children_and_goes_on(tmp_pa
 async def test_servers_take_turns_with_the_same_prompts_and_none_twice(tmp_path, keeps_all):
     names = ["baton", "vllm"]
     told: list[str] = []
-    comparison = Comparison(loads_of([1, 2], 8, 2), 2, keeps_all, told.append)
+    comparison = ServerComparison(loads_of([1, 2], 8, 2), 2, keeps_all, told.append)
     found = await servers.compare([a_peer(name, tmp_path) for name in names], comparison, core_counts=[1])
     assert [(r.peer, r.load.concurrency, r.rounds) for r in found] == (
         [("baton", 1, 2), ("vllm", 1, 2), ("baton", 2, 2), ("vllm", 2, 2)]
