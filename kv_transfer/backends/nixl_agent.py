@@ -59,7 +59,7 @@ def _keep_within(host: str) -> None:
 
 def _leave_hooks_out() -> None:
     """Keep UCX from hooking calls that release memory (UCX_MEM_MMAP_HOOK_MODE). By default it rewrites the
-    code of mmap and of seven calls like it, and spins for 50 ms after each, 0.4 s of a core in all. Its caches
+    code of mmap and of seven calls like it, and spins for 50 ms after each, 0.4 s of a core. Its caches
     of registered memory need that; a pool is registered by us, and stays mapped while its agent lives.
     The other way to hook, the relocation table, makes a later import of torch abort."""
     os.environ.setdefault("UCX_MEM_MMAP_HOOK_MODE", "none")
