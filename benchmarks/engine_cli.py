@@ -304,8 +304,8 @@ def _show_servers(results: list[ServerResult]) -> None:
     if not results:
         return
     table = Table(
-        title="Servers, medians over the rounds; ratio: output tok/s to that of the best other server in the "
-        "same round, median and range"
+        title="Servers, medians over the rounds; ratio: output tok/s to that of the other server with the "
+        "best median, round by round: median and range"
     )
     for column in (
         "cores",

@@ -13,6 +13,7 @@ import httpx
 
 from baton.core.errors import SetupError
 from benchmarks.goodput_variants import Process, ServerVariant, fill, python_program
+from benchmarks.peers import inherited_environment
 from benchmarks.ports import free_port
 from loadgen.client import ServerUrl, parse_url
 
@@ -104,7 +105,7 @@ async def _start(
                 raise SetupError(f"process {process.name}: unknown placeholder {{{kind}}}")
 
     command = [fill(part, value) for part in process.command]
-    env = {**os.environ, **{k: fill(text, value) for k, text in process.env.items()}}
+    env = inherited_environment() | {k: fill(text, value) for k, text in process.env.items()}
     with log.open("ab") as output:
         return await asyncio.create_subprocess_exec(
             *command,

@@ -51,7 +51,7 @@ def baton_peer(
         name,
         (
             *(sys.executable, "-m", "baton", "serve", "--model", str(model), "--port", "{port}"),
-            *(*workers, "--set", f"model.name={MODEL_NAME}", *sets),
+            *(*workers, "--set", f"model.name={MODEL_NAME}", "--set", "dashboard.port=0", *sets),
         ),
         {"OMP_WAIT_POLICY": "PASSIVE"},
     )
@@ -104,25 +104,36 @@ def find_program(name: str, given: str | None) -> str | None:
 @dataclass(frozen=True, slots=True)
 class RunningPeer:
     url: ServerUrl
-    pid: int
+    process: psutil.Process
+    log: Path
 
     def pause(self) -> None:
         """Stop all its processes where they are. They keep their memory, and take no processor time."""
-        for process in self._tree():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.suspend()
+        paused: set[psutil.Process] = set()
+        while fresh := set(self._tree()) - paused:  # one may have started another before it was stopped
+            for process in fresh:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.suspend()
+            paused |= fresh
 
     def resume(self) -> None:
         for process in self._tree():
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.resume()
 
+    def log_tail(self) -> str:
+        return _tail(self.log)
+
     def _tree(self) -> list[psutil.Process]:
         try:
-            first = psutil.Process(self.pid)
-            return [first, *first.children(recursive=True)]
+            return [self.process, *self.process.children(recursive=True)]
         except psutil.NoSuchProcess:
             return []
+
+
+def inherited_environment() -> dict[str, str]:
+    """Return this process's environment without what `baton.__main__` sets for Baton alone."""
+    return {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
 
 
 @asynccontextmanager
@@ -136,7 +147,7 @@ async def running(peer: Peer, *, cores: Sequence[int], log: Path) -> AsyncGenera
         "cores": ",".join(map(str, cores)),
     }
     command = [_filled(part, values) for part in peer.command]
-    env = {**os.environ, **{name: _filled(value, values) for name, value in peer.env.items()}}
+    env = inherited_environment() | {name: _filled(value, values) for name, value in peer.env.items()}
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
             *command,
@@ -150,7 +161,7 @@ async def running(peer: Peer, *, cores: Sequence[int], log: Path) -> AsyncGenera
     try:
         await _wait_ready(peer, process, port, log)
         url = replace(parse_url(f"http://127.0.0.1:{port}"), says_done=peer.dialect != "transformers")
-        server = RunningPeer(url, process.pid)
+        server = RunningPeer(url, psutil.Process(process.pid), log)
         try:
             yield server
         finally:
@@ -194,7 +205,8 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
     for sign in (signal.SIGINT, signal.SIGKILL):
         if process.returncode is not None:
             break
-        os.killpg(process.pid, sign)
+        with contextlib.suppress(ProcessLookupError):  # it died by itself, and that is not known here yet
+            os.killpg(process.pid, sign)
         try:
             async with asyncio.timeout(STOP_S):
                 await process.wait()

@@ -1,6 +1,6 @@
 """Compares Baton with other servers: same model, same cores, same load, in turn, several rounds.
 
-A machine that is shared with others changes its speed within minutes, by half and more. So that a comparison
+A machine that is shared with others changes its speed within a minute, by half and more. So that a comparison
 says something there, servers take turns load by load, all within a minute or two, and are compared within a
 round: they are started once, and all but the one that has its turn are paused.
 """
@@ -16,11 +16,11 @@ from pathlib import Path
 
 import msgspec
 
+from baton.core.errors import SetupError
 from benchmarks import closed_loop, peers
 from benchmarks.bench_model import FIRST_TOKEN, VOCAB
 from benchmarks.closed_loop import ClosedLoopLoad, LoadResult
 from benchmarks.peers import Peer, RunningPeer
-from loadgen.client import ServerUrl
 
 REQUESTS_PER_CLIENT = 2
 REQUESTS_MIN = 10
@@ -127,15 +127,15 @@ class _Turns:
         self._kept[peer.name] = server
 
     @asynccontextmanager
-    async def turn(self, peer: Peer) -> AsyncGenerator[ServerUrl]:
+    async def turn(self, peer: Peer) -> AsyncGenerator[RunningPeer]:
         server = self._kept.get(peer.name)
         if server is None:
             async with self._started(peer) as started:
-                yield started.url
+                yield started
             return
         server.resume()
         await self._warm_up(server, peer, WAKE_UP)
-        yield server.url
+        yield server
         server.pause()
 
     @asynccontextmanager
@@ -148,12 +148,15 @@ class _Turns:
     async def _warm_up(self, server: RunningPeer, peer: Peer, size: tuple[int, int]) -> None:
         concurrency, requests = size
         load = msgspec.structs.replace(self._comparison.loads[0], concurrency=concurrency, requests=requests)
-        await _run(server.url, peer, load, seed=next(self._seeds))
+        await _run(server, peer, load, seed=next(self._seeds))
 
 
-async def _run(server: ServerUrl, peer: Peer, load: ClosedLoopLoad, *, seed: int) -> LoadResult:
+async def _run(server: RunningPeer, peer: Peer, load: ClosedLoopLoad, *, seed: int) -> LoadResult:
     own = msgspec.structs.replace(load, dialect=peer.dialect)
-    return await closed_loop.run(server, peer.model_name, own, seed=seed)
+    try:
+        return await closed_loop.run(server.url, peer.model_name, own, seed=seed)
+    except SetupError as error:
+        raise SetupError(f"{peer.name}: {error}", log=server.log_tail()) from error
 
 
 def _line(r: LoadResult) -> str:

@@ -106,7 +106,7 @@ def serve_dashboard(config: Config, *, control_address: str, exit_with_parent: b
     """Raises SetupError."""
     from control_plane.child import READY_PREFIX, SETUP_ERROR_PREFIX, SETUP_ERROR_STATUS
 
-    with contextlib.suppress(OSError):  # before it imports what takes two seconds of a core as workers start
+    with contextlib.suppress(OSError):  # before it imports what takes more than a second of a core
         os.nice(DASHBOARD_NICENESS)
     configure_logs("dashboard", config.telemetry)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # uvicorn would repeat our own messages

@@ -122,13 +122,13 @@ class Control:
         return experts
 
     def with_dashboard(self, command: DashboardCommand, *, announce: Callable[[str], None]) -> None:
-        """Start a dashboard with the control plane; call this before `run`. `announce` gets its URL and how
-        to sign in."""
+        """Have `run` start a dashboard; call this before. `announce` gets its URL and how to sign in."""
 
         def start(control_address: str) -> None:
             self._dashboard = DashboardChild.of(command, self._config, control_address)
-            # On the machine of the workers it would take the cores that these load their model with.
-            after = self._has_settled if self._is_local else None
+            # On the workers' machine it would take the cores that these load their model with. A control
+            # plane that is started anew finds workers that serve.
+            after = self._has_settled if self._is_local and self._is_first_life else None
             self._background.spawn(self._dashboard.run_beside(announce, after=after))
 
         self._start_dashboard = start

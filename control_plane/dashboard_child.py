@@ -46,7 +46,7 @@ class DashboardChild(Child):
     ) -> None:
         """Run the dashboard, and call `announce` once with its URL. The cluster serves without a dashboard as
         well, so an error that keeps it from starting is only logged. It starts when `after` is set, or after
-        `wait_s`: who wants to see why the workers do not come looks at it."""
+        `wait_s`, so that it can show why workers do not come."""
         if after is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):

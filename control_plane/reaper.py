@@ -123,6 +123,8 @@ def end_run(run: str, steps: Iterable[tuple[int, float]] = STEPS) -> None:
             for pid in _living(found):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, sign)
+                    # A stopped one, as those of a paused server are, ends in order too.
+                    os.kill(pid, signal.SIGCONT)
         ends_s = time.monotonic() + patience_s
         while found := _living(found):
             if time.monotonic() >= ends_s:

@@ -460,8 +460,8 @@ class WorkerCore:
                     assert_never(action)
 
     def _on_ready(self, ready: Ready, now_s: float) -> None:
-        """Let a sequence whose KV has arrived join the running batch. The router hears of all from here too,
-        and drops what it has: nothing is missing, whichever worker it hears first."""
+        """Let a sequence whose KV has arrived join the running batch. The router gets the first token and
+        its facts from here too, and drops what it has: nothing is missing, whomever it hears first."""
         attempt = self._attempts.get(ready.key)
         assert attempt is not None
         seq = attempt.sequence = self._sequence(attempt.start, list(attempt.start.tokens))

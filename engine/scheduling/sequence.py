@@ -72,7 +72,7 @@ class Sequence:
     committed_count: int = 0
     """Blocks, from the front, that are full and known to the prefix cache."""
     cached_token_count: int | None = None
-    """Prompt tokens found in the cache when first admitted."""
+    """Prompt tokens found in the cache when first admitted, here or by the prefill worker."""
     promised: list[BlockHash] = field(default_factory=list[BlockHash])
     """Contents that others may wait for it to compute."""
     tail: BlockHash | None = None

@@ -8,6 +8,7 @@ import msgspec
 import psutil
 import pytest
 
+from baton.core.errors import SetupError
 from benchmarks import peers, servers
 from benchmarks.closed_loop import LoadResult
 from benchmarks.peers import Peer
@@ -35,6 +36,22 @@ class Answer(http.server.BaseHTTPRequestHandler):
         self.wfile.write(text.encode())
     def log_message(self, *args): pass
 http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Answer).serve_forever()
+"""
+
+DIES = """
+import http.server, os, sys
+class Answer(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    answered = 0
+    def do_POST(self):
+        Answer.answered += 1
+        if Answer.answered > 1:
+            print("out of memory", flush=True)
+            os._exit(9)
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200); self.send_header("Content-Length", "0"); self.end_headers()
+    def log_message(self, *args): pass
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Answer).serve_forever()
 """
 
 
@@ -88,6 +105,13 @@ async def test_servers_take_turns_with_the_same_prompts_and_none_twice(tmp_path,
     order = [line.split(",")[0].strip() for line in told if "in flight" in line]
     if keeps_all:
         assert order == ["baton", "vllm"] * 2 + ["vllm", "baton"] * 2
+
+
+async def test_a_server_that_died_is_named_with_the_end_of_its_log(tmp_path):
+    dying = Peer("baton", (sys.executable, "-c", DIES, "{port}"))
+    comparison = ServerComparison(loads_of([1], 8, 2), 1, True, lambda _: None)
+    with pytest.raises(SetupError, match=r"(?s)baton: .*out of memory"):
+        await servers.compare([dying], comparison, core_counts=[1])
 
 
 def test_a_ratio_is_of_one_round_and_to_the_best_other_server():

@@ -1,6 +1,7 @@
 """The reaper ends what a killed process leaves, and nothing else."""
 
 import os
+import signal
 import subprocess
 import sys
 from contextlib import suppress
@@ -49,6 +50,21 @@ def start():
                 one.kill()
         process.kill()
         process.communicate()
+
+
+ENDS_IN_ORDER = """
+import signal, sys
+signal.signal(signal.SIGTERM, lambda *_: (open(sys.argv[1], "w").close(), sys.exit()))
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_stopped_process_ends_in_order_too(start, tmp_path):
+    process, _ = start(ENDS_IN_ORDER, str(tmp_path / "ended"), **{RUN_VARIABLE: "a3"})
+    process.send_signal(signal.SIGSTOP)
+    end_run("a3", steps=((signal.SIGTERM, BOUND_S),))
+    assert (process.wait(BOUND_S), (tmp_path / "ended").exists()) == (0, True)
 
 
 def test_marked_processes_and_all_below_them_are_of_a_run_and_are_ended(start):
