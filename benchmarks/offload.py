@@ -16,6 +16,7 @@ import msgspec
 from baton.config import EngineConfig, ModelConfig
 from baton.core.messages import INFO_NOTE
 from engine.execution.executor import Executor
+from engine.execution.executor_timing import time_executor
 from engine.scheduling.step_time import StepWork
 
 
@@ -33,7 +34,7 @@ def measure(model: ModelConfig, threads: int, budget_s: float) -> OffloadTimes:
     engine = EngineConfig(threads=threads, kv_bytes=64 * 2**20, batch_sequences_max=32)
     executor = Executor.load(model, engine)
     steps: dict[str, list[float]] = defaultdict(list)
-    for work, elapsed_s in executor.time_itself(budget_s):
+    for work, elapsed_s in time_executor(executor, budget_s, uses_cache=False):
         steps[_kind(work)].append(elapsed_s * 1e3)
     executor.close()
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

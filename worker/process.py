@@ -41,6 +41,7 @@ from baton.wire.services import WorkerStatusReply
 from baton.wire.slices import answer_soon
 from decode_worker.reader import KVReader
 from engine.execution.executor import Executor
+from engine.execution.executor_timing import time_executor
 from engine.execution.spread import Reach, Spread
 from engine.execution.team import Launch
 from engine.experts.access import ExpertAccess
@@ -174,7 +175,7 @@ class WorkerProcess:
             if not executor.on_cpu:  # a CPU is warm once it has timed itself
                 self._compiling.submit(warm_compiler, executor.grammars)
                 await self._engine.run(executor.warm_up)
-            self._measured = await self._engine.run(executor.time_itself, engine.self_timing_s)
+            self._measured = await self._engine.run(time_executor, executor, engine.self_timing_s)
             self._stream = await asyncio.to_thread(fastest_stream) if self._config.store.socket else None
             transfer = await self._start_transfer(stack, executor)
             self._spans = spans_for(

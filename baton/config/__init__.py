@@ -124,7 +124,8 @@ class EngineConfig(Section):
     """Whether the next step is planned while the current one runs."""
     self_timing_s: Annotated[float, Field(ge=0, le=60)] = 1.2
     """Seconds for which a worker times steps of its own model when it starts, so that routers can predict it
-    from the first request on. A few steps always run, even if they take longer. 0: only those."""
+    from the first request on. A few steps always run, even if they take longer. 0: only those. A worker that
+    starts again uses what it measured before, if the first few steps agree with it."""
     tpot_slo_s: Annotated[float, Field(ge=0, le=60)] = 0.2
     """Time per output token that requests without an objective of their own should get. Prompt chunks shrink
     so that running sequences keep it, and where those miss it by themselves, prompts take as long as they do.

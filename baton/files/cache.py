@@ -1,5 +1,5 @@
 """The folder for what can be made again: compiled kernels, unpacked GGUF files, streamed layers,
-vocabularies."""
+vocabularies, timings of steps."""
 
 import os
 from pathlib import Path

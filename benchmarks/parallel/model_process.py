@@ -40,6 +40,7 @@ from benchmarks.parallel.model_requests import (
 )
 from benchmarks.parallel.step_profile import profiled
 from engine.execution.executor import Executor
+from engine.execution.executor_timing import time_executor
 from engine.model_files.read_spec import load_spec
 from engine.model_files.sizes import kv_geometry
 from engine.scheduling.step_time import StepTimeModel
@@ -62,7 +63,7 @@ class TimedSteps:
         """The costs that this worker learns when it starts, or would learn if it recorded no step."""
         times = StepTimeModel(chunk_tokens=chunk_tokens, stages=self._stages)
         with nullcontext() if records else unrecorded(self._executor):
-            for work, elapsed_s in self._executor.time_itself(SELF_TIMING_S):
+            for work, elapsed_s in time_executor(self._executor, SELF_TIMING_S, uses_cache=False):
                 times.observe(work, elapsed_s)
         costs = times.seen_costs
         assert costs is not None, "self-timing runs a few steps at least"

@@ -33,7 +33,7 @@ from engine.execution.mixed_replay import make_mixed_replay
 from engine.execution.ranks import Ranks, SharedTokens, StagedModel, UnfinishedSteps, other_token_count
 from engine.execution.replay import DecodeReplay, make_recorder
 from engine.execution.results import ahead_results, follow, item_results
-from engine.execution.self_timing import Measured, execute_together, time_steps, warm_up_plans
+from engine.execution.self_timing import warm_up_plans
 from engine.execution.spread import Spread
 from engine.execution.step_batch import BegunStep, StepBatch
 from engine.execution.team import Launch, RankTeam, generations_of
@@ -42,7 +42,6 @@ from engine.experts.access import ExpertAccess
 from engine.experts.connecting import connection_to
 from engine.experts.following import ExpertConnection
 from engine.grammar import GrammarStore
-from engine.kernels.beside_torch import notes_beside_torch
 from engine.kernels.interface import Span
 from engine.kv.parts import PoolPart
 from engine.kv.swap import SwapSpace
@@ -53,9 +52,6 @@ from engine.models.model import LanguageModel
 from engine.parallel.orders import DropAdapter, InstallAdapter
 from engine.sampling.choose import Draw, choose_tokens
 from engine.sampling.sampler import Sampler
-
-TIMED_BYTES_MAX = 64 * 2**20
-"""Largest part of the KV pool, in bytes, that a worker writes to when it times itself."""
 
 
 class Executor:
@@ -120,10 +116,11 @@ class Executor:
         self.offloading, self.floor_s = loaded.offloading, loaded.floor_s
         self.recorder = make_recorder(loaded, engine, ranks)
         self.mixed_replay = make_mixed_replay(loaded, engine, self.recorder)
-        is_alone = ranks is None and draft is None and experts is None and not loaded.floor_s
-        self._ahead = StepsAhead(loaded.kv.device) if is_alone and loaded.kv.device.type == "cuda" else None
+        self._ahead = (
+            StepsAhead(loaded.kv.device) if self.is_alone and loaded.kv.device.type == "cuda" else None
+        )
         """Steps are begun before the one before is finished, as far as their tokens allow."""
-        self._engine = engine
+        self.config = engine
 
     load_count: ClassVar[int] = 0
     """Number of times that this process has read weights."""
@@ -210,6 +207,15 @@ class Executor:
     @property
     def on_cpu(self) -> bool:
         return self.kv.device.type == "cpu"
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether a step takes the time of this device and model, and of nothing else."""
+        return self._ranks is None and self._draft is None and self.experts is None and not self.floor_s
+
+    @property
+    def stage_count(self) -> int:
+        return 1 if self._ranks is None else self._ranks.shape.pipeline
 
     @property
     def rank_count(self) -> int:
@@ -422,35 +428,13 @@ class Executor:
         # Steps are recorded while nothing else uses the device, the largest first: it sizes their memory.
         sizes = self.recorder.sizes[::-1] if isinstance(self.recorder, DecodeGraphs) else ()
         for plan in warm_up_plans(
-            self._engine, self.max_model_tokens, self.kv.block_count, on_cpu=self.on_cpu, sizes=sizes
+            self.config, self.max_model_tokens, self.kv.block_count, on_cpu=self.on_cpu, sizes=sizes
         ):
             self.execute(plan)
-        self._forget_experts()
+        self.forget_expert_counts()
 
-    def time_itself(self, budget_s: float) -> Measured:
-        """Measure the costs of steps of several shapes, see `time_steps`, and note how the kernels compare
-        with torch's. Call it before any block holds anything."""
-        block_bytes = self.geometry.block_bytes
-        blocks = min(self.kv.block_count, max(1, TIMED_BYTES_MAX // block_bytes))
-        for block in range(blocks):
-            self.kv.clear(block)  # memory that was never written is faster than any that is used
-        measured = time_steps(
-            lambda plans: execute_together(self, plans),
-            stages=1 if self._ranks is None else self._ranks.shape.pipeline,
-            block_tokens=self.geometry.block_tokens,
-            block_count=blocks,
-            step_tokens_max=self._engine.step_tokens_max,
-            batch_sequences_max=self._engine.batch_sequences_max,
-            positions_max=self.max_model_tokens - 1,
-            vocab=self.vocab_size,
-            drafts=0 if self._engine.speculation == "off" else self._engine.speculation_tokens_max,
-            budget_s=budget_s,
-        )
-        self.notes = (*self.notes, *notes_beside_torch(self.kernels))
-        self._forget_experts()
-        return measured
-
-    def _forget_experts(self) -> None:
+    def forget_expert_counts(self) -> None:
+        """Leave the steps before the first request out of the counts of experts."""
         if self.expert_counts is not None:
             self.expert_counts.reset()
 

@@ -1,13 +1,15 @@
 """A worker times itself when it starts: real steps on its own model and pool, before anybody uses them.
 
 Prompt chunks of several lengths, one far into a prompt, and batches that decode, small and large, at short
-and long contexts: what `StepTimeModel` needs to tell its costs apart.
+and long contexts: what `StepTimeModel` needs to tell its costs apart. A worker that starts again makes the
+first few only, and takes the rest from that time if those agree with it (`cached_timings`).
 """
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol, TypeVar
+from statistics import median
+from typing import NamedTuple, Protocol, TypeVar
 
 from baton.config import EngineConfig
 from baton.core.costs import prompt_pairs
@@ -31,9 +33,22 @@ made on first use, or for the stages that are empty, and does not count."""
 LONG_STEP_S = 0.1
 """One step that is expected to take so long is enough: what is made on first use is little beside it, and
 there are others to measure."""
+CHECKED_SHAPES = 3
+"""Shapes that are timed at each start: one sequence, a short prompt, and a batch. The others need not be
+timed again if these took as long as before, or all of them changed alike."""
+CHECK_FACTOR = 2.0
+"""Factor by which the change of one step's time may differ from the others'. Processors that other machines
+share, or that are clocked by their heat, change the speed of everything by two within minutes."""
 
 B = TypeVar("B")
 Measured = list[tuple[StepWork, float]]
+"""Work and seconds of each step."""
+
+
+class StepTimes(NamedTuple):
+    steps: Measured
+    reuses: bool
+    """Whether some are those of an earlier start."""
 
 
 def time_steps(
@@ -48,23 +63,28 @@ def time_steps(
     budget_s: float,
     stages: int = 1,
     drafts: int = 0,
+    earlier: Sequence[tuple[StepWork, float]] = (),
     now: Callable[[], float] = time.perf_counter,
-) -> Measured:
-    """Work and seconds of each step. `positions_max`: of one sequence. Uses any blocks of the pool, which
+) -> StepTimes:
+    """Time steps of several shapes. `positions_max`: of one sequence. Uses any blocks of the pool, which
     nobody may use yet, and leaves no sequence behind in the executor. `drafts`: draft tokens that a sequence
     may have; 0: there is no speculation. `budget_s`: seconds for all steps together; a step that would take
-    more than is left is skipped.
+    more than is left is skipped. `earlier`: what an earlier start measured. If the first few steps all take
+    as long as then, or all as many times as long, no others are made, and the result has those of `earlier`
+    in their place, times that.
 
     `execute` may begin a step before the one before it is done. In a worker of several stages, chunks of
     prompts are given to it together, and so are the groups in which sequences take turns to decode.
     """
     maker = _Maker(block_tokens, block_count, vocab)
     measured: Measured = []
+    rest: Measured = []
     times = StepTimeModel(chunk_tokens=step_tokens_max, stages=stages)
     ends_s = now() + budget_s
-    for items, work in _shapes(
-        maker, step_tokens_max, batch_sequences_max, positions_max, min(drafts, DRAFTS)
-    ):
+    shapes = _shapes(maker, step_tokens_max, batch_sequences_max, positions_max, min(drafts, DRAFTS))
+    for number, (items, work) in enumerate(shapes):
+        if number == CHECKED_SHAPES and (rest := _still_true(earlier, measured)):
+            break
         is_first_of_kind = len(measured) < 2
         fills = stages > 1 and (work.prompt_tokens > 0 or work.decodes >= stages)
         groups = _groups(items, stages if fills and work.decodes else 1)
@@ -81,7 +101,20 @@ def time_steps(
                 times.observe(work, elapsed_s)
                 measured.append((work, elapsed_s))
     execute([maker.goodbye()])
-    return measured
+    return StepTimes(measured + rest, bool(rest))
+
+
+def _still_true(earlier: Sequence[tuple[StepWork, float]], measured: Measured) -> Measured:
+    """Return what `earlier` says of work that is not in `measured`, times the change of the steps that are;
+    nothing if some of these were not made then, or did not change as the others did."""
+    fresh, known = dict(measured), dict(earlier)
+    if not fresh.keys() <= known.keys():
+        return []
+    changes = [elapsed_s / known[work] for work, elapsed_s in fresh.items()]
+    change = median(changes)
+    if any(not change / CHECK_FACTOR <= one <= change * CHECK_FACTOR for one in changes):
+        return []
+    return [(work, elapsed_s * change) for work, elapsed_s in earlier if work not in fresh]
 
 
 class Stepper(Protocol[B]):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from baton.core.sampling import SamplingParams
+from engine.execution.executor_timing import time_executor
 from engine.execution.graphs import DecodeGraphs
 from engine.kernels.interface import BatchLayout, Span
 from engine.models.expert_counts import ExpertCounts
@@ -105,7 +106,7 @@ def test_layers_are_named_as_the_model_has_them(peer: Peer) -> None:
 def test_warming_up_and_timing_leave_no_trace_and_a_dense_model_has_no_counts(tmp_path: Path) -> None:
     executor = load(make_model(tmp_path / "moe", "mixtral", with_tokenizer=False))
     executor.warm_up()
-    executor.time_itself(0.01)
+    time_executor(executor, 0.01, uses_cache=False)
     assert executor.expert_counts.read().sum() == 0
     assert load(make_model(tmp_path / "dense", "llama", with_tokenizer=False)).expert_counts is None
 

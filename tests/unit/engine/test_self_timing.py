@@ -1,12 +1,17 @@
 """A worker that times itself: enough different steps, within the time, and nothing left behind."""
 
 import itertools
+import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from baton.core.steps import ItemResult, StepPlan, StepResult
-from engine.execution.self_timing import time_steps
+from engine.execution import self_timing
+from engine.execution.cached_timings import KEPT, CachedTimings, Timings
+from engine.execution.executor_timing import time_executor
+from engine.execution.self_timing import CHECKED_SHAPES, time_steps
 from engine.scheduling.step_time import StepTimeModel, StepWork
 from tests.models import make_model
 from tests.unit.engine.driver import Driver, load
@@ -40,7 +45,7 @@ def linear_s(plan: StepPlan) -> float:
 
 def timed(engine, **changes):
     facts = POOL | {"positions_max": 2047, "vocab": 512, "budget_s": 1.5} | changes
-    return time_steps(engine.execute_all, now=lambda: engine.now_s, **facts)
+    return time_steps(engine.execute_all, now=lambda: engine.now_s, **facts).steps
 
 
 def test_what_it_measures_tells_the_costs_apart():
@@ -116,7 +121,7 @@ def test_blocks_and_tokens_exist_and_every_sequence_is_said_goodbye_to():
 def test_a_real_model_leaves_no_trace(tmp_path: Path) -> None:
     make_model(tmp_path, "llama", with_tokenizer=False)
     fresh, timed_one = Driver(load(tmp_path)), Driver(load(tmp_path))
-    measured = timed_one.executor.time_itself(0.5)
+    measured = time_executor(timed_one.executor, 0.5, uses_cache=False)
     assert all(elapsed_s > 0 for _, elapsed_s in measured)
     assert {bool(work.decodes) for work, _ in measured} == {True, False}
     prompt = list(range(3, 66))
@@ -163,3 +168,103 @@ def test_drafts_are_timed_where_there_is_speculation():
         model.observe(work, elapsed_s)
     assert model.draft_s == pytest.approx(3e-4, rel=0.4)
     assert not any(work.drafts for work, _ in timed(Clocked(linear_s)))
+
+
+def timed_again(earlier, seconds=linear_s, **changes):
+    """What a second start says, and the steps that it made for it."""
+    engine = Clocked(seconds)
+    facts = POOL | {"positions_max": 2047, "vocab": 512, "budget_s": 1.5} | changes
+    times = time_steps(engine.execute_all, now=lambda: engine.now_s, earlier=earlier, **facts)
+    return times, [plan for plan in engine.plans if plan.items]
+
+
+def test_a_second_start_makes_the_first_few_shapes_only():
+    first, engine = timed(Clocked(linear_s)), Clocked(linear_s)
+    timed(engine)
+    again, plans = timed_again(first)
+    assert again.reuses
+    assert sorted(again.steps, key=repr) == sorted(first, key=repr)
+    assert len(plans) == 2 * CHECKED_SHAPES < len(engine.plans) / 2
+    drafted = timed(Clocked(linear_s), drafts=4)
+    assert timed_again(drafted, drafts=4)[0].steps == drafted
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.2, 3.0])
+def test_a_machine_that_became_faster_or_slower_as_a_whole_is_known(factor):
+    first = timed(Clocked(linear_s))
+    again, plans = timed_again(first, lambda plan: factor * linear_s(plan))
+    assert again.reuses
+    assert len(plans) == 2 * CHECKED_SHAPES
+    assert dict(again.steps) == pytest.approx({work: factor * elapsed_s for work, elapsed_s in first})
+
+
+def test_one_kind_of_step_that_has_changed_is_enough():
+    """Decodes take as long as before, and prompts three times as long: another process took the caches, say."""
+    first = timed(Clocked(linear_s))
+
+    def seconds(plan):
+        return linear_s(plan) * (3 if any(len(item.tokens) > 1 for item in plan.items) else 1)
+
+    again, plans = timed_again(first, seconds)
+    assert not again.reuses
+    assert len(plans) > 2 * CHECKED_SHAPES
+    assert [work for work, _ in again.steps] == [work for work, _ in first]
+
+
+def test_timings_of_other_shapes_are_no_use():
+    first = timed(Clocked(linear_s), batch_sequences_max=4)
+    assert not timed_again(first)[0].reuses
+    assert not timed_again([])[0].reuses
+
+
+class TestTheCache:
+    @pytest.fixture(autouse=True)
+    def folder(self, tmp_path, monkeypatch) -> Path:
+        monkeypatch.setenv("BATON_CACHE_DIR", str(tmp_path / "cache"))
+        return tmp_path / "cache" / "timings"
+
+    def test_what_was_written_is_read_by_the_same_facts_only(self, folder):
+        timings = Timings([(StepWork(decodes=3, drafts=1), 0.25)], ("a note",))
+        CachedTimings(("model", 2)).write(timings)
+        assert CachedTimings(("model", 2)).read() == timings
+        assert CachedTimings(("model", 1)).read() == Timings()
+        assert len(list(folder.iterdir())) == 1
+
+    def test_what_is_broken_is_none_and_replaced(self, folder):
+        cached, timings = CachedTimings(("model",)), Timings([(StepWork(), 1.0)])
+        for content in (b"", b"[]", b"\xff", b'{"steps": [[{}, "long"]]}'):
+            cached.write(timings)
+            (file,) = folder.iterdir()
+            file.write_bytes(content)
+            assert cached.read() == Timings()
+        cached.write(timings)
+        assert cached.read() == timings
+
+    def test_the_oldest_makes_room(self, folder):
+        for number in range(KEPT + 3):
+            CachedTimings((number,)).write(Timings())
+            newest = CachedTimings((number,))._file
+            os.utime(newest, (number, number))
+        assert len(list(folder.iterdir())) == KEPT
+        assert newest.exists()
+
+    def test_a_folder_that_cannot_be_written_is_no_error(self, folder):
+        folder.parent.mkdir()
+        folder.write_text("a file")
+        CachedTimings(("model",)).write(Timings())
+        assert CachedTimings(("model",)).read() == Timings()
+
+    def test_a_workers_second_start_takes_what_its_first_measured(self, folder, tmp_path, monkeypatch):
+        """Steps of a tiny model take what other work on the machine leaves, so any factor agrees here."""
+        monkeypatch.setattr(self_timing, "CHECK_FACTOR", 1e9)
+        make_model(tmp_path / "model", "llama", with_tokenizer=False)
+        first, second, other = (load(tmp_path / "model", block_tokens=n) for n in (16, 16, 32))
+        measured = time_executor(first, 1.0)
+        begun = second.begin = Mock(side_effect=second.begin)
+        taken = time_executor(second, 1.0)
+        assert begun.call_count == 2 * CHECKED_SHAPES + 1
+        assert second.notes == first.notes
+        assert [work for work, _ in taken] == [work for work, _ in measured]
+        assert len(measured) > CHECKED_SHAPES
+        time_executor(other, 1.0)
+        assert len(list(folder.iterdir())) == 2

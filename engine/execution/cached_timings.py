@@ -1,0 +1,72 @@
+"""What a worker measured of itself when it started, kept in the cache for its next start.
+
+Timing all shapes takes a second of every core. A worker that starts again with the same model, settings and
+processor makes the first few steps only (`engine.execution.self_timing`).
+"""
+
+import hashlib
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import torch
+
+from baton.core.errors import CannotWrite
+from baton.core.version import VERSION
+from baton.files.cache import cache_folder
+from baton.files.outputs import write_whole
+from engine.native.classes import processor_key
+from engine.scheduling.step_time import StepWork
+
+log = logging.getLogger(__name__)
+
+FOLDER = "timings"
+KEPT = 64
+"""Files in the cache, some kilobytes each; the oldest makes room."""
+
+
+class Timings(msgspec.Struct, frozen=True):
+    steps: list[tuple[StepWork, float]] = []
+    """Work and seconds of each step."""
+    notes: tuple[str, ...] = ()
+    """Lines for `Member.notes` that come of measurements."""
+
+
+class CachedTimings:
+    """The file of one worker's timings. A file that cannot be read or written is as good as none."""
+
+    def __init__(self, facts: Sequence[object]) -> None:
+        """`facts`: everything that a step's time depends on but the processor and the versions of Baton and
+        torch, which are added. Their `repr` must tell them apart."""
+        self._file = cache_folder(FOLDER) / _name((*facts, VERSION, torch.__version__, processor_key()))
+
+    def read(self) -> Timings:
+        """Return what an earlier start measured; nothing if there was none."""
+        try:
+            return msgspec.json.decode(self._file.read_bytes(), type=Timings)
+        except FileNotFoundError:
+            return Timings()
+        except (OSError, msgspec.MsgspecError) as error:
+            log.info("%s: the timings of an earlier start are not used: %s", self._file, error)
+            return Timings()
+
+    def write(self, timings: Timings) -> None:
+        with suppress(OSError, CannotWrite):
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(self._file, [msgspec.json.encode(timings)])
+            _make_room(self._file.parent)
+
+
+def _name(facts: Sequence[object]) -> str:
+    digest = hashlib.sha256()
+    for fact in facts:
+        digest.update(repr(fact).encode() + b"\0")
+    return f"{digest.hexdigest()}.json"
+
+
+def _make_room(folder: Path) -> None:
+    """Raises OSError."""
+    for path in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)[:-KEPT]:
+        path.unlink(missing_ok=True)
