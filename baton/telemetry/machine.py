@@ -10,8 +10,9 @@ def scheduling_note(setting: Path = AUTOGROUP) -> str | None:
 
     With autogroups every session of processes is a scheduling group of its own. On Linux 6.18 groups beside
     one that computes without pause were seen not to run for up to 4.6 seconds, the kernel's own network
-    threads among them, which delays every message between processes of the machine (docs/benchmarks.md). So
-    workers have sessions that weigh little (`baton.wire.sessions`), and other programs do not.
+    threads among them, which delays every message between processes of the machine
+    (docs/benchmarks/router.md). So workers have sessions that weigh little (`baton.wire.sessions`), and other
+    programs do not.
     """
     try:
         is_on = setting.read_text().strip() == "1"
