@@ -49,7 +49,8 @@ serve: $(VENV)/.installed ## Set up, fetch a small instruct model and serve it o
 
 test: check unit sim integration ## Set up and run every check and test
 
-check: lint types imports render ## Lint, check types and imports, and compare generated files with their sources
+check: $(VENV)/.installed ## Lint, check types and imports, and compare generated files with their sources
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target lint types imports render
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .

@@ -1,7 +1,7 @@
 """An expert rank as a process that tests kill and stop.
 
-`python -m tests.expert_rank_process FOLDER NAME` prints its reference as JSON, then "ok" for every line of
-expert numbers that it has loaded. "drop N …" drops experts.
+`main`, which `tests.forked` calls in a process of its own, prints the rank's reference as JSON, then "ok" for
+every line of expert numbers that it has loaded. "drop N …" drops experts.
 """
 
 import sys
@@ -12,11 +12,9 @@ from baton.config import EngineConfig, ModelConfig
 from baton.config.experts import ExpertsConfig
 from baton.core.ids import ExpertRankId
 from engine.experts.rank import ExpertRankEngine
-from tests.certificates import secure_tests
 
 
 def main(folder: str, name: str) -> None:
-    secure_tests()
     engine = EngineConfig(kernels="native", threads=1, block_tokens=16)
     rank = ExpertRankEngine.load(ModelConfig(path=folder), engine, ExpertsConfig(), slots=64)
     ref = rank.start(host="127.0.0.1", rank_id=ExpertRankId(name))
@@ -31,7 +29,3 @@ def main(folder: str, name: str) -> None:
                 rank.load_expert(int(expert))
         print("ok", flush=True)
     rank.close()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

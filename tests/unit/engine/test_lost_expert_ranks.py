@@ -5,8 +5,6 @@ import os
 import random
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -22,6 +20,7 @@ from baton.core.ids import ExpertRankId
 from engine.experts.caller import ExpertCaller, ExpertReport, ExpertsUnavailable
 from engine.experts.doors import LocalLink
 from engine.experts.exchange import FINISHED, TAKEN, SlotView
+from tests.forked import fork_server
 from tests.models import make_model
 
 LAYERS, EXPERTS, HIDDEN, CHOSEN, TOKENS = 2, 16, 64, 4, 24
@@ -35,9 +34,8 @@ HELD = {name: [e for e in ALL if e % 3 != number] for number, name in enumerate(
 class RankProcess:
     def __init__(self, folder: Path, name: str) -> None:
         self.name, self.is_intact = name, True
-        command = [sys.executable, "-m", "tests.expert_rank_process", str(folder), name]
-        pipe = subprocess.PIPE
-        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+        arguments = [str(folder), name]
+        self.process = fork_server().start("tests.expert_rank_process:main", arguments, pipes=True)
         self.own_ref: ExpertRankRef | None = None
 
     def wait(self, *, is_far: bool) -> None:

@@ -199,7 +199,7 @@ def test_a_machine_that_became_faster_or_slower_as_a_whole_is_known(factor):
 
 
 def test_one_kind_of_step_that_has_changed_is_enough():
-    """Decodes take as long as before, and prompts three times as long: another process took the caches, say."""
+    """Decodes take as long as before, and prompts three times as long."""
     first = timed(Clocked(linear_s))
 
     def seconds(plan):

@@ -9,14 +9,15 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-import msgspec
 import psutil
 import pytest
 
 from baton.config import EngineConfig, ModelConfig
 from baton.core.errors import SetupError
 from baton.core.shape import Shape
+from engine.execution import team
 from engine.execution.executor import Executor
 from engine.execution.follower_process import how_ended, start_follower
 from engine.execution.spread import FollowerSetup, Reach, Spread, begin_mesh
@@ -39,12 +40,12 @@ class HostOfProcesses:
     """A `StageHost` that is this one: only what passes over the network is shared with the leader."""
 
     def __init__(self) -> None:
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[Any] = []
         self.is_closed = False
 
     def start(self, setups: Sequence[FollowerSetup]) -> None:
         for setup in setups:
-            self.processes.append(start_follower(msgspec.json.encode(setup)))
+            self.processes.append(team.launch_follower(setup))
 
     def ended(self) -> str:
         ended = [process for process in self.processes if process.poll() is not None]
