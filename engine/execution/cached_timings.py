@@ -27,7 +27,7 @@ KEPT = 64
 """Files in the cache, some kilobytes each; the oldest makes room."""
 
 
-class Timings(msgspec.Struct, frozen=True):
+class StartTimings(msgspec.Struct, frozen=True):
     steps: list[tuple[StepWork, float]] = []
     """Work and seconds of each step."""
     notes: tuple[str, ...] = ()
@@ -42,17 +42,17 @@ class CachedTimings:
         torch, which are added. Their `repr` must tell them apart."""
         self._file = cache_folder(FOLDER) / _name((*facts, VERSION, torch.__version__, processor_key()))
 
-    def read(self) -> Timings:
+    def read(self) -> StartTimings:
         """Return what an earlier start measured; nothing if there was none."""
         try:
-            return msgspec.json.decode(self._file.read_bytes(), type=Timings)
+            return msgspec.json.decode(self._file.read_bytes(), type=StartTimings)
         except FileNotFoundError:
-            return Timings()
+            return StartTimings()
         except (OSError, msgspec.MsgspecError) as error:
             log.info("%s: the timings of an earlier start are not used: %s", self._file, error)
-            return Timings()
+            return StartTimings()
 
-    def write(self, timings: Timings) -> None:
+    def write(self, timings: StartTimings) -> None:
         with suppress(OSError, CannotWrite):
             self._file.parent.mkdir(parents=True, exist_ok=True)
             write_whole(self._file, [msgspec.json.encode(timings)])

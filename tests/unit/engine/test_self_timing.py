@@ -9,7 +9,7 @@ import pytest
 
 from baton.core.steps import ItemResult, StepPlan, StepResult
 from engine.execution import self_timing
-from engine.execution.cached_timings import KEPT, CachedTimings, Timings
+from engine.execution.cached_timings import KEPT, CachedTimings, StartTimings
 from engine.execution.executor_timing import time_executor
 from engine.execution.self_timing import CHECKED_SHAPES, time_steps
 from engine.scheduling.step_time import StepTimeModel, StepWork
@@ -224,25 +224,25 @@ class TestTheCache:
         return tmp_path / "cache" / "timings"
 
     def test_what_was_written_is_read_by_the_same_facts_only(self, folder):
-        timings = Timings([(StepWork(decodes=3, drafts=1), 0.25)], ("a note",))
+        timings = StartTimings([(StepWork(decodes=3, drafts=1), 0.25)], ("a note",))
         CachedTimings(("model", 2)).write(timings)
         assert CachedTimings(("model", 2)).read() == timings
-        assert CachedTimings(("model", 1)).read() == Timings()
+        assert CachedTimings(("model", 1)).read() == StartTimings()
         assert len(list(folder.iterdir())) == 1
 
     def test_what_is_broken_is_none_and_replaced(self, folder):
-        cached, timings = CachedTimings(("model",)), Timings([(StepWork(), 1.0)])
+        cached, timings = CachedTimings(("model",)), StartTimings([(StepWork(), 1.0)])
         for content in (b"", b"[]", b"\xff", b'{"steps": [[{}, "long"]]}'):
             cached.write(timings)
             (file,) = folder.iterdir()
             file.write_bytes(content)
-            assert cached.read() == Timings()
+            assert cached.read() == StartTimings()
         cached.write(timings)
         assert cached.read() == timings
 
     def test_the_oldest_makes_room(self, folder):
         for number in range(KEPT + 3):
-            CachedTimings((number,)).write(Timings())
+            CachedTimings((number,)).write(StartTimings())
             newest = CachedTimings((number,))._file
             os.utime(newest, (number, number))
         assert len(list(folder.iterdir())) == KEPT
@@ -251,8 +251,8 @@ class TestTheCache:
     def test_a_folder_that_cannot_be_written_is_no_error(self, folder):
         folder.parent.mkdir()
         folder.write_text("a file")
-        CachedTimings(("model",)).write(Timings())
-        assert CachedTimings(("model",)).read() == Timings()
+        CachedTimings(("model",)).write(StartTimings())
+        assert CachedTimings(("model",)).read() == StartTimings()
 
     def test_a_workers_second_start_takes_what_its_first_measured(self, folder, tmp_path, monkeypatch):
         """Steps of a tiny model take what other work on the machine leaves, so any factor agrees here."""
