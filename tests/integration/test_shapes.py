@@ -48,7 +48,7 @@ def followers_of(worker: Worker) -> list[psutil.Process]:
 def test_a_worker_of_any_shape_reads_from_any_other(
     tmp_path: Path, kind: str, prefill: str, decode: str
 ) -> None:
-    """test_worker_shapes has all pairs of one rank, tensor ranks and stages, without a cluster around them."""
+    """test_worker_shapes has all pairs of one rank, tensor ranks and stages, in no cluster."""
     path = make_model(tmp_path / kind, kind, seed=7, num_hidden_layers=3)
     rng = random.Random(kind)
     reference = Reference(path)
