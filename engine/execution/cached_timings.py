@@ -1,7 +1,7 @@
 """What a worker measured of itself when it started, kept in the cache for its next start.
 
 Timing all shapes takes a second of every core. A worker that starts again with the same model, settings and
-processor makes the first few steps only (`engine.execution.self_timing`).
+processor makes the first few steps, and those that there was no time for (`engine.execution.self_timing`).
 """
 
 import hashlib
@@ -9,6 +9,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import torch
@@ -23,12 +24,14 @@ from engine.scheduling.step_time import StepWork
 log = logging.getLogger(__name__)
 
 FOLDER = "timings"
+STEP_S_MAX = 600.0
+"""The longest time of a step that is believed."""
 KEPT = 64
 """Files in the cache, some kilobytes each; the oldest makes room."""
 
 
 class StartTimings(msgspec.Struct, frozen=True):
-    steps: list[tuple[StepWork, float]] = []
+    steps: list[tuple[StepWork, Annotated[float, msgspec.Meta(gt=0, le=STEP_S_MAX)]]] = []
     """Work and seconds of each step."""
     notes: tuple[str, ...] = ()
     """Lines for `Member.notes` that come of measurements."""

@@ -22,7 +22,7 @@ def time_executor(executor: Executor, budget_s: float, *, uses_cache: bool = Tru
     executor.forget_expert_counts()
     notes = earlier.notes if times.reuses else tuple(notes_beside_torch(executor.kernels))
     executor.notes = (*executor.notes, *notes)
-    if cached is not None and not times.reuses:
+    if cached is not None and (times.is_new or not times.reuses):
         cached.write(StartTimings(times.steps, notes))
     return times.steps
 

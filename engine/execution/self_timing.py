@@ -48,7 +48,9 @@ Measured = list[tuple[StepWork, float]]
 class StepTimes(NamedTuple):
     steps: Measured
     reuses: bool
-    """Whether some are those of an earlier start."""
+    """Whether those of an earlier start still hold."""
+    is_new: bool
+    """Whether some were not measured at an earlier start."""
 
 
 def time_steps(
@@ -70,29 +72,35 @@ def time_steps(
     nobody may use yet, and leaves no sequence behind in the executor. `drafts`: draft tokens that a sequence
     may have; 0: there is no speculation. `budget_s`: seconds for all steps together; a step that would take
     more than is left is skipped. `earlier`: what an earlier start measured. If the first few steps all take
-    as long as then, or all as many times as long, no others are made, and the result has those of `earlier`
-    in their place, times that.
+    as long as then, or all as many times as long, others that were made then are not made again: the result
+    has their times of then, times that.
 
     `execute` may begin a step before the one before it is done. In a worker of several stages, chunks of
     prompts are given to it together, and so are the groups in which sequences take turns to decode.
     """
     maker = _Maker(block_tokens, block_count, vocab)
     measured: Measured = []
-    rest: Measured = []
+    reused: Measured = []
+    known: dict[StepWork, float] = {}
     times = StepTimeModel(chunk_tokens=step_tokens_max, stages=stages)
     ends_s = now() + budget_s
     shapes = _shapes(maker, step_tokens_max, batch_sequences_max, positions_max, min(drafts, DRAFTS))
     for number, (items, work) in enumerate(shapes):
-        if number == CHECKED_SHAPES and (rest := _still_true(earlier, measured)):
-            break
+        if number == CHECKED_SHAPES:
+            known = _still_true(dict(earlier), measured)
+        if work in known:
+            reused.append((work, known[work]))
+            times.observe(work, known[work])
+            continue
         is_first_of_kind = len(measured) < 2
         fills = stages > 1 and (work.prompt_tokens > 0 or work.decodes >= stages)
         groups = _groups(items, stages if fills and work.decodes else 1)
         together = TOGETHER if fills else 1
         is_long = not fills and not is_first_of_kind and times.predict_s(work) > LONG_STEP_S
-        for round_number in range(0, 1 if is_long or fills else ROUNDS, together):
-            is_late = now() + together * times.predict_s(work) > ends_s
-            if is_late and not is_first_of_kind:
+        round_count = 1 if is_long or fills else ROUNDS
+        for round_number in range(round_count):
+            to_come = together * (round_count - round_number)
+            if now() + to_come * times.predict_s(work) > ends_s and not is_first_of_kind:
                 break
             results = execute([maker.plan(group) for _ in range(together) for group in groups])
             added_s = [one.elapsed_s - one.overlap_s for one in results]
@@ -101,20 +109,20 @@ def time_steps(
                 times.observe(work, elapsed_s)
                 measured.append((work, elapsed_s))
     execute([maker.goodbye()])
-    return StepTimes(measured + rest, bool(rest))
+    return StepTimes(measured + reused, bool(known), not dict(measured).keys() <= dict(earlier).keys())
 
 
-def _still_true(earlier: Sequence[tuple[StepWork, float]], measured: Measured) -> Measured:
+def _still_true(earlier: dict[StepWork, float], measured: Measured) -> dict[StepWork, float]:
     """Return what `earlier` says of work that is not in `measured`, times the change of the steps that are;
     nothing if some of these were not made then, or did not change as the others did."""
-    fresh, known = dict(measured), dict(earlier)
-    if not fresh.keys() <= known.keys():
-        return []
-    changes = [elapsed_s / known[work] for work, elapsed_s in fresh.items()]
+    fresh = dict(measured)
+    if not fresh.keys() <= earlier.keys():
+        return {}
+    changes = [elapsed_s / earlier[work] for work, elapsed_s in fresh.items()]
     change = median(changes)
     if any(not change / CHECK_FACTOR <= one <= change * CHECK_FACTOR for one in changes):
-        return []
-    return [(work, elapsed_s * change) for work, elapsed_s in earlier if work not in fresh]
+        return {}
+    return {work: elapsed_s * change for work, elapsed_s in earlier.items() if work not in fresh}
 
 
 class Stepper(Protocol[B]):

@@ -211,6 +211,21 @@ def test_one_kind_of_step_that_has_changed_is_enough():
     assert [work for work, _ in again.steps] == [work for work, _ in first]
 
 
+def test_a_start_goes_on_where_the_one_before_had_no_time_left():
+    first = timed(Clocked(linear_s), budget_s=0.15)
+    whole = timed(Clocked(linear_s))
+    assert CHECKED_SHAPES < len(first) < len(whole) - 1
+    again, plans = timed_again(first, budget_s=0.15)
+    assert again.reuses
+    assert again.is_new
+    assert dict(first).items() <= dict(again.steps).items() <= dict(whole).items()
+    assert len(first) < len(again.steps)
+    assert len(plans) == 2 * (CHECKED_SHAPES + len(again.steps) - len(first))
+    last, _ = timed_again(timed_again(again.steps)[0].steps)
+    assert dict(last.steps) == dict(whole)
+    assert not last.is_new
+
+
 def test_timings_of_other_shapes_are_no_use():
     first = timed(Clocked(linear_s), batch_sequences_max=4)
     assert not timed_again(first)[0].reuses
@@ -232,7 +247,10 @@ class TestTheCache:
 
     def test_what_is_broken_is_none_and_replaced(self, folder):
         cached, timings = CachedTimings(("model",)), StartTimings([(StepWork(), 1.0)])
-        for content in (b"", b"[]", b"\xff", b'{"steps": [[{}, "long"]]}'):
+        absurd = [
+            b'{"steps": [[{}, %s]]}' % one for one in (b'"long"', b"0", b"-1", b"1e300", b"NaN", b"null")
+        ]
+        for content in (b"", b"[]", b"\xff", *absurd):
             cached.write(timings)
             (file,) = folder.iterdir()
             file.write_bytes(content)
