@@ -44,6 +44,7 @@ from engine.model_files.check import (
 )
 from engine.model_files.check_experts import check_expert_settings, check_experts
 from engine.model_files.resolve import check_available, local_folder
+from engine.native.build import is_anything_built
 from kv_store.directory.redis_url import parse_redis_url
 
 log = logging.getLogger(__name__)
@@ -259,6 +260,7 @@ class _ClusterProcesses:
         if self._router_command is not None:
             self._start_router(self._router_command(self._address))
         if self._ray.is_ours:
+            self._announce_compilation()
             adopt_orphans()
             self._ray.prepare()
         control = self._start_control(port)
@@ -271,6 +273,11 @@ class _ClusterProcesses:
         if self._router is not None:
             self._router.check()
         return await self._until_ready(control)
+
+    def _announce_compilation(self) -> None:
+        model, kernels = self._config.model, self._config.engine.kernels
+        if model.device == "cpu" and kernels in ("auto", "native") and not is_anything_built():
+            log.info("kernels for this processor are compiled, once, which takes up to a minute")
 
     def _start_control(self, port: int) -> ControlChild:
         cluster = self._config.cluster

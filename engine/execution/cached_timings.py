@@ -26,15 +26,9 @@ log = logging.getLogger(__name__)
 FOLDER = "timings"
 STEP_S_MAX = 600.0
 """The longest time of a step that is believed."""
+StepSeconds = Annotated[float, msgspec.Meta(gt=0, le=STEP_S_MAX)]
 KEPT = 64
 """Files in the cache, some kilobytes each; the oldest makes room."""
-
-
-class StartTimings(msgspec.Struct, frozen=True):
-    steps: list[tuple[StepWork, Annotated[float, msgspec.Meta(gt=0, le=STEP_S_MAX)]]] = []
-    """Work and seconds of each step."""
-    notes: tuple[str, ...] = ()
-    """Lines for `Member.notes` that come of measurements."""
 
 
 class CachedTimings:
@@ -45,17 +39,18 @@ class CachedTimings:
         torch, which are added. Their `repr` must tell them apart."""
         self._file = cache_folder(FOLDER) / _name((*facts, VERSION, torch.__version__, processor_key()))
 
-    def read(self) -> StartTimings:
-        """Return what an earlier start measured; nothing if there was none."""
+    def read(self) -> list[tuple[StepWork, float]]:
+        """Return what an earlier start measured, in the order in which it was written; nothing if there was
+        none."""
         try:
-            return msgspec.json.decode(self._file.read_bytes(), type=StartTimings)
+            return msgspec.json.decode(self._file.read_bytes(), type=list[tuple[StepWork, StepSeconds]])
         except FileNotFoundError:
-            return StartTimings()
+            return []
         except (OSError, msgspec.MsgspecError) as error:
             log.info("%s: the timings of an earlier start are not used: %s", self._file, error)
-            return StartTimings()
+            return []
 
-    def write(self, timings: StartTimings) -> None:
+    def write(self, timings: Sequence[tuple[StepWork, float]]) -> None:
         with suppress(OSError, CannotWrite):
             self._file.parent.mkdir(parents=True, exist_ok=True)
             write_whole(self._file, [msgspec.json.encode(timings)])

@@ -2,7 +2,7 @@
 
 import torch
 
-from engine.execution.cached_timings import CachedTimings, StartTimings
+from engine.execution.cached_timings import CachedTimings
 from engine.execution.executor import Executor
 from engine.execution.self_timing import Measured, StepTimes, execute_together, time_steps
 from engine.kernels.beside_torch import notes_beside_torch
@@ -17,13 +17,13 @@ def time_executor(executor: Executor, budget_s: float, *, uses_cache: bool = Tru
     torch's. Call it before any block holds anything. uses_cache: whether what an earlier start measured is
     taken where it still holds, and what is measured is kept."""
     cached = CachedTimings(_facts(executor)) if uses_cache and executor.is_alone else None
-    earlier = cached.read() if cached is not None else StartTimings()
-    times = _measure(executor, budget_s, earlier.steps)
+    earlier = cached.read() if cached is not None else []
+    times = _measure(executor, budget_s, earlier)
     executor.forget_expert_counts()
-    notes = earlier.notes if times.reuses else tuple(notes_beside_torch(executor.kernels))
-    executor.notes = (*executor.notes, *notes)
-    if cached is not None and (times.is_new or not times.reuses):
-        cached.write(StartTimings(times.steps, notes))
+    executor.notes = (*executor.notes, *notes_beside_torch(executor.kernels))
+    # A busy machine leaves time for few shapes, which say less than those of a quiet one.
+    if cached is not None and (times.reuses or len(times.steps) >= len(earlier)):
+        cached.write(times.steps)
     return times.steps
 
 

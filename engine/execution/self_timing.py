@@ -49,8 +49,6 @@ class StepTimes(NamedTuple):
     steps: Measured
     reuses: bool
     """Whether those of an earlier start still hold."""
-    is_new: bool
-    """Whether some were not measured at an earlier start."""
 
 
 def time_steps(
@@ -72,24 +70,24 @@ def time_steps(
     nobody may use yet, and leaves no sequence behind in the executor. `drafts`: draft tokens that a sequence
     may have; 0: there is no speculation. `budget_s`: seconds for all steps together; a step that would take
     more than is left is skipped. `earlier`: what an earlier start measured. If the first few steps all take
-    as long as then, or all as many times as long, others that were made then are not made again: the result
-    has their times of then, times that.
+    as long as then, or all as many times as long, others that were made then are not made again, but for the
+    first of them: the result has their times of then, times that. It has last what was made now, so that
+    each start renews another shape.
 
     `execute` may begin a step before the one before it is done. In a worker of several stages, chunks of
     prompts are given to it together, and so are the groups in which sequences take turns to decode.
     """
     maker = _Maker(block_tokens, block_count, vocab)
     measured: Measured = []
-    reused: Measured = []
     known: dict[StepWork, float] = {}
+    checked = 0
     times = StepTimeModel(chunk_tokens=step_tokens_max, stages=stages)
     ends_s = now() + budget_s
     shapes = _shapes(maker, step_tokens_max, batch_sequences_max, positions_max, min(drafts, DRAFTS))
     for number, (items, work) in enumerate(shapes):
         if number == CHECKED_SHAPES:
-            known = _still_true(dict(earlier), measured)
-        if work in known:
-            reused.append((work, known[work]))
+            known, checked = _still_true(dict(earlier), measured), len(measured)
+        if work in known and work != next(iter(known)):  # a disturbed measurement must not stay for ever
             times.observe(work, known[work])
             continue
         is_first_of_kind = len(measured) < 2
@@ -109,7 +107,8 @@ def time_steps(
                 times.observe(work, elapsed_s)
                 measured.append((work, elapsed_s))
     execute([maker.goodbye()])
-    return StepTimes(measured + reused, bool(known), not dict(measured).keys() <= dict(earlier).keys())
+    reused = [one for one in known.items() if one[0] not in dict(measured)]
+    return StepTimes([*measured[:checked], *reused, *measured[checked:]], bool(known))
 
 
 def _still_true(earlier: dict[StepWork, float], measured: Measured) -> dict[StepWork, float]:

@@ -49,6 +49,11 @@ def build(cpu_class: CpuClass) -> Path:
     return target
 
 
+def is_anything_built() -> bool:
+    """Whether the cache has kernels of some class and version."""
+    return any(cache_folder("native").glob("*.so"))
+
+
 def find_compiler() -> str:
     """$CXX or the first of c++, g++, clang++. Raises NativeUnavailable."""
     asked = os.environ.get("CXX", "").strip()

@@ -12,6 +12,7 @@ from baton.core.errors import ClientError
 from engine.structured.refusal import is_half_of_pair, refuse
 
 REGEX_CHARACTERS_MAX = 8192
+COUNT_DIGITS_MAX = 6
 SIZE_MAX = 20_000
 """Elements with repetitions written out; each is a state of the compiled automaton."""
 DEPTH_MAX = 64
@@ -253,17 +254,16 @@ class _Regex:
     def _counted(self) -> tuple[int, int]:
         end = self.text.find("}", self.at)
         low, _comma, high = self.text[self.at + 1 : max(end, 0)].partition(",")
-        if end < 0 or not _is_count(low) or not (not high or _is_count(high)):
+        counts = [low, high] if high else [low]
+        if end < 0 or not all(one.isascii() and one.isdigit() for one in counts):
             self._refuse("a malformed {…}")
+        if max(map(len, counts)) > COUNT_DIGITS_MAX:
+            self._refuse("{…} with more repetitions than can be followed")
         times = int(high) if high else int(low)
         if times < int(low):
             self._refuse("{…} with its upper bound below the lower one")
         self.at = end + 1
         return int(low), max(1, times)
-
-
-def _is_count(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= 6
 
 
 def check_pattern(text: str, where: str, *, in_json: bool) -> int:

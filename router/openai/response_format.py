@@ -189,6 +189,7 @@ def _of_response_format(value: Any, space: str) -> Structured | None:
             return Structured(structural_grammar(value, where), where)
         case kind:
             raise ClientError(
-                f"{where}.type must be text, json_object, json_schema or structural_tag, not {kind!r:.60}",
+                f"{where}.type must be text, json_object, json_schema, structural_tag, regex or grammar (the "
+                f"last two with a field of that name), not {kind!r:.60}",
                 param=f"{where}.type",
             )

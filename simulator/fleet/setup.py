@@ -15,6 +15,7 @@ from baton.core.errors import SetupError
 from baton.core.messages import Role
 from baton.core.shape import Shape
 from loadgen.lengths import ReplayPlan
+from router.decisions.holder_sets import SLOTS_MAX
 from simulator.divided import MeasuredRank, divided_costs
 from simulator.experts.pool import ExpertPool
 from simulator.fleet.spec import FleetSpec, FleetWorkerSpec, StoreSpec
@@ -200,6 +201,11 @@ def fleet_spec(
         raise SetupError("a cluster needs --aggregated N, or --prefill N and --decode N")
     if any(0 < pools.of(role) < cells for role in Role):
         raise SetupError(f"{cells} cells need at least that many workers of each role in use")
+    if pools.count > SLOTS_MAX * cells:
+        raise SetupError(
+            f"{pools.count} workers need more than {cells} cells: a router follows at most {SLOTS_MAX} "
+            "workers"
+        )
     machines = machine if isinstance(machine, Mapping) else dict.fromkeys(Role, machine)
     kinds = tuple(
         (

@@ -38,6 +38,7 @@ def run(tmp_path, *arguments, rows=None):
         ("--search --limit 1", "different times"),
         ("--advise", "--advise needs --autoscale RULE"),
         ("--start-up 9", "--start-up needs --autoscale"),
+        ("--aggregated 999999999", "a router follows at most 4096 workers"),
         ("--hpa-target 0.5 --autoscale baton", "--hpa-target needs --autoscale hpa"),
         (
             "--class-slo nosuch=1/1",
