@@ -11,6 +11,7 @@ import torch
 
 from baton.core.geometry import KVGeometry
 from baton.core.messages import INFO_NOTE
+from engine.kernels import beside_torch
 from engine.kernels.beside_torch import SLOW_BELOW, note_of, share_of_torch
 from engine.kernels.native import NativeKernels
 from engine.kernels.weights import DenseMatrix
@@ -190,3 +191,16 @@ def test_the_worker_says_how_products_compare_with_torchs():
     assert fast.startswith(INFO_NOTE)
     assert "1.50 times" in note_of("amx", 1.5)
     assert share_of_torch(small_kernels()) > 0
+
+
+@pytest.mark.parametrize(
+    ("shares", "told", "warns"),
+    [((0.5, 0.95), "0.95", False), ((0.5, 0.7, 0.6), "0.70", True), ((0.9,), "0.90", False)],
+)
+def test_a_worker_measures_again_before_it_warns(monkeypatch, shares, told, warns):
+    left = list(shares)
+    monkeypatch.setattr(beside_torch, "share_of_torch", lambda _: left.pop(0))
+    (note,) = beside_torch.notes_beside_torch(small_kernels())
+    assert not left
+    assert f"{told} times" in note
+    assert note.startswith(INFO_NOTE) is not warns
