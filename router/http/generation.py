@@ -29,7 +29,7 @@ from router.openai import requests as openai_api
 from router.openai.call import Beam, Call, RequestLimits
 from router.openai.responses import AnswerFormat
 from router.openai.timings import EdgeTimes
-from router.tenants.service_classes import RequestVerdict, verdict_of_error
+from router.tenants.service_classes import verdict_of_error
 
 
 class GenerationRequest(RequestHandler):
@@ -162,10 +162,8 @@ class GenerationRequest(RequestHandler):
             self.cancelled(response.first_token_s)
             return "cancelled"
         if response.error is not None:
-            outcome, self.verdict = outcome_of(response.error), verdict_of_error(response.error)
-            if outcome == "refused" and response.first_token_s:  # an answer that has begun is not refused
-                outcome, self.verdict = "failed", RequestVerdict.FAILED
-            return outcome
+            self.verdict = verdict_of_error(response.error)
+            return outcome_of(response.error)
         observer.on_answered(response, arrived_s=self.arrived_s)
         tpots_s = [choice.tpot_s for choice in response.choices if choice.tpot_s is not None]
         self.answered(first_token_s=response.first_token_s, tpot_s=max(tpots_s, default=0.0))
