@@ -4,7 +4,7 @@ import torch
 
 from engine.execution.cached_timings import CachedTimings
 from engine.execution.executor import Executor
-from engine.execution.self_timing import Measured, StepTimes, execute_together, time_steps
+from engine.execution.self_timing import Measured, execute_together, time_steps
 from engine.kernels.beside_torch import notes_beside_torch
 from engine.kernels.native import NativeKernels
 
@@ -18,16 +18,16 @@ def time_executor(executor: Executor, budget_s: float, *, uses_cache: bool = Tru
     taken where it still holds, and what is measured is kept."""
     cached = CachedTimings(_facts(executor)) if uses_cache and executor.is_alone else None
     earlier = cached.read() if cached is not None else []
-    times = _measure(executor, budget_s, earlier)
+    measured = _measure(executor, budget_s, earlier)
     executor.forget_expert_counts()
     executor.notes = (*executor.notes, *notes_beside_torch(executor.kernels))
     # A busy machine leaves time for few shapes, which say less than those of a quiet one.
-    if cached is not None and (times.reuses or len(times.steps) >= len(earlier)):
-        cached.write(times.steps)
-    return times.steps
+    if cached is not None and len(measured) >= len(earlier):
+        cached.write(measured)
+    return measured
 
 
-def _measure(executor: Executor, budget_s: float, earlier: Measured) -> StepTimes:
+def _measure(executor: Executor, budget_s: float, earlier: Measured) -> Measured:
     geometry, engine = executor.geometry, executor.config
     blocks = min(executor.kv.block_count, max(1, TIMED_BYTES_MAX // geometry.block_bytes))
     for block in range(blocks):

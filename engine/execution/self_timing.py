@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from statistics import median
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from baton.config import EngineConfig
 from baton.core.costs import prompt_pairs
@@ -45,12 +45,6 @@ Measured = list[tuple[StepWork, float]]
 """Work and seconds of each step."""
 
 
-class StepTimes(NamedTuple):
-    steps: Measured
-    reuses: bool
-    """Whether those of an earlier start still hold."""
-
-
 def time_steps(
     execute: Callable[[Sequence[StepPlan]], list[StepResult]],
     *,
@@ -65,14 +59,14 @@ def time_steps(
     drafts: int = 0,
     earlier: Sequence[tuple[StepWork, float]] = (),
     now: Callable[[], float] = time.perf_counter,
-) -> StepTimes:
+) -> Measured:
     """Time steps of several shapes. `positions_max`: of one sequence. Uses any blocks of the pool, which
     nobody may use yet, and leaves no sequence behind in the executor. `drafts`: draft tokens that a sequence
     may have; 0: there is no speculation. `budget_s`: seconds for all steps together; a step that would take
     more than is left is skipped. `earlier`: what an earlier start measured. If the first few steps all take
     as long as then, or all as many times as long, others that were made then are not made again, but for the
-    first of them: the result has their times of then, times that. It has last what was made now, so that
-    each start renews another shape.
+    first of them: the result begins with their times of then, times that. What was made now comes last, so
+    that each start renews another shape.
 
     `execute` may begin a step before the one before it is done. In a worker of several stages, chunks of
     prompts are given to it together, and so are the groups in which sequences take turns to decode.
@@ -80,13 +74,12 @@ def time_steps(
     maker = _Maker(block_tokens, block_count, vocab)
     measured: Measured = []
     known: dict[StepWork, float] = {}
-    checked = 0
     times = StepTimeModel(chunk_tokens=step_tokens_max, stages=stages)
     ends_s = now() + budget_s
     shapes = _shapes(maker, step_tokens_max, batch_sequences_max, positions_max, min(drafts, DRAFTS))
     for number, (items, work) in enumerate(shapes):
         if number == CHECKED_SHAPES:
-            known, checked = _still_true(dict(earlier), measured), len(measured)
+            known = _still_true(dict(earlier), measured)
         if work in known and work != next(iter(known)):  # a disturbed measurement must not stay for ever
             times.observe(work, known[work])
             continue
@@ -107,8 +100,8 @@ def time_steps(
                 times.observe(work, elapsed_s)
                 measured.append((work, elapsed_s))
     execute([maker.goodbye()])
-    reused = [one for one in known.items() if one[0] not in dict(measured)]
-    return StepTimes([*measured[:checked], *reused, *measured[checked:]], bool(known))
+    made = dict(measured)
+    return [one for one in known.items() if one[0] not in made] + measured
 
 
 def _still_true(earlier: dict[StepWork, float], measured: Measured) -> dict[StepWork, float]:
