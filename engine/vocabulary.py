@@ -11,8 +11,7 @@ from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
-from baton.files.cache import cache_folder
-from baton.files.outputs import CannotWrite, write_whole
+from baton.files.cache import cache_folder, keep_in_cache
 from engine.vocabulary_process import read_vocabulary
 
 log = logging.getLogger(__name__)
@@ -37,10 +36,7 @@ def vocabulary_of(folder: Path, vocab: int, stop_token_ids: Sequence[int]) -> st
     with suppress(OSError, UnicodeDecodeError):
         return file.read_text()
     text = read_vocabulary(folder, vocab, stop_token_ids)
-    with suppress(OSError, CannotWrite):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(file, [text.encode()])
-        _make_room(file.parent)
+    keep_in_cache(file, [text.encode()], kept=KEPT)
     return text
 
 
@@ -63,9 +59,3 @@ def _key(folder: Path, vocab: int, stop_token_ids: Sequence[int]) -> str:
         digest.update(path.name.encode("utf-8", "surrogateescape") + b"\0%d\0" % len(content))
         digest.update(content)
     return digest.hexdigest()
-
-
-def _make_room(folder: Path) -> None:
-    """Raises OSError."""
-    for path in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)[:-KEPT]:
-        path.unlink(missing_ok=True)

@@ -2,7 +2,12 @@
 vocabularies, timings of steps."""
 
 import os
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
+
+from baton.core.errors import CannotWrite
+from baton.files.outputs import write_whole
 
 
 def cache_folder(name: str) -> Path:
@@ -12,3 +17,13 @@ def cache_folder(name: str) -> Path:
         return Path(root) / name
     home = os.environ.get("XDG_CACHE_HOME")
     return (Path(home) if home else Path.home() / ".cache") / "baton" / name
+
+
+def keep_in_cache(file: Path, chunks: Iterable[bytes], *, kept: int) -> None:
+    """Write a file of the cache whole, and remove the oldest of its folder beyond `kept`. A cache that cannot
+    be written keeps nothing, which is no error."""
+    with suppress(OSError, CannotWrite):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(file, chunks)
+        for path in sorted(file.parent.iterdir(), key=lambda path: path.stat().st_mtime)[:-kept]:
+            path.unlink(missing_ok=True)

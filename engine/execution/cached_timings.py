@@ -7,17 +7,13 @@ processor makes the first few steps, and those that there was no time for (`engi
 import hashlib
 import logging
 from collections.abc import Sequence
-from contextlib import suppress
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import torch
 
-from baton.core.errors import CannotWrite
 from baton.core.version import VERSION
-from baton.files.cache import cache_folder
-from baton.files.outputs import write_whole
+from baton.files.cache import cache_folder, keep_in_cache
 from engine.native.classes import processor_key
 from engine.scheduling.step_time import StepWork
 
@@ -51,10 +47,7 @@ class CachedTimings:
             return []
 
     def write(self, timings: Sequence[tuple[StepWork, float]]) -> None:
-        with suppress(OSError, CannotWrite):
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(self._file, [msgspec.json.encode(timings)])
-            _make_room(self._file.parent)
+        keep_in_cache(self._file, [msgspec.json.encode(timings)], kept=KEPT)
 
 
 def _name(facts: Sequence[object]) -> str:
@@ -62,9 +55,3 @@ def _name(facts: Sequence[object]) -> str:
     for fact in facts:
         digest.update(repr(fact).encode() + b"\0")
     return f"{digest.hexdigest()}.json"
-
-
-def _make_room(folder: Path) -> None:
-    """Raises OSError."""
-    for path in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)[:-KEPT]:
-        path.unlink(missing_ok=True)

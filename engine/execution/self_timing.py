@@ -40,6 +40,10 @@ CHECK_FACTOR = 2.0
 """Factor by which the change of one step's time may differ from the others'. Processors that other machines
 share, or that are clocked by their heat, change the speed of everything by two within minutes."""
 
+LATER_SHARE = 0.25
+"""Part of the budget for shapes that are renewed, or that no earlier start had time for, where the others are
+known."""
+
 B = TypeVar("B")
 Measured = list[tuple[StepWork, float]]
 """Work and seconds of each step."""
@@ -66,7 +70,7 @@ def time_steps(
     more than is left is skipped. `earlier`: what an earlier start measured. If the first few steps all take
     as long as then, or all as many times as long, others that were made then are not made again, but for the
     first of them: the result begins with their times of then, times that. What was made now comes last, so
-    that each start renews another shape.
+    that each start renews another shape. All but the first few have `LATER_SHARE` of the budget then.
 
     `execute` may begin a step before the one before it is done. In a worker of several stages, chunks of
     prompts are given to it together, and so are the groups in which sequences take turns to decode.
@@ -74,14 +78,16 @@ def time_steps(
     maker = _Maker(block_tokens, block_count, vocab)
     measured: Measured = []
     known: dict[StepWork, float] = {}
+    oldest: StepWork | None = None
     times = StepTimeModel(chunk_tokens=step_tokens_max, stages=stages)
     ends_s = now() + budget_s
     shapes = _shapes(maker, step_tokens_max, batch_sequences_max, positions_max, min(drafts, DRAFTS))
     for number, (items, work) in enumerate(shapes):
-        if number == CHECKED_SHAPES:
-            known = _still_true(dict(earlier), measured)
-        if work in known and work != next(iter(known)):  # a disturbed measurement must not stay for ever
-            times.observe(work, known[work])
+        if number == CHECKED_SHAPES and (known := _still_true(dict(earlier), measured)):
+            ends_s = min(ends_s, now() + budget_s * LATER_SHARE)
+            oldest = next(iter(known))  # it is made anew: a disturbed measurement must not stay for ever
+            known[oldest] = known.pop(oldest)  # the turn passes on, even if there is no time for it
+        if work in known and work != oldest:
             continue
         is_first_of_kind = len(measured) < 2
         fills = stages > 1 and (work.prompt_tokens > 0 or work.decodes >= stages)

@@ -13,6 +13,7 @@ from engine.structured.refusal import is_half_of_pair, refuse
 
 REGEX_CHARACTERS_MAX = 8192
 COUNT_DIGITS_MAX = 6
+"""Digits of a repetition's bound: its size is told by `SIZE_MAX`, and nobody computes with longer numbers."""
 SIZE_MAX = 20_000
 """Elements with repetitions written out; each is a state of the compiled automaton."""
 DEPTH_MAX = 64

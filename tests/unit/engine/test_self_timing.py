@@ -220,14 +220,20 @@ def test_one_kind_of_step_that_has_changed_is_enough():
     assert dict(again) == dict(timed(Clocked(seconds)))
 
 
-def test_a_start_goes_on_where_the_one_before_had_no_time_left():
-    first = timed(Clocked(linear_s), budget_s=0.15)
-    whole = timed(Clocked(linear_s))
-    assert CHECKED_SHAPES < len(first) < len(whole) - 1
-    again, made = timed_again(first, budget_s=0.15)
-    assert dict(first).keys() < dict(again).keys() <= dict(whole).keys()
-    assert made == 2 * (CHECKED_SHAPES + 1 + len(again) - len(first))
-    assert dict(timed_again(again)[0]) == pytest.approx(dict(whole))
+def test_later_starts_go_on_where_the_first_had_no_time_left_and_take_less():
+    whole = dict(timed(Clocked(linear_s)))
+    first = Clocked(linear_s)
+    steps = timed(first, budget_s=0.25)
+    assert CHECKED_SHAPES < len(steps) < len(whole) - 1
+    known = dict(steps).keys()
+    for _ in range(2 * len(whole)):
+        later = Clocked(linear_s)
+        steps = timed(later, budget_s=0.25, earlier=steps)
+        assert later.now_s < first.now_s / 2
+        assert dict(steps).keys() >= known
+        known = dict(steps).keys()
+    assert len(known) > CHECKED_SHAPES + 3
+    assert dict(steps) == pytest.approx({work: whole[work] for work in known})
 
 
 def test_timings_of_other_shapes_are_no_use():
