@@ -33,6 +33,8 @@ from tests.certificates import secure_tests
 
 ROOT = Path(__file__).parents[1]
 MESSAGE_BYTES_MAX = 100_000
+ANSWER_S = 60.0
+"""The longest time for the server to start and answer."""
 
 
 @cache
@@ -57,6 +59,7 @@ class ForkServer:
         command = [sys.executable, "-m", "tests.forked", str(theirs.fileno())]
         with theirs:
             self._server = subprocess.Popen(command, pass_fds=[theirs.fileno()], cwd=ROOT)
+        self._socket.settimeout(ANSWER_S)
         self._lock = threading.Lock()
 
     def start(self, function: str, arguments: Sequence[str], *, pipes: bool = False) -> "ForkedProcess":
@@ -124,6 +127,8 @@ class ForkedProcess:
 
 def _fork(request: dict[str, Any], fds: Sequence[int]) -> int:
     server = os.getpid()
+    module, name = request["function"].split(":")
+    function = getattr(importlib.import_module(module), name)  # once, for all that are forked
     if pid := os.fork():
         return pid
     code = 1
@@ -132,8 +137,7 @@ def _fork(request: dict[str, Any], fds: Sequence[int]) -> int:
             os.dup2(fd, number)
         os.closerange(3, 64)  # the server's socket
         end_with_parent(server, signal.SIGKILL)
-        module, name = request["function"].split(":")
-        code = getattr(importlib.import_module(module), name)(*request["arguments"]) or 0
+        code = function(*request["arguments"]) or 0
         logging.shutdown()
     except BaseException:
         traceback.print_exc()

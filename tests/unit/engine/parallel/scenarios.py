@@ -1,8 +1,10 @@
 """What the ranks do in `rank_processes`. Each function is one rank's life."""
 
 import hashlib
+import json
 import os
 import signal
+import traceback
 
 import pytest
 import torch
@@ -17,7 +19,7 @@ from engine.parallel.sockets import SocketGroup
 from engine.parallel.torch_group import TorchGroup
 from tests.faulty_group import FaultyGroup, GroupFault, GroupFaultPlan
 from tests.unit.engine.parallel.plans import plan
-from tests.unit.engine.parallel.rank_processes import traces
+from tests.unit.engine.parallel.rank_processes import Teller, traces
 
 SIZES = (1, 2, 3, 15, 16, 17, 31, 63, 1000, 8191, 8192, 32768, 70_001, 400_003)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -197,3 +199,12 @@ def plan_loop(teller, rank, size, address, deadline_s, carrier):
     except GroupBroken as error:
         channel.close()
         teller.tell(broken=str(error), traces=traces())
+
+
+def be_rank(name, place, options):
+    torch.set_num_threads(1)
+    teller = Teller()
+    try:
+        globals()[name](teller, *json.loads(place), **json.loads(options))
+    except Exception:
+        teller.tell(error=traceback.format_exc())

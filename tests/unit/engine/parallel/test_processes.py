@@ -19,9 +19,7 @@ FEW, MANY = 100, 300_000
 
 @pytest.fixture(scope="module")
 def processes():
-    server = RankProcesses()
-    yield server
-    server.close()
+    return RankProcesses()
 
 
 @pytest.fixture(autouse=True)
