@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from engine.native import build as build_module
-from engine.native.build import NativeUnavailable, build
+from engine.native.build import NativeUnavailable, build, is_anything_built
 from engine.native.classes import CLASSES, candidates
 from engine.native.library import features, library, set_threads
 
@@ -110,3 +110,13 @@ def test_an_empty_cache_gets_a_library_with_the_flags_that_were_asked_for(monkey
     assert [path.suffix for path in made.parent.iterdir() if path.suffix != ".lock"] == [".so"]
     monkeypatch.setenv("BATON_NATIVE_FLAGS", "-O1 -DWANTED=8")
     assert ctypes.CDLL(str(build(candidates()[0]))).one() == 8
+
+
+def test_a_first_start_is_known_by_its_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("BATON_CACHE_DIR", str(tmp_path))
+    assert not is_anything_built()
+    (tmp_path / "native").mkdir()
+    (tmp_path / "native" / "baton-0.lock").touch()
+    assert not is_anything_built()
+    (tmp_path / "native" / "baton-0.so").touch()
+    assert is_anything_built()
