@@ -193,7 +193,7 @@ void finish_row(const Job& job, const Task& task, int64_t row, float maximum, fl
 }
 
 // What else is done while the scores of a part of rows become weights: `between` is called so often meanwhile.
-constexpr int TIMES_BETWEEN = 8;
+constexpr int TIMES_BETWEEN = 4;
 struct NothingBeside {
     void between() {}
 };

@@ -290,15 +290,20 @@ struct PanelFetch {
         const char* here = m.panels + panel * m.panel_bytes + first * bytes;
         if (!goes_by_blocks(m, rows)) {
             const bool is_decoded = m.format == CODE8 || m.format == CODE4;  // and was read then
-            const int64_t ahead = is_decoded ? count * bytes + AHEAD_DECODED : AHEAD_BYTES;
-            return {here + ahead, static_cast<int>((count * bytes / 64 + tile_steps - 1) / tile_steps)};
+            const int lines = static_cast<int>((count * bytes / 64 + tile_steps - 1) / tile_steps);
+            // Four bits, or groups, are bound by decoding and scaling: there it brings nothing.
+            if (rows <= TILE_HEIGHT && lines % (4 * amx::PIECES) == 0 && (!is_decoded || m.group_count == 1))
+                return {is_decoded ? here + count * bytes - lines * 64 : here, lines, 0, 1, true};
+            return {is_decoded ? here + count * bytes + AHEAD_DECODED : here + AHEAD_BYTES, lines};
         }
         const int64_t left = m.steps - first - count;
         const char* from = left > 0 ? here + count * bytes : next_panel;
         const int64_t lines = std::min(block_max, left > 0 ? left : m.steps) * bytes / 64;
-        const int64_t share = (lines + tiles * tile_steps - 1) / (tiles * tile_steps);
+        const int64_t pairs = 2 * tiles * tile_steps;  // even shares: more than sixteen rows pass a step twice
+        const int64_t share = (lines + pairs - 1) / pairs * 2;
         if (!from || tile * share * tile_steps >= lines) return {nullptr, 0};
-        return {from + tile * share * tile_steps * 64, static_cast<int>(share)};
+        const int pages = lines % amx::PAGE_LINES ? 1 : static_cast<int>(lines / amx::PAGE_LINES);
+        return {from, static_cast<int>(share), tile * share * tile_steps, pages};
     }
 };
 #endif
@@ -500,7 +505,7 @@ void panel_sums_of_tiled_groups(const Job& job, int64_t tile_first, int64_t tile
                     amx::dot(row_pointer(job.rows, row) + (group + g) * m.group_k * 2, job.rows.stride * 2,
                              static_cast<int>(tile_rows), block.data + (group + g - first) * group_steps * 256,
                              group_steps, nullptr, acc + g * AMX_ROWS * PANEL, PANEL * 4, fetched);
-                    if (fetched.from) fetched.from += group_steps / TILE_DEPTH * fetched.lines * 64;
+                    fetched.first += group_steps / TILE_DEPTH * fetched.lines;
                 }
                 static_assert(GROUPS_TOGETHER == 2, "one case each");
                 if (together == GROUPS_TOGETHER)
