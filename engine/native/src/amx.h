@@ -31,7 +31,8 @@ static_assert(sizeof(TileConfig) == 64, "LDTILECFG reads 64 bytes");
 
 #if BATON_AMX == 1
 #include <immintrin.h>
-// Not `_tile_loadconfig`: with GCC 12 it says that eight of the 64 bytes are read, and stores to the others may come later.
+// Not `_tile_loadconfig`: with GCC 12 it says that eight of the 64 bytes are read, and stores to the others may come
+// later.
 #define BATON_TILE_CONFIG(config) asm volatile("ldtilecfg\t%0" : : "m"(*(config)))
 #define BATON_TILE_RELEASE() _tile_release()
 #define BATON_TILE_ZERO(tile) _tile_zero(tile)
