@@ -26,6 +26,7 @@ DIRECTORY_BACKOFF_MAX_S = 0.5
 their control plane, which takes longer."""
 DIRECTORY_SILENCE_S = 5.0
 """The directory sends a view every second; after this long without one it is dialled again."""
+DIRECTORY_ABSENCE_TOLD_S = 2.0
 
 
 class WorkerLink(Protocol):
@@ -163,21 +164,31 @@ def _end_now(ending: asyncio.Timeout) -> None:
 
 
 class DirectoryWatch:
-    """A watch of the directory. While the directory is away, its last view holds."""
+    """A watch of the directory. While the directory is away, its last view holds.
+
+    An operator is told of an absence when it lasts: a control plane that begins anew is back soon, and when a whole
+    cluster ends, a router may outlive the control plane by a moment.
+    """
 
     def __init__(self, client: DirectoryClient, member: RouterMember) -> None:
         self._client, self._member = client, member
         self.is_current = False
+        self._is_told = True  # An absence is told once, and never before the first view.
 
     async def run(self, on_view: Callable[[MembershipView], None]) -> None:
         """Follow the directory until cancelled."""
         backoff = Backoff(DIRECTORY_BACKOFF_MAX_S)
+        now_s = asyncio.get_running_loop().time
+        current_until_s = now_s()
         while True:
             try:
                 await self._follow(on_view, backoff)
             except (LinkBroken, TimeoutError) as error:
                 if self.is_current:
-                    log.warning("directory %s is away: %s", self._client.address, error)
+                    current_until_s = now_s()
+                if not self._is_told and now_s() - current_until_s >= DIRECTORY_ABSENCE_TOLD_S:
+                    self._is_told, reason = True, str(error) or "it is silent"
+                    log.warning("directory %s is away: %s", self._client.address, reason)
             self.is_current = False
             await asyncio.sleep(backoff.next_s())
 
@@ -189,5 +200,5 @@ class DirectoryWatch:
                 async for view in views:
                     silence.observe()
                     backoff.succeeded()
-                    self.is_current = True
+                    self.is_current, self._is_told = True, False
                     on_view(view)

@@ -18,6 +18,7 @@ from baton.wire.link import LinkBroken
 from router.decisions.core import RouterCore
 from router.decisions.events import FailureKind, Submit, Tick, WorkerUpdated
 from router.decisions.membership import FollowedMembership
+from router.live import sessions
 from router.live.driver import Driver
 from router.live.drivers import Drivers
 from router.live.sessions import Backoff, DirectoryWatch, WorkerSessions
@@ -310,7 +311,7 @@ def test_backoff_is_bounded_and_begins_anew():
     assert backoff.next_s() == waits[0]
 
 
-async def test_the_directory_is_followed_through_its_absence():
+async def test_the_directory_is_followed_through_its_absence(caplog):
     views, seen, away = [view(1), view(2)], [], asyncio.Event()
 
     class Flaky:
@@ -336,6 +337,31 @@ async def test_the_directory_is_followed_through_its_absence():
     following = asyncio.create_task(watch.run(on_view))
     await soon(both)
     assert seen == views
+    assert not caplog.records, "an absence of a moment is none to tell of"
+    following.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await following
+
+
+async def test_an_absence_of_the_directory_that_lasts_is_told_once(caplog, monkeypatch):
+    monkeypatch.setattr(sessions, "DIRECTORY_ABSENCE_TOLD_S", 0.0)
+    attempts, many = [], asyncio.Event()
+
+    class Gone:
+        address = "d:1"
+
+        async def watch(self, _):
+            attempts.append(len(attempts))
+            if len(attempts) == 2:
+                yield view(1)
+            if len(attempts) == 5:
+                many.set()
+            raise LinkBroken("refused")
+
+    watch = DirectoryWatch(Gone(), RouterMember(RouterId("r")))
+    following = asyncio.create_task(watch.run(lambda _: None))
+    await soon(many)
+    assert [record.getMessage() for record in caplog.records] == ["directory d:1 is away: refused"]
     following.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await following
