@@ -31,6 +31,12 @@
 #else
 #define BATON_WIDE 0
 #endif
+// Processors that scale coded weights before tiles multiply them (coded_tiles.h).
+#if BATON_AMX && BATON_AVX512 && defined(__AVX512FP16__)
+#define BATON_SCALED 1
+#else
+#define BATON_SCALED 0
+#endif
 
 namespace baton {
 
@@ -60,6 +66,8 @@ struct alignas(64) Codebook {
     uint8_t high_of_0x80[64];
     float wide[16];      // of code4
     bool is_integer;     // code8: a magnitude is its index, 0x80 is -128
+    float halves_unit;   // of codes in half precision: a power of two that none exceeds
+    uint16_t halves[32];  // of code4, as `nibble`
 };
 
 // What a panel holds of a code.

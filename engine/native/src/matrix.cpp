@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <mutex>
 #include <new>
@@ -96,6 +97,7 @@ void destroy(Matrix* m) {
     if (!m) return;
     free_sections(m);
     std::free(m->bias);
+    std::free(m->factors);
     std::free(m->offsets);
     std::free(m->order);
     m->~Matrix();
@@ -137,12 +139,16 @@ template <typename T> void pack_panel(Matrix* m, const T* weight, int64_t stride
 }
 
 void pack_codes8(Matrix* m, const uint8_t* codes, int64_t panel) {
+    const auto packed = [m](uint8_t code) {
+        if (!m->factors) return code8_packed(m->book, code);
+        return static_cast<uint8_t>(code < 0x80 ? 0x80 + code : code == 0x80 ? 0 : 0x100 - code);  // the integer + 128
+    };
     uint8_t* to = reinterpret_cast<uint8_t*>(m->panels + panel * m->panel_bytes);
     for (int c = 0; c < PANEL; ++c) {
         const int64_t row = panel * PANEL + c;
         for (int64_t i = 0; i < m->steps * 2; ++i)
             to[(i / 2) * 128 + code8_position(c, static_cast<int>(i % 2))] =
-                code8_packed(m->book, row < m->n && i < m->k ? codes[row * m->k + i] : 0);
+                packed(row < m->n && i < m->k ? codes[row * m->k + i] : 0);
     }
 }
 
@@ -185,6 +191,54 @@ float* pack_groups(const Matrix* m, const float* values) {
             }
     return to;
 }
+
+#if BATON_SCALED
+// Sums of larger groups are scaled themselves, which takes less time where few rows are multiplied.
+constexpr int64_t SCALED_GROUP_MAX = 64;
+// Zeros beyond this many times the largest code would make offsets that are large beside the weights' differences.
+constexpr float ZERO_MAX = 2.0f;
+
+// Factors for a matrix whose weights are scaled before they are multiplied: one of integers or of codes of four bits, in
+// short groups of whole tiles, with finite scales. False: no memory.
+bool add_factors(Matrix* m) {
+    const bool is_whole = m->group_k % 32 == 0 && m->group_count * m->group_k == m->k;
+    if (m->group_count == 1 || m->group_k > SCALED_GROUP_MAX || !is_whole || (m->format == CODE8 && !m->book.is_integer)) return true;
+    float low = -128, high = 127;
+    if (m->format == CODE4) {
+        low = *std::min_element(m->book.wide, m->book.wide + 16);
+        high = *std::max_element(m->book.wide, m->book.wide + 16);
+        int exponent;
+        std::frexp(std::max({-low, high, 0x1p-14f}), &exponent);
+        m->book.halves_unit = std::ldexp(1.0f, exponent);
+        for (int i = 0; i < 32; ++i)
+            m->book.halves[i] = _cvtss_sh(m->book.wide[i % 16] / m->book.halves_unit, _MM_FROUND_TO_NEAREST_INT);
+    } else {
+        m->book.halves_unit = 128;
+    }
+    const int64_t columns = m->panel_count * PANEL;
+    float* const factors = allocate_floats(2 * columns);
+    if (!factors) return false;
+    for (int64_t i = 0; i < columns; ++i) {
+        float most = 0x1p-100f;
+        for (int64_t g = 0; g < m->group_count; ++g) {
+            const int64_t at = (i / PANEL * m->group_count + g) * PANEL + i % PANEL;
+            const float zero = m->zeros ? m->zeros[at] : 0.0f;
+            const float largest = std::fabs(m->scales[at]) * std::max(std::fabs(high - zero), std::fabs(low - zero));
+            if (!(std::fabs(zero) <= ZERO_MAX * m->book.halves_unit && largest < 0x1p100f)) {
+                std::free(factors);
+                return true;
+            }
+            most = std::max(most, largest);
+        }
+        int exponent;
+        std::frexp(most, &exponent);
+        factors[i] = std::ldexp(1.0f, exponent);
+        factors[columns + i] = m->book.halves_unit / factors[i];
+    }
+    m->factors = factors;
+    return true;
+}
+#endif
 
 void fill_book(Codebook& book, int format, const bf16* values) {
     if (format == CODE4) {
@@ -242,6 +296,12 @@ BATON_API void* baton_matrix_coded(const uint8_t* codes, int32_t bits, int64_t n
         destroy(m);
         return nullptr;
     }
+#if BATON_SCALED
+    if (!add_factors(m)) {
+        destroy(m);
+        return nullptr;
+    }
+#endif
     parallel_for(m->panel_count, [&](int64_t panel, int) {
         if (bits == 4)
             pack_codes4(m, codes, panel, code_of_zero);
@@ -303,5 +363,5 @@ BATON_API void baton_matrix_free(void* matrix) { destroy(static_cast<Matrix*>(ma
 BATON_API int64_t baton_matrix_bytes(const void* matrix) {
     const Matrix* m = static_cast<const Matrix*>(matrix);
     const int64_t per_group = (m->scales ? 4 : 0) + (m->zeros ? 4 : 0) + (m->offsets ? 4 : 0);
-    return m->panel_count * (m->panel_bytes + PANEL * (per_group * m->group_count + (m->bias ? 4 : 0)));
+    return m->panel_count * (m->panel_bytes + PANEL * (per_group * m->group_count + (m->bias ? 4 : 0) + (m->factors ? 8 : 0)));
 }

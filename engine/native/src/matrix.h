@@ -18,6 +18,9 @@ struct Matrix {
     int64_t group_count, group_k;
     float* scales;
     float* zeros;
+    // Where weights are scaled before they are multiplied, else null: of each column a power of two that no weight
+    // reaches, [panel_count][PANEL], and after these `halves_unit` by each.
+    float* factors;
     float* bias;     // [panel_count * PANEL] or null
     int32_t* offsets;  // quad8, as the scales: what is added to a sum, for activations that are stored with an offset
     int32_t* order;  // [k]: the matrix's column i belongs to input order[i]; null: i

@@ -5,6 +5,7 @@
 // the order in which an element is summed.
 #include <algorithm>
 
+#include "coded_tiles.h"
 #include "dot_amx.h"
 #include "matrix.h"
 #include "quads.h"
@@ -242,9 +243,33 @@ void widen(const char* pairs, int64_t steps, float* to) {
         }
 }
 
+#if BATON_SCALED
+// Integers of a matrix that has factors, as float32.
+void widen_integers(const char* from, int64_t steps, float* to) {
+    const __m512 middle = _mm512_set1_ps(128.0f);
+    const __m512i low = _mm512_set1_epi32(0xffff);
+    for (int64_t s = 0; s < steps; ++s, to += 2 * PANEL)
+        for (int j = 0; j < 4; ++j) {
+            const __m512i codes = _mm512_load_si512(from + s * step_bytes(CODE8) + j / 2 * 64);
+            const __m512i pairs = j % 2 ? _mm512_unpackhi_epi8(codes, _mm512_setzero_si512())
+                                        : _mm512_unpacklo_epi8(codes, _mm512_setzero_si512());
+            const __m512i even = _mm512_and_si512(pairs, low), odd = _mm512_srli_epi32(pairs, 16);
+            _mm512_storeu_ps(to + 16 * j, _mm512_sub_ps(_mm512_cvtepi32_ps(even), middle));
+            _mm512_storeu_ps(to + PANEL + 16 * j, _mm512_sub_ps(_mm512_cvtepi32_ps(odd), middle));
+        }
+}
+#endif
+
 Block block_of(const Matrix& m, const char* panel, int64_t first, int64_t count, bool decode, bool wide) {
     const char* from = panel + first * step_bytes(m.format);
     if (!decode) return {from, m.format};
+#if BATON_SCALED
+    if (wide && m.factors && m.format == CODE8) {
+        float* widened = static_cast<float*>(thread_scratch(WIDENED, DECODE_STEPS * 512));
+        widen_integers(from, count, widened);
+        return {reinterpret_cast<const char*>(widened), DENSE_F32};
+    }
+#endif
     char* decoded = static_cast<char*>(thread_scratch(DECODED, DECODE_STEPS * 256));
     if (m.format == CODE8)
         decode_steps<StepCode8>(from, count, &m.book, decoded);
@@ -291,9 +316,7 @@ struct PanelFetch {
         if (!goes_by_blocks(m, rows)) {
             const bool is_decoded = m.format == CODE8 || m.format == CODE4;  // and was read then
             const int lines = static_cast<int>((count * bytes / 64 + tile_steps - 1) / tile_steps);
-            // Four bits, or groups, are bound by decoding and scaling: there it brings nothing.
-            if (rows <= TILE_HEIGHT && lines % (4 * amx::PIECES) == 0 && (!is_decoded || m.group_count == 1))
-                return {is_decoded ? here + count * bytes - lines * 64 : here, lines, 0, 1, true};
+            if (rows <= TILE_HEIGHT && !is_decoded) return {here, lines, 0, 1, true};
             return {is_decoded ? here + count * bytes + AHEAD_DECODED : here + AHEAD_BYTES, lines};
         }
         const int64_t left = m.steps - first - count;
@@ -518,17 +541,83 @@ void panel_sums_of_tiled_groups(const Job& job, int64_t tile_first, int64_t tile
     }
 }
 
+// Sums of scaled weights, which are parts of their columns' factors, to what they are.
+void unfold_factors(const Matrix& m, int64_t panel, float* sums, int64_t rows) {
+    const float* factors = m.factors + panel * PANEL;
+    for (int c = 0; c < PANEL; c += LANES) {
+        const f32x16 factor = load16(factors + c);
+        for (int64_t r = 0; r < rows; ++r) store16(sums + r * PANEL + c, load16(sums + r * PANEL + c) * factor);
+    }
+}
+
+// Whether a panel's sums are scaled when they are complete.
+bool is_scaled_once(const Matrix& m) { return m.group_count == 1 || m.factors; }
+
+void scale_sums(const Job& job, int64_t row, int64_t panel, float* sums, int64_t rows) {
+    const Matrix& m = *job.m;
+    if (m.factors)
+        unfold_factors(m, panel, sums, rows);
+    else
+        fold_group(m, panel, 0, sums, sums, rows, job.sums ? job.sums + row : nullptr);
+}
+
+// What is to be done with the steps of a coded panel.
+template <typename Do> void with_steps(const Matrix& m, int64_t panel, Do&& act) {
+#if BATON_SCALED
+    if (m.factors && m.format == CODE8) return act(amx::ScaledSteps<CODE8>(m, panel));
+    if (m.factors) return act(amx::ScaledSteps<CODE4>(m, panel));
+#endif
+    if (m.format == CODE8) return act(amx::PlainSteps<StepCode8>(m, panel));
+    act(amx::PlainSteps<StepCode4>(m, panel));
+}
+
+// Up to sixteen rows times a coded panel that has one group, or several of whole tiles.
+void panel_sums_of_few(const Job& job, int64_t row, int64_t rows, int64_t panel, float* result, const PanelEnd* end) {
+    const Matrix& m = *job.m;
+    const bool once = is_scaled_once(m);
+    const int64_t tiles = (m.steps + TILE_DEPTH - 1) / TILE_DEPTH;
+    const int lines = static_cast<int>(TILE_DEPTH * step_bytes(m.format) / 64);
+    const amx::Fetched fetched{m.panels + panel * m.panel_bytes + lines * 64, lines, 0, 1, true};
+    float* const acc = once ? result : static_cast<float*>(thread_scratch(ACC, AMX_ROWS * PANEL * 4));
+    const float* const sums = job.sums ? job.sums + row * m.group_count : nullptr;
+    with_steps(m, panel, [&](auto steps) {
+        amx::dot_few_coded(row_pointer(job.rows, row), job.rows.stride * 2, static_cast<int>(rows), steps, tiles,
+                           once ? tiles : m.group_k / (2 * TILE_DEPTH), reinterpret_cast<char*>(acc), PANEL * 4, fetched,
+                           [&](int64_t group) {
+                               if (!once) fold_tile<1>(m, panel, group, acc, result, rows, sums);
+                           });
+    });
+    if (once) scale_sums(job, row, panel, result, rows);
+    if (end) (*end)(row, rows, result);
+}
+
+// Steps of a panel as tiles read them: others than of bfloat16 are decoded first, and filled up with zeros.
+const char* tiles_of(const Matrix& m, int64_t panel, int64_t first, int64_t count) {
+    if (m.factors) {
+        char* decoded = static_cast<char*>(thread_scratch(DECODED, DECODE_STEPS * 256));
+        with_steps(m, panel, [&](auto steps) {
+            amx::decode_tiles(steps, first / TILE_DEPTH, count / TILE_DEPTH, decoded);
+        });
+        return decoded;
+    }
+    const char* block = block_of(m, m.panels + panel * m.panel_bytes, first, count, m.format != DENSE_BF16, false).data;
+    if (const int64_t beyond = (count + TILE_DEPTH - 1) / TILE_DEPTH * TILE_DEPTH - count; beyond > 0)
+        std::memset(const_cast<char*>(block) + count * 256, 0, static_cast<size_t>(beyond) * 256);
+    return block;
+}
+
 // The same by tiles of AMX, which read bfloat16 weights: others are decoded first, blocks filled up with zeros.
 void panel_sums_by_tiles(const Job& job, int64_t tile_first, int64_t tile_end, int64_t panel, const char* next_panel,
                          float* result, const PanelEnd* end) {
     const Matrix& m = *job.m;
-    if (has_groups_of_tiles(m))
-        return panel_sums_of_tiled_groups(job, tile_first, tile_end, panel, next_panel, result, end);
     const int64_t row_first = job.row_of_tile(tile_first), rows = job.row_of_tile(tile_end) - row_first;
     const int64_t tiles = tile_end - tile_first;
-    const bool coded = m.format >= CODE8;
-    const char* weights = m.panels + panel * m.panel_bytes;
-    const int64_t group_steps = m.group_count > 1 ? m.group_k / 2 : m.steps;
+    const bool coded = m.format >= CODE8, once = is_scaled_once(m);
+    if (coded && rows <= TILE_HEIGHT && (once || has_groups_of_tiles(m)))
+        return panel_sums_of_few(job, row_first, rows, panel, result, end);
+    if (!once && has_groups_of_tiles(m))
+        return panel_sums_of_tiled_groups(job, tile_first, tile_end, panel, next_panel, result, end);
+    const int64_t groups = once ? 1 : m.group_count, group_steps = once ? m.steps : m.group_k / 2;
     const int64_t decode_max = tiles > 1 ? DECODE_STEPS : DECODE_STEPS_OF_TILE;
     const int64_t block_max = std::min(group_steps, coded                      ? decode_max
                                                     : !goes_by_blocks(m, rows) ? m.steps
@@ -536,38 +625,36 @@ void panel_sums_by_tiles(const Job& job, int64_t tile_first, int64_t tile_end, i
                                                                                : TILE_STEPS_ALONE);
     const PanelFetch fetch{m, panel, next_panel, rows, tiles, block_max};
     const int64_t a_stride = job.rows.stride * 2;
-    float* acc = m.group_count > 1
-                     ? static_cast<float*>(thread_scratch(ACC, static_cast<size_t>(rows) * PANEL * 4))
-                     : result;
+    float* acc = once ? result : static_cast<float*>(thread_scratch(ACC, static_cast<size_t>(rows) * PANEL * 4));
     // Complete sums of one tile of rows, if they go on to their results at once: these stay in the L1 cache.
     float* const finished = end ? static_cast<float*>(thread_scratch(FINISHED, AMX_ROWS * PANEL * 4)) : nullptr;
-    for (int64_t group = 0; group < m.group_count; ++group) {
+    for (int64_t group = 0; group < groups; ++group) {
         const int64_t group_first = group * group_steps, group_end = std::min(m.steps, group_first + group_steps);
         for (int64_t first = group_first; first < group_end; first += block_max) {
             const int64_t count = std::min(block_max, group_end - first);
             const int64_t steps = (count + TILE_DEPTH - 1) / TILE_DEPTH * TILE_DEPTH;
-            const Block block = block_of(m, weights, first, count, coded, false);
-            if (steps > count)  // only decoded blocks are not whole tiles
-                std::memset(const_cast<char*>(block.data) + count * 256, 0, static_cast<size_t>(steps - count) * 256);
+            const char* block = tiles_of(m, panel, first, count);
             const int64_t k_first = group * padded_group(m, true) + (first - group_first) * 2;
-            const bool finishes = end && m.group_count == 1 && first + count == group_end;
+            const bool finishes = end && once && first + count == group_end;
             for (int64_t tile = tile_first; tile < tile_end; ++tile) {
                 const int64_t row = job.row_of_tile(tile), tile_rows = job.row_of_tile(tile + 1) - row;
                 float* const sums = acc + (row - row_first) * PANEL;
                 float* const to = finishes ? finished : sums;
-                amx::dot(row_pointer(job.rows, row) + k_first * 2, a_stride, static_cast<int>(tile_rows), block.data,
-                         steps, first > group_first ? sums : nullptr, to, PANEL * 4,
+                amx::dot(row_pointer(job.rows, row) + k_first * 2, a_stride, static_cast<int>(tile_rows), block, steps,
+                         first > group_first ? sums : nullptr, to, PANEL * 4,
                          fetch.during(first, count, tile - tile_first));
                 if (!finishes) continue;
-                if (coded) fold_group(m, panel, 0, to, to, tile_rows, job.sums ? job.sums + row : nullptr);
+                if (coded) scale_sums(job, row, panel, to, tile_rows);
                 (*end)(row, tile_rows, to);
             }
         }
-        if (coded && (m.group_count > 1 || !end))
+        if (!once)
             fold_group(m, panel, group, acc, result, rows,
                        job.sums ? job.sums + row_first * m.group_count : nullptr);
+        else if (coded && !end)
+            scale_sums(job, row_first, panel, result, rows);
     }
-    if (end && m.group_count > 1) (*end)(row_first, rows, result);
+    if (end && !once) (*end)(row_first, rows, result);
 }
 #endif
 
@@ -708,7 +795,7 @@ Needs needs_of(const Product& p) {
         return needs;
     }
     needs.copy = m.order || k_padded != m.k || needs.dtype != p.rows.dtype || (by_tiles && p.rows.index);
-    needs.sums = m.zeros != nullptr;
+    needs.sums = m.zeros && !(by_tiles && m.factors);  // else the weights have them
     if (needs.copy) needs.copy_bytes = bytes(static_cast<size_t>(p.rows.count * k_padded) * element_bytes(needs.dtype));
     if (needs.sums) needs.sum_bytes = bytes(static_cast<size_t>(p.rows.count * m.group_count) * 4);
     return needs;
