@@ -166,8 +166,8 @@ def _end_now(ending: asyncio.Timeout) -> None:
 class DirectoryWatch:
     """A watch of the directory. While the directory is away, its last view holds.
 
-    An operator is told of an absence when it lasts: a control plane that begins anew is back soon, and when a whole
-    cluster ends, a router may outlive the control plane by a moment.
+    An operator is told of an absence when it lasts: a control plane that begins anew is back soon, and when
+    a whole cluster ends, a router may outlive the control plane by a moment.
     """
 
     def __init__(self, client: DirectoryClient, member: RouterMember) -> None:
