@@ -24,7 +24,10 @@ from engine.kernels.weights import DenseMatrix, IntMatrix, Matrix
 from engine.kv.pool import KVPool
 from engine.quant.round import group_size_for
 
-KINDS = ("bf16", "int8", "int4", "w8a8")
+KINDS = ("bf16", "int8", "int4", "w8a8", "q8_0", "q4_1")
+"""bfloat16, what `model.quantization` makes, and two formats of GGUF files."""
+_BLOCK = 32
+"""Inputs of a block of a GGUF file that share a scale."""
 ROWS = (1, 4, 8, 16, 32, 64, 256)
 CACHE_BYTES = 96 << 20
 """Weights of one kind fill this many bytes, so that a model's come from memory as they do in a step."""
@@ -152,8 +155,10 @@ def _of_kind(kind: str, matrix: DenseMatrix) -> Matrix:
     if kind == "bf16":
         return matrix
     out_size, in_size = matrix.weight.shape
-    bits, group = (4, group_size_for(in_size)) if kind == "int4" else (8, 0)
+    bits = 4 if kind in ("int4", "q4_1") else 8
+    group = _BLOCK if kind.startswith("q") else group_size_for(in_size) if kind == "int4" else 0
     low, high = -(1 << (bits - 1)), 1 << (bits - 1)
     values = torch.randint(low, high, (out_size, in_size), dtype=torch.int8)
-    found = IntMatrix(bits, values, torch.rand(out_size, in_size // group if group else 1), None, group)
+    scales = torch.rand(out_size, in_size // group if group else 1)
+    found = IntMatrix(bits, values, scales, scales - 0.5 if kind == "q4_1" else None, group)
     return replace(found, activation_bits=8) if kind == "w8a8" else found

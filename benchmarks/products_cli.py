@@ -24,7 +24,9 @@ def products(
     rounds: Annotated[int, typer.Option(min=1, max=1000)] = 7,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Compare products of int8, int4 and W8A8 weights with bf16's and with torch's, by number of rows.
+    """Compare products of quantised weights with bf16's and with torch's, by number of rows.
+
+    int8, int4 and W8A8 are what model.quantization makes; q8_0 and q4_1 are formats of GGUF files.
 
     Example: baton bench products --rows 1,8,32 --only SmolLM2
     """
@@ -46,14 +48,13 @@ def products(
         return
     title = (
         f"class {bench.kernels.features} on {processor_name()}, {threads} thread(s): how many times as fast "
-        "as bf16, and as torch's bf16 product"
+        "as bf16; and bf16's as torch's"
     )
     table = Table(title=title)
-    for column in ("shape", "rows", "bf16 us", *KINDS[1:], *(f"{kind} : torch" for kind in KINDS)):
+    for column in ("shape", "rows", "bf16 us", *KINDS[1:], "bf16 : torch"):
         table.add_column(column, justify="left" if column == "shape" else "right", no_wrap=True)
     for r in results:
-        ratios = [r.faster_than_bf16[kind] for kind in KINDS[1:]]
-        ratios += [r.faster_than_torch[kind] for kind in KINDS]
+        ratios = [*(r.faster_than_bf16[kind] for kind in KINDS[1:]), r.faster_than_torch["bf16"]]
         table.add_row(
             r.shape, str(r.rows), f"{r.bf16_seconds * 1e6:.0f}", *(f"{ratio:.2f}" for ratio in ratios)
         )

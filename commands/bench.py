@@ -26,7 +26,7 @@ BENCHES = (
     Benchmark("gpu", "benchmarks.gpu_cli", "Steps and servers on a GPU, beside its limits and vLLM."),
     Benchmark("kernels", "benchmarks.kernels_cli", "Each kernel, compared with its hardware limit."),
     Benchmark(
-        "products", "benchmarks.products_cli", "int8, int4 and W8A8 products beside bf16's and torch's."
+        "products", "benchmarks.products_cli", "Products of quantised weights beside bf16's and torch's."
     ),
     Benchmark("parallel", "benchmarks.parallel.cli", "Workers of two ranks, compared with one on two cores."),
     Benchmark("experts", "benchmarks.experts.cli", "Placement of experts, compared with DeepSeek's EPLB."),
