@@ -16,8 +16,8 @@ from engine.native.recording import RecordableLibrary
 
 _POINTER = ctypes.c_void_p
 _I32, _I64 = ctypes.c_int32, ctypes.c_int64
-_SECTIONS = 3
-"""Panels, scales and zeros of a matrix."""
+_SECTIONS = 4
+"""Panels, scales, zeros and factors of a matrix."""
 _EVEN = 2
 """Pairs of inputs share a step (`dot_tile.h`), so groups must be even."""
 _QUAD = 4
@@ -88,7 +88,7 @@ class MovableMatrices:
         self._pointers = (_POINTER * len(matrices))(*(matrix.pointer for matrix in matrices))
         sections = [section for matrix in matrices for section in _sections(matrix)]
         self.sizes = tuple(size for _, size in sections)
-        """Bytes of each matrix's panels, scales and zeros. Images of weights of other sizes mean others."""
+        """Bytes of each matrix's panels, scales, zeros and factors. Images of weights of other sizes mean others."""
         offsets, self.byte_count = image_layout(self.sizes)
         self._offsets = (_I64 * len(offsets))(*offsets)
         _functions().baton_end_arena()

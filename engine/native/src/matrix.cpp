@@ -91,13 +91,13 @@ void free_sections(Matrix* m) {
     give_panels_back(static_cast<Arena*>(m->arena));
     std::free(m->scales);
     std::free(m->zeros);
+    std::free(m->factors);
 }
 
 void destroy(Matrix* m) {
     if (!m) return;
     free_sections(m);
     std::free(m->bias);
-    std::free(m->factors);
     std::free(m->offsets);
     std::free(m->order);
     m->~Matrix();
@@ -333,26 +333,29 @@ BATON_API void* baton_matrix_quads(const int8_t* weight, int64_t n, int64_t k, i
     return m;
 }
 
-// The memory that may be elsewhere: panels, scales and zeros, with their sizes; null and 0 for what there is not.
+// The memory that may be elsewhere: panels, scales, zeros and factors, with their sizes; null and 0 for what there is
+// not.
 BATON_API void baton_matrix_sections(const void* matrix, const void** starts, int64_t* sizes) {
     const Matrix* m = static_cast<const Matrix*>(matrix);
     const int64_t group_bytes = m->panel_count * m->group_count * PANEL * 4;
     starts[0] = m->panels, sizes[0] = m->panel_count * m->panel_bytes;
     starts[1] = m->scales, sizes[1] = m->scales ? group_bytes : 0;
     starts[2] = m->zeros, sizes[2] = m->zeros ? group_bytes : 0;
+    starts[3] = m->factors, sizes[3] = m->factors ? 2 * m->panel_count * PANEL * 4 : 0;
 }
 
-// Use copies of all sections: section j of matrix i is at base + offsets[3 i + j]. What the matrices had of their
+// Use copies of all sections: section j of matrix i is at base + offsets[4 i + j]. What the matrices had of their
 // own is freed the first time.
 BATON_API void baton_matrices_place(void* const* matrices, int64_t count, char* base, const int64_t* offsets) {
     for (int64_t i = 0; i < count; ++i) {
         Matrix* m = static_cast<Matrix*>(matrices[i]);
-        const int64_t* at = offsets + 3 * i;
+        const int64_t* at = offsets + 4 * i;
         free_sections(m);
         m->is_placed = true;
         m->panels = base + at[0];
         if (m->scales) m->scales = reinterpret_cast<float*>(base + at[1]);
         if (m->zeros) m->zeros = reinterpret_cast<float*>(base + at[2]);
+        if (m->factors) m->factors = reinterpret_cast<float*>(base + at[3]);
     }
 }
 

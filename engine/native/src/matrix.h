@@ -13,7 +13,7 @@ struct Matrix {
     int64_t panel_bytes;
     char* panels;
     void* arena;  // that the panels lie in
-    bool is_placed;  // panels, scales and zeros lie in memory that is not the matrix's
+    bool is_placed;  // panels, scales, zeros and factors lie in memory that is not the matrix's
     // W = scale * (code - zero), by panel and group: [panel_count][group_count][PANEL]. Null: 1 and 0.
     int64_t group_count, group_k;
     float* scales;

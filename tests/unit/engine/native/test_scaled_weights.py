@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.core.geometry import KVGeometry
+from engine.experts.copies import new_image
 from engine.kernels.native import NativeKernels
 from engine.kernels.weights import IntMatrix, to_dense
 from engine.kv.pool import KVPool
@@ -124,3 +125,19 @@ def test_float32_rows_are_multiplied_by_unrounded_weights(kernels):
         for rows in (1, 20):
             found = kernels.linear(x[:rows], kernels.pack(matrix))
             assert (found - expected[:rows]).abs().max() <= 3e-6 * expected.abs().max()
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_an_image_says_all_of_a_matrix(kernels, bits):
+    """As ranks copy experts: one matrix gets the numbers of another, a thousand times smaller ones."""
+    scales = torch.rand((OUT_SIZE, GROUPS), generator=torch.Generator().manual_seed(4)) + 0.1
+    small, large = (kernels.pack(matrix_of(bits, 32, scales * by, seed=by)) for by in (1, 1000))
+    x = torch.randn((20, GROUPS * 32), generator=torch.Generator().manual_seed(5)).to(BF16)
+    expected = kernels.linear(x, small)
+    origin, copy = kernels.movable([small]), kernels.movable([large])
+    assert origin.sizes == copy.sizes
+    image = new_image(origin.byte_count)
+    origin.copy_to(image)
+    copy.place(image)
+    for rows in (1, 20):
+        assert torch.equal(kernels.linear(x[:rows], large), expected[:rows])
