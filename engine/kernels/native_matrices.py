@@ -88,7 +88,8 @@ class MovableMatrices:
         self._pointers = (_POINTER * len(matrices))(*(matrix.pointer for matrix in matrices))
         sections = [section for matrix in matrices for section in _sections(matrix)]
         self.sizes = tuple(size for _, size in sections)
-        """Bytes of each matrix's panels, scales, zeros and factors. Images of weights of other sizes mean others."""
+        """Bytes of each matrix's panels, scales, zeros and factors. Images of weights of other sizes mean
+        others."""
         offsets, self.byte_count = image_layout(self.sizes)
         self._offsets = (_I64 * len(offsets))(*offsets)
         _functions().baton_end_arena()
