@@ -20,7 +20,7 @@ constexpr int QUARTER_STEPS = TILE_DEPTH / QUARTERS;
 template <typename Step> class PlainSteps {
   public:
     PlainSteps(const Matrix& m, int64_t panel)
-        : codes_(m.panels + panel * m.panel_bytes), book_(&m.book), steps_(m.steps) {}
+        : codes_(m.panels + panel * m.panel_bytes), book_(&m.book), step_bytes_(step_bytes(m.format)), steps_(m.steps) {}
 
     BATON_INLINE void begin(int64_t tile) { first_ = tile * TILE_DEPTH; }
 
@@ -29,7 +29,7 @@ template <typename Step> class PlainSteps {
         const int64_t first = first_ + quarter * QUARTER_STEPS;
         const int64_t count = std::clamp<int64_t>(steps_ - first, 0, QUARTER_STEPS);
         char* const to = tile + quarter * QUARTER_STEPS * STEP_BYTES;
-        decode_steps<Step>(codes_ + first * Step::BYTES, count, book_, to);
+        decode_steps<Step>(codes_ + first * step_bytes_, count, book_, to);
         if (count < QUARTER_STEPS)
             std::memset(to + count * STEP_BYTES, 0, static_cast<size_t>(QUARTER_STEPS - count) * STEP_BYTES);
     }
@@ -37,7 +37,7 @@ template <typename Step> class PlainSteps {
   private:
     const char* codes_;
     const Codebook* book_;
-    int64_t steps_, first_ = 0;
+    int64_t step_bytes_, steps_, first_ = 0;
 };
 
 #if BATON_SCALED
