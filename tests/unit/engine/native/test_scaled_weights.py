@@ -1,5 +1,7 @@
 """Coded weights in short groups, which tiles of AMX multiply as bfloat16 with their scales in them."""
 
+import subprocess
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,6 +12,7 @@ from engine.experts.copies import new_image
 from engine.kernels.native import NativeKernels
 from engine.kernels.weights import IntMatrix, to_dense
 from engine.kv.pool import KVPool
+from engine.native.build import find_compiler
 from engine.native.library import features, set_threads
 
 BF16, F32 = torch.bfloat16, torch.float32
@@ -37,11 +40,12 @@ def weights_read(kernels, matrix):
 
 
 def are_scaled_first():
-    """Whether this run's kernels scale weights before they multiply them."""
+    """Whether kernels of this run scale weights before they multiply them: tiles, and half precision in the
+    processor and the compiler."""
     if not features().startswith("amx"):
         return False
-    with open("/proc/cpuinfo") as file:
-        return "avx512_fp16" in file.read()
+    command = [find_compiler(), "-march=native", "-dM", "-E", "-x", "c++", "/dev/null"]
+    return "__AVX512FP16__" in subprocess.run(command, capture_output=True, check=True, text=True).stdout
 
 
 @settings(max_examples=40, deadline=None)
@@ -72,9 +76,10 @@ def test_a_weight_is_off_by_its_rounding(kernels, bits, group, has_zeros, spread
 @pytest.mark.parametrize("bits", [4, 8])
 def test_weights_are_bfloat16_where_tiles_multiply_them(kernels, bits):
     scales = torch.rand((OUT_SIZE, GROUPS), generator=torch.Generator().manual_seed(3)) + 0.1
+    is_scaled_first = are_scaled_first()
     for group, is_short in ((32, True), (64, True), (128, False)):
         found = weights_read(kernels, matrix_of(bits, group, scales))
-        assert torch.equal(found, found.to(BF16).float()) == (is_short and are_scaled_first())
+        assert torch.equal(found, found.to(BF16).float()) == (is_short and is_scaled_first)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
