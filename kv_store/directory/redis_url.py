@@ -14,7 +14,7 @@ import re
 from enum import StrEnum, auto
 from pathlib import Path
 from typing import Literal
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote
 
 import msgspec
 
@@ -72,10 +72,7 @@ class _Wrong(Exception):
 
 
 def _parse(url: str) -> RedisUrl:
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        raise _Wrong("not a URL") from None
+    parts = _split(url)
     scheme, _, kind_name = parts.scheme.partition("+")
     if scheme == "unix" and not kind_name:
         return _parse_socket(parts)
@@ -102,6 +99,15 @@ def _parse(url: str) -> RedisUrl:
         sentinel_password=options.get("sentinel_password", ""),
         tls=_tls(options) if is_tls else None,
     )
+
+
+def _split(url: str) -> SplitResult:
+    """Return the parts of a URL (RFC 3986, appendix B). urllib's own newer versions refuse an IPv6 address
+    that is not the first of several hosts."""
+    match = re.fullmatch(r"(?:([^:/?#]+):)?(?://([^/?#]*))?([^?#]*)(?:\?([^#]*))?(?:#(.*))?", url, re.DOTALL)
+    assert match is not None, "every text has these parts"
+    scheme, netloc, path, query, fragment = (part or "" for part in match.groups())
+    return SplitResult(scheme.lower(), netloc, path, query, fragment)
 
 
 def _parse_socket(parts: SplitResult) -> RedisUrl:

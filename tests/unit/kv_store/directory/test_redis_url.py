@@ -55,7 +55,7 @@ def test_files_of_tls_are_looked_for(tmp_path):
         ("redis://:s3cret@h:0", "ports 1 to 65535"),
         ("redis://:s3cret@h:99999", "ports 1 to 65535"),
         ("redis://:s3cret/x@h", "%2F"),
-        ("redis://:s3cret@[::1", "not a URL"),
+        ("redis://:s3cret@[::1", "hosts are written host:port"),
         ("redis://:s3cret#x@h", "%23"),
         ("redis://:s3cret@h/one", "the database is a number"),
         ("redis://:s3cret@h/1/2", "too many parts"),
