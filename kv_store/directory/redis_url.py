@@ -103,8 +103,9 @@ def _parse(url: str) -> RedisUrl:
 
 def _split(url: str) -> SplitResult:
     """Return the parts of a URL (RFC 3986, appendix B). urllib's own newer versions refuse an IPv6 address
-    that is not the first of several hosts."""
-    match = re.fullmatch(r"(?:([^:/?#]+):)?(?://([^/?#]*))?([^?#]*)(?:\?([^#]*))?(?:#(.*))?", url, re.DOTALL)
+    that is not the first of several hosts. Space around it, as files of secrets have, does not count."""
+    rule = r"(?:([^:/?#]+):)?(?://([^/?#]*))?([^?#]*)(?:\?([^#]*))?(?:#(.*))?"
+    match = re.fullmatch(rule, url.strip(), re.DOTALL)
     assert match is not None, "every text has these parts"
     scheme, netloc, path, query, fragment = (part or "" for part in match.groups())
     return SplitResult(scheme.lower(), netloc, path, query, fragment)

@@ -7,6 +7,8 @@
 // column's largest; a weight of zero becomes 2^-15 of the factor.
 #pragma once
 
+#include <algorithm>
+
 #include "dot_amx.h"
 #include "matrix.h"
 
@@ -20,7 +22,8 @@ constexpr int QUARTER_STEPS = TILE_DEPTH / QUARTERS;
 template <typename Step> class PlainSteps {
   public:
     PlainSteps(const Matrix& m, int64_t panel)
-        : codes_(m.panels + panel * m.panel_bytes), book_(&m.book), step_bytes_(step_bytes(m.format)), steps_(m.steps) {}
+        : codes_(m.panels + panel * m.panel_bytes), book_(&m.book), step_bytes_(step_bytes(m.format)),
+          steps_(m.steps) {}
 
     BATON_INLINE void begin(int64_t tile) { first_ = tile * TILE_DEPTH; }
 

@@ -11,6 +11,7 @@ SERVER, SENTINEL, CLUSTER = RedisKind.SERVER, RedisKind.SENTINEL, RedisKind.CLUS
     [
         ("redis://h", RedisUrl(SERVER, (("h", 6379),))),
         ("redis://h:1/", RedisUrl(SERVER, (("h", 1),))),
+        (" redis://:p@h:1/3\n", RedisUrl(SERVER, (("h", 1),), db=3, password="p")),
         ("redis://h:1/3", RedisUrl(SERVER, (("h", 1),), db=3)),
         ("redis://[::1]:7", RedisUrl(SERVER, (("::1", 7),))),
         ("redis://:p@h", RedisUrl(SERVER, (("h", 6379),), password="p")),
