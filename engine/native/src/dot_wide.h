@@ -23,8 +23,7 @@ BATON_ALWAYS inline Vec vec_load(const float* x) { return _mm512_loadu_ps(x); }
 BATON_ALWAYS inline void vec_store(float* to, Vec x) { _mm512_storeu_ps(to, x); }
 BATON_ALWAYS inline Vec vec_fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
 BATON_ALWAYS inline Vec vec_mul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
-BATON_ALWAYS inline Vec vec_add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
-BATON_ALWAYS inline Vec vec_sub(Vec a, Vec b) { return _mm512_sub_ps(a, b); }
+BATON_ALWAYS inline Vec vec_minus_product(Vec a, Vec b, Vec c) { return _mm512_fnmadd_ps(a, b, c); }
 BATON_ALWAYS inline IntVec int_load(const void* x) { return _mm512_loadu_si512(x); }
 BATON_ALWAYS inline Vec as_floats(IntVec x) { return _mm512_castsi512_ps(x); }
 BATON_ALWAYS inline IntVec high_halves(IntVec x) { return _mm512_and_si512(x, _mm512_set1_epi32(-65536)); }
@@ -42,8 +41,7 @@ BATON_ALWAYS inline Vec vec_load(const float* x) { return _mm256_loadu_ps(x); }
 BATON_ALWAYS inline void vec_store(float* to, Vec x) { _mm256_storeu_ps(to, x); }
 BATON_ALWAYS inline Vec vec_fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
 BATON_ALWAYS inline Vec vec_mul(Vec a, Vec b) { return _mm256_mul_ps(a, b); }
-BATON_ALWAYS inline Vec vec_add(Vec a, Vec b) { return _mm256_add_ps(a, b); }
-BATON_ALWAYS inline Vec vec_sub(Vec a, Vec b) { return _mm256_sub_ps(a, b); }
+BATON_ALWAYS inline Vec vec_minus_product(Vec a, Vec b, Vec c) { return _mm256_fnmadd_ps(a, b, c); }
 BATON_ALWAYS inline IntVec int_load(const void* x) { return _mm256_loadu_si256(static_cast<const __m256i*>(x)); }
 BATON_ALWAYS inline Vec as_floats(IntVec x) { return _mm256_castsi256_ps(x); }
 BATON_ALWAYS inline IntVec high_halves(IntVec x) { return _mm256_and_si256(x, _mm256_set1_epi32(-65536)); }
@@ -200,7 +198,8 @@ void dot_tile(const float* const* rows, const char* panel, int64_t steps, const 
 // Vectors FIRST … of the groups in turn, of a panel as `widen_steps` leaves it. The sums of a group never leave the
 // registers.
 template <int ROWS, int FIRST>
-void dot_groups(const float* const* rows, const float* panel, const Groups& groups, float* total, bool accumulate) {
+void dot_groups(const float* const* rows, const float* panel, const Groups& groups, float* total, bool accumulate,
+                Prefetch prefetch) {
     constexpr int COUNT = columns_at_once(ROWS);
     if constexpr (FIRST < VECTORS) {
         for (int64_t g = 0; g < groups.count; ++g) {
@@ -220,9 +219,8 @@ void dot_groups(const float* const* rows, const float* panel, const Groups& grou
                 }
             };
             const int64_t k_first = g * groups.k, k_end = k_first + groups.k;
-            if (FIRST == 0 && groups.next)
-                for (int64_t k = k_first; k < k_end; ++k)
-                    multiply(k), __builtin_prefetch(groups.next + k * groups.next_bytes, 0, 2);
+            if (FIRST == 0 && prefetch.from)
+                for (int64_t k = k_first; k < k_end; k += 2) multiply(k), multiply(k + 1), prefetch_step(prefetch, k / 2);
             else
                 for (int64_t k = k_first; k < k_end; ++k) multiply(k);
             const bool adds = accumulate || g > 0;
@@ -234,14 +232,14 @@ void dot_groups(const float* const* rows, const float* panel, const Groups& grou
                     Vec value = c[r][j];
                     if (groups.zeros) {
                         const Vec sum = vec_same(groups.sums + r * groups.sums_stride + g);
-                        value = vec_sub(value, vec_mul(vec_load(groups.zeros + g * PANEL + column), sum));
+                        value = vec_minus_product(vec_load(groups.zeros + g * PANEL + column), sum, value);
                     }
-                    value = vec_mul(vec_load(groups.scales + g * PANEL + column), value);
+                    const Vec scale = vec_load(groups.scales + g * PANEL + column);
                     float* to = total + r * PANEL + column;
-                    vec_store(to, adds ? vec_add(vec_load(to), value) : value);
+                    vec_store(to, adds ? vec_fma(scale, value, vec_load(to)) : vec_mul(scale, value));
                 }
         }
-        dot_groups<ROWS, FIRST + COUNT>(rows, panel, groups, total, accumulate);
+        dot_groups<ROWS, FIRST + COUNT>(rows, panel, groups, total, accumulate, prefetch);
     }
 }
 

@@ -331,18 +331,18 @@ struct PanelFetch {
 };
 #endif
 
-// total (+)= scale * (acc - zero * sum), each operation rounded, as where groups are summed in registers.
+// total (+)= scale * (acc - zero * sum), by the same two fused operations as where groups are summed in registers.
 void fold_group(const Matrix& m, int64_t panel, int64_t group, const float* acc, float* total, int64_t rows,
                 const float* sums) {
     const int64_t at = (panel * m.group_count + group) * PANEL;
     for (int c = 0; c < PANEL; c += LANES) {
         const f32x16 scale = load16(m.scales + at + c);
-        const f32x16 zero = m.zeros ? load16(m.zeros + at + c) : f32x16{};
+        const f32x16 zero = m.zeros ? -load16(m.zeros + at + c) : f32x16{};
         for (int64_t r = 0; r < rows; ++r) {
             f32x16 value = load16(acc + r * PANEL + c);
-            if (m.zeros) value = value - zero * splat(sums[r * m.group_count + group]);
+            if (m.zeros) value = multiply_add(zero, splat(sums[r * m.group_count + group]), value);
             float* to = total + r * PANEL + c;
-            store16(to, group ? load16(to) + scale * value : scale * value);
+            store16(to, group ? multiply_add(scale, value, load16(to)) : scale * value);
         }
     }
 }
@@ -351,61 +351,79 @@ void fold_group(const Matrix& m, int64_t panel, int64_t group, const float* acc,
 #if BATON_WIDE
 using GroupInput = float;
 constexpr int64_t GROUP_K_MAX = 2 * WIDEN_STEPS_OF_GROUPS;
+constexpr int64_t ROWS_OF_GROUPS_MIN = TALL_ROWS + 1;
+int64_t groups_k_at_once(int64_t) { return GROUP_K_MAX; }
 template <int ROWS>
-void dot_rows_of_groups(const float* const* a, const char* panel, const Groups& groups, float* total, bool accumulate) {
-    dot_groups<ROWS, 0>(a, reinterpret_cast<const float*>(panel), groups, total, accumulate);
+BATON_INLINE void dot_rows_of_groups(const float* const* a, const char* block, const Groups& groups, float* total,
+                                     bool accumulate, Prefetch prefetch) {
+    dot_groups<ROWS, 0>(a, reinterpret_cast<const float*>(block), groups, total, accumulate, prefetch);
 }
 #else
 using GroupInput = bf16;
 constexpr int64_t GROUP_K_MAX = 2 * DECODE_STEPS;
+constexpr int64_t ROWS_OF_GROUPS_MIN = TILE_ROWS + 1;
+// Few rows are done before long: what was decoded for them is still in the L1 cache.
+int64_t groups_k_at_once(int64_t tiles) { return tiles > 8 ? 256 : 64; }
 template <int ROWS>
-void dot_rows_of_groups(const bf16* const* a, const char* panel, const Groups& groups, float* total, bool accumulate) {
-    dot_groups<ROWS>(a, panel, groups, total, accumulate);
+BATON_INLINE void dot_rows_of_groups(const bf16* const* a, const char* block, const Groups& groups, float* total,
+                                     bool accumulate, Prefetch prefetch) {
+    dot_groups<ROWS>(a, block, groups, total, accumulate, prefetch);
 }
 #endif
 
-void dot_groups_of(int64_t rows, const GroupInput* const* a, const char* panel, const Groups& groups, float* total,
-                   bool accumulate) {
+BATON_INLINE void dot_groups_of(int64_t rows, const GroupInput* const* a, const char* block, const Groups& groups,
+                                float* total, bool accumulate, Prefetch prefetch) {
     static_assert(TILE_ROWS == 6, "one case each");
     switch (rows) {
-        case 1: return dot_rows_of_groups<1>(a, panel, groups, total, accumulate);
-        case 2: return dot_rows_of_groups<2>(a, panel, groups, total, accumulate);
-        case 3: return dot_rows_of_groups<3>(a, panel, groups, total, accumulate);
-        case 4: return dot_rows_of_groups<4>(a, panel, groups, total, accumulate);
-        case 5: return dot_rows_of_groups<5>(a, panel, groups, total, accumulate);
-        default: return dot_rows_of_groups<6>(a, panel, groups, total, accumulate);
+        case 1: return dot_rows_of_groups<1>(a, block, groups, total, accumulate, prefetch);
+        case 2: return dot_rows_of_groups<2>(a, block, groups, total, accumulate, prefetch);
+        case 3: return dot_rows_of_groups<3>(a, block, groups, total, accumulate, prefetch);
+        case 4: return dot_rows_of_groups<4>(a, block, groups, total, accumulate, prefetch);
+        case 5: return dot_rows_of_groups<5>(a, block, groups, total, accumulate, prefetch);
+        default: return dot_rows_of_groups<6>(a, block, groups, total, accumulate, prefetch);
     }
 }
 
-bool has_short_groups(const Matrix& m) {
-    return m.format >= CODE8 && m.group_count > 1 && m.group_count * m.group_k == m.k && m.group_k <= GROUP_K_MAX;
-}
-
-// Several tiles times a panel whose groups are short: as many of these are decoded at once as fit.
+// Several tiles times a panel whose groups are short, of which some are decoded at once. While the first tiles are
+// multiplied by these the next ones are fetched from memory.
 void panel_sums_of_groups(const Job& job, int64_t tile_first, int64_t tile_end, int64_t panel, const char* next_panel,
                           float* result) {
     const Matrix& m = *job.m;
-    const int64_t row_first = job.row_of_tile(tile_first);
+    const int64_t row_first = job.row_of_tile(tile_first), group_steps = m.group_k / 2;
+    const int64_t group_bytes = group_steps * step_bytes(m.format);
+    const int64_t at_once = std::max<int64_t>(1, groups_k_at_once(tile_end - tile_first) / m.group_k);
     const char* weights = m.panels + panel * m.panel_bytes;
-    const int64_t group_steps = m.group_k / 2, at_once = std::max<int64_t>(1, GROUP_K_MAX / m.group_k);
     for (int64_t first = 0; first < m.group_count; first += at_once) {
-        const int64_t count = std::min(at_once, m.group_count - first);
+        const int64_t count = std::min(at_once, m.group_count - first), end = first + count;
         const Block block = block_of(m, weights, first * group_steps, count * group_steps, true, false);
         const int64_t at = (panel * m.group_count + first) * PANEL;
-        const char* next = next_panel ? next_panel + first * group_steps * step_bytes(m.format) : nullptr;
+        const char* next = end < m.group_count ? weights + end * group_bytes : next_panel;
         for (int64_t tile = tile_first; tile < tile_end; ++tile) {
             const int64_t row = job.row_of_tile(tile), tile_rows = job.row_of_tile(tile + 1) - row;
             const GroupInput* a[TILE_ROWS];
             for (int64_t r = 0; r < tile_rows; ++r)
                 a[r] = reinterpret_cast<const GroupInput*>(row_pointer(job.rows, row + r)) + first * m.group_k;
             const Groups groups{count, m.group_k, m.scales + at, m.zeros ? m.zeros + at : nullptr,
-                                job.sums ? job.sums + row * m.group_count + first : nullptr, m.group_count,
-                                tile == tile_first ? next : nullptr, step_bytes(m.format) / 2};
-            dot_groups_of(tile_rows, a, block.data, groups, result + (row - row_first) * PANEL, first > 0);
+                                job.sums ? job.sums + row * m.group_count + first : nullptr, m.group_count};
+            // A line for each step, so that memory is as busy as it can be and not more.
+            const int64_t part = tile - tile_first;
+            const bool fetches = next && part < step_bytes(m.format) / 64;
+            const Prefetch prefetch{fetches ? next + part * count * group_steps * 64 : nullptr, 1};
+            dot_groups_of(tile_rows, a, block.data, groups, result + (row - row_first) * PANEL, first > 0, prefetch);
         }
     }
 }
 #endif
+
+// Whether so many rows pass over groups that were decoded for all of them.
+bool decodes_groups(const Matrix& m, int64_t rows, int32_t dtype) {
+#if BATON_AVX512 || BATON_WIDE
+    return rows >= ROWS_OF_GROUPS_MIN && (BATON_WIDE || dtype == BF16) && (m.format == CODE8 || m.format == CODE4) &&
+           m.group_count > 1 && m.group_count * m.group_k == m.k && m.group_k <= GROUP_K_MAX;
+#else
+    return false;
+#endif
+}
 
 // Sums of rows [row_first, row_end) times one panel into `result` [rows][PANEL].
 void panel_sums(const Job& job, int64_t tile_first, int64_t tile_end, int64_t panel, const char* next_panel,
@@ -416,7 +434,7 @@ void panel_sums(const Job& job, int64_t tile_first, int64_t tile_end, int64_t pa
     const bool coded = m.format >= CODE8, wide = job.rows.dtype == F32;
     const bool decode = is_decoded(m, tiles > 1, wide);
 #if BATON_AVX512 || BATON_WIDE
-    if (decode && (BATON_WIDE || !wide) && tiles > 1 && has_short_groups(m))
+    if (tiles > 1 && decodes_groups(m, job.rows.count, job.rows.dtype))
         return panel_sums_of_groups(job, tile_first, tile_end, panel, next_panel, result);
 #endif
     const char* weights = m.panels + panel * m.panel_bytes;
@@ -850,7 +868,9 @@ Job job_of(const Product& p) {
     const int64_t rows_max = std::clamp<int64_t>(CHUNK_BYTES / row_bytes, TALL_ROWS, CHUNK_ROWS_MAX);
     job.by_tiles = takes_tiles(*p.matrix, p.rows.dtype);
     const int64_t tile_rows = job.by_tiles ? AMX_ROWS : TILE_ROWS;
-    job.tile_count = p.rows.count <= (job.by_tiles ? AMX_ROWS : TALL_ROWS) ? 1 : (p.rows.count + tile_rows - 1) / tile_rows;
+    const bool is_low = !job.by_tiles && decodes_groups(*p.matrix, p.rows.count, p.rows.dtype);
+    const int64_t rows_of_one = job.by_tiles ? AMX_ROWS : is_low ? TILE_ROWS : TALL_ROWS;
+    job.tile_count = p.rows.count <= rows_of_one ? 1 : (p.rows.count + tile_rows - 1) / tile_rows;
     int64_t chunks = (p.rows.count + rows_max - 1) / rows_max;
     // Each thread's rows are those that it computed in the kernel before.
     if (const int64_t threads = thread_count(); p.rows.count >= threads * ROWS_OF_THREAD_MIN)

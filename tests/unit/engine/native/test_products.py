@@ -82,6 +82,7 @@ CODED = {
     "int8": int_matrix(8, 130, 96),
     "int8 odd": int_matrix(8, 65, 77, bias=True),
     "int8 in groups": int_matrix(8, 70, 96, 32, zeros=True),
+    "int8 in groups of twelve": int_matrix(8, 70, 96, 12, zeros=True),
     "int4": int_matrix(4, 130, 96),
     "int4 odd": int_matrix(4, 65, 77, bias=True),
     "int4 in groups": int_matrix(4, 130, 512, 128, zeros=True, order=True, bias=True),
@@ -127,6 +128,8 @@ BATCHED = {
     "int8 in groups": (int_matrix(8, 100, 768, 128, zeros=True), BF16),
     "int4": (int_matrix(4, 200, 768, 128, zeros=True, order=True), BF16),
     "int4 in short groups": (int_matrix(4, 100, 672, 32, zeros=True), BF16),
+    "int8 in groups of twelve": (int_matrix(8, 100, 252, 12, zeros=True), BF16),
+    "int4 in long groups": (int_matrix(4, 100, 4096, 2048, zeros=True), BF16),
     "int4 in float32": (int_matrix(4, 100, 768, 64), F32),
 }
 
