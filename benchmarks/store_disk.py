@@ -148,14 +148,14 @@ class DiskBench:
         """Add the speed of the compared programs: payload bytes per second, as a part of all that they
         move."""
         path, plan = self._folder / "plain", self._plan
-        if kind == "write":
-            path.unlink(missing_ok=True)
-            path.touch()
-            os.truncate(path, plan.block_count * slot_disk_bytes(self._slot_bytes))
         payload_share = plan.block_bytes / slot_disk_bytes(self._slot_bytes)
         calls = self._fio_calls(path, kind, mode) if shutil.which("fio") else {}
         calls = calls or {"bare threads": lambda: self._bare(path, kind, mode)}
         for name, call in calls.items():
+            if kind == "write":  # a new file for each: the second would write to what the first has allocated
+                path.unlink(missing_ok=True)
+                path.touch()
+                os.truncate(path, plan.block_count * slot_disk_bytes(self._slot_bytes))
             drop_cache(path)
             samples.add(_COMPARED_WITH[kind], call() * payload_share, other=name)
 
