@@ -108,30 +108,38 @@ struct Product {
     Fetch fetch;
 };
 
+// Without the pragmas the compiler passes sums through memory before and after the steps.
 template <typename Products, int ROWS, int VECTORS> void multiply_tile(const Product& p) {
     f32x16 c[ROWS][VECTORS];
+#pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 16
         for (int v = 0; v < VECTORS; ++v)
             c[r][v] = p.alpha ? load16(p.c + r * p.c_stride + v * LANES) * splat(p.alpha[r]) : f32x16{};
     auto step = [&](int64_t s) __attribute__((always_inline)) {
         typename Products::Vector b[VECTORS];
+#pragma GCC unroll 16
         for (int v = 0; v < VECTORS; ++v) {
             b[v] = Products::load(p.b + s * PANEL + v * LANES);
             pin(b[v]);
         }
+#pragma GCC unroll 16
         for (int r = 0; r < ROWS; ++r) {
             const auto a = Products::same(p.a[r * p.a_stride + s]);
+#pragma GCC unroll 16
             for (int v = 0; v < VECTORS; ++v) c[r][v] = Products::add(c[r][v], a, b[v]);
         }
     };
     int64_t s = 0;
     for (; s < std::min(p.units, p.fetch.lines); ++s) step(s), p.fetch.lines_of(s, 1);
     for (; s < p.units; ++s) step(s);
+#pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 16
         for (int v = 0; v < VECTORS; ++v) store16(p.c + r * p.c_stride + v * LANES, c[r][v]);
 }
 
-template <typename Products, int ROWS> void multiply_rows(const Product& p, int vectors) {
+template <typename Products, int ROWS> BATON_INLINE void multiply_rows(const Product& p, int vectors) {
     if (vectors == 1) return multiply_tile<Products, ROWS, 1>(p);
     if (vectors == 2) return multiply_tile<Products, ROWS, 2>(p);
 #if BATON_SIMD512
@@ -155,7 +163,7 @@ inline void multiply_by_tiles(const Product& p, int rows) {
 #endif
 
 // rows <= Products::ROWS, vectors <= PANEL_VECTORS.
-template <typename Products> void multiply(const Product& p, int rows, int vectors) {
+template <typename Products> BATON_INLINE void multiply(const Product& p, int rows, int vectors) {
 #if BATON_TILED_PAIRS
     if constexpr (Products::IS_TILED) return multiply_by_tiles(p, rows);
 #endif
@@ -172,7 +180,7 @@ template <typename Products> void multiply(const Product& p, int rows, int vecto
 }
 
 // Any number of columns: panels are `panel_units` units apart.
-template <typename Products> void multiply_panels(Product p, int rows, int vectors, int64_t panel_units) {
+template <typename Products> BATON_INLINE void multiply_panels(Product p, int rows, int vectors, int64_t panel_units) {
     for (; vectors > 0; vectors -= PANEL_VECTORS) {
         multiply<Products>(p, rows, std::min(PANEL_VECTORS, vectors));
         p.b += panel_units, p.c += PANEL;

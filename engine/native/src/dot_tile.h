@@ -186,8 +186,10 @@ void dot_columns(const typename Step::Element* const* rows, const char* panel, i
                  float* acc, bool accumulate, Prefetch prefetch, char* kept = nullptr) {
     __m512 c[ROWS][COUNT];
     const typename Step::Element* a[ROWS];
+#pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r) {
         a[r] = rows[r];
+#pragma GCC unroll 16
         for (int j = 0; j < COUNT; ++j)
             c[r][j] = accumulate ? _mm512_load_ps(acc + r * PANEL + 16 * (FIRST + j)) : _mm512_setzero_ps();
     }
@@ -197,8 +199,10 @@ void dot_columns(const typename Step::Element* const* rows, const char* panel, i
         if constexpr (KEEP)
             for (int j = FIRST; j < FIRST + COUNT; ++j)
                 _mm512_store_si512(kept + s * 256 + 64 * j, (__m512i)weights.b[j]);
+#pragma GCC unroll 16
         for (int r = 0; r < ROWS; ++r) {
             const auto x = Step::row(a[r], s);
+#pragma GCC unroll 16
             for (int j = 0; j < COUNT; ++j) c[r][j] = Step::dot(c[r][j], x, weights.b[FIRST + j]);
         }
     };
@@ -206,7 +210,9 @@ void dot_columns(const typename Step::Element* const* rows, const char* panel, i
         for (int64_t s = 0; s < steps; ++s) step(s), prefetch_step(prefetch, s);
     else
         for (int64_t s = 0; s < steps; ++s) step(s);
+#pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 16
         for (int j = 0; j < COUNT; ++j) _mm512_store_ps(acc + r * PANEL + 16 * (FIRST + j), c[r][j]);
 }
 
@@ -244,8 +250,8 @@ void dot_and_keep(const typename Step::Element* const* rows, const char* panel, 
 
 // The sums of a group never leave the registers; without the pragmas the compiler keeps them in memory.
 template <int ROWS>
-BATON_STEP inline void dot_groups(const bf16* const* rows, const char* block, const Groups& groups, float* total, bool accumulate,
-                Prefetch prefetch) {
+BATON_STEP inline void dot_groups(const bf16* const* rows, const char* block, const Groups& groups, float* total,
+                                  bool accumulate, Prefetch prefetch) {
     for (int64_t g = 0; g < groups.count; ++g) {
         __m512 c[ROWS][4];
 #pragma GCC unroll 16

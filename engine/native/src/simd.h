@@ -95,6 +95,19 @@ BATON_INLINE f32x16 maxima_of(const f32x16* rows, int count) {
                                  _mm512_shuffle_f32x4(a[2 * i], a[2 * i + 1], 0xdd));
         return (f32x16)_mm512_max_ps(_mm512_shuffle_f32x4(a[0], a[1], 0x88), _mm512_shuffle_f32x4(a[0], a[1], 0xdd));
     }
+    if (count > 1) {
+        __m512 a[8];
+        std::memcpy(a, rows, sizeof a);
+        for (int i = 0; i < 4; ++i)
+            a[i] = _mm512_max_ps(_mm512_unpacklo_ps(a[2 * i], a[2 * i + 1]), _mm512_unpackhi_ps(a[2 * i], a[2 * i + 1]));
+        for (int i = 0; i < 2; ++i) {
+            const __m512d even = (__m512d)a[2 * i], odd = (__m512d)a[2 * i + 1];
+            a[i] = _mm512_max_ps((__m512)_mm512_unpacklo_pd(even, odd), (__m512)_mm512_unpackhi_pd(even, odd));
+        }
+        a[0] = _mm512_max_ps(_mm512_shuffle_f32x4(a[0], a[1], 0x88), _mm512_shuffle_f32x4(a[0], a[1], 0xdd));
+        a[0] = _mm512_max_ps(a[0], _mm512_shuffle_f32x4(a[0], a[0], 0xb1));
+        return (f32x16)_mm512_shuffle_f32x4(a[0], a[0], 0x08);
+    }
 #endif
     f32x16 largest{};
     for (int r = 0; r < count; ++r) largest[r] = maximum_of(rows[r]);
@@ -216,6 +229,10 @@ template <typename T> BATON_INLINE f32x16 load_floats(const T* from, int64_t cou
 
 template <typename T> BATON_INLINE void store_floats(T* to, f32x16 x, int64_t count) {
     if (count >= LANES) return store_floats(to, x);
+#if BATON_SIMD512
+    const __mmask16 mask = static_cast<__mmask16>(count > 0 ? (1u << count) - 1 : 0);
+    if constexpr (sizeof(T) == 4) return _mm512_mask_storeu_ps(to, mask, (__m512)x);
+#endif
     T buffer[LANES];
     store_floats(buffer, x);
     for (int64_t i = 0; i < count; ++i) to[i] = buffer[i];
