@@ -108,6 +108,35 @@ struct Product {
     Fetch fetch;
 };
 
+#if BATON_SIMD256
+// Of floats. The compiler keeps each vector of sixteen in memory here, which took ten times as long.
+template <typename Products, int ROWS, int VECTORS> void multiply_tile(const Product& p) {
+    constexpr int WIDTH = 8, PARTS = VECTORS * LANES / WIDTH;
+    const float *const a = reinterpret_cast<const float*>(p.a), *const b = reinterpret_cast<const float*>(p.b);
+    __m256 c[ROWS][PARTS];
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 16
+        for (int v = 0; v < PARTS; ++v) {
+            const float* from = p.c + r * p.c_stride + v * WIDTH;
+            c[r][v] = p.alpha ? _mm256_mul_ps(_mm256_loadu_ps(from), _mm256_set1_ps(p.alpha[r])) : _mm256_setzero_ps();
+        }
+    for (int64_t s = 0; s < p.units; ++s) {
+#pragma GCC unroll 16
+        for (int r = 0; r < ROWS; ++r) {
+            const __m256 x = _mm256_broadcast_ss(a + r * p.a_stride + s);
+#pragma GCC unroll 16
+            for (int v = 0; v < PARTS; ++v)
+                c[r][v] = _mm256_fmadd_ps(x, _mm256_loadu_ps(b + s * PANEL + v * WIDTH), c[r][v]);
+        }
+        if (s < p.fetch.lines) p.fetch.lines_of(s, 1);
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 16
+        for (int v = 0; v < PARTS; ++v) _mm256_storeu_ps(p.c + r * p.c_stride + v * WIDTH, c[r][v]);
+}
+#else
 // Without the pragmas the compiler passes sums through memory before and after the steps.
 template <typename Products, int ROWS, int VECTORS> void multiply_tile(const Product& p) {
     f32x16 c[ROWS][VECTORS];
@@ -138,6 +167,7 @@ template <typename Products, int ROWS, int VECTORS> void multiply_tile(const Pro
 #pragma GCC unroll 16
         for (int v = 0; v < VECTORS; ++v) store16(p.c + r * p.c_stride + v * LANES, c[r][v]);
 }
+#endif
 
 template <typename Products, int ROWS> BATON_INLINE void multiply_rows(const Product& p, int vectors) {
     if (vectors == 1) return multiply_tile<Products, ROWS, 1>(p);

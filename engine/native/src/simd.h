@@ -15,6 +15,14 @@
 #include <immintrin.h>
 #else
 #define BATON_SIMD512 0
+#endif
+#if !BATON_SIMD512 && defined(__AVX2__) && defined(__FMA__)
+#define BATON_SIMD256 1
+#include <immintrin.h>
+#else
+#define BATON_SIMD256 0
+#endif
+#if !BATON_SIMD512
 #pragma GCC diagnostic ignored "-Wpsabi"  // about calls between libraries; all of this is inlined
 #endif
 #if BATON_SIMD512 && defined(__AVX512BF16__)
@@ -46,10 +54,31 @@ template <typename V> BATON_INLINE void pin(V& x) {
 #endif
 }
 
+#if BATON_SIMD256
+// A vector of sixteen is two registers. Compilers keep it in memory, from operation to operation, so that what has many
+// of them works on the halves.
+struct Halves {
+    __m256 part[2];
+};
+BATON_INLINE Halves halves_of(f32x16 x) {
+    Halves halves;
+    std::memcpy(&halves, &x, sizeof x);
+    return halves;
+}
+BATON_INLINE f32x16 whole_of(const Halves& halves) {
+    f32x16 x;
+    std::memcpy(&x, &halves, sizeof x);
+    return x;
+}
+#endif
+
 // a * b + c with one rounding where the processor can.
 BATON_INLINE f32x16 multiply_add(f32x16 a, f32x16 b, f32x16 c) {
 #if BATON_SIMD512
     return _mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif BATON_SIMD256
+    const Halves x = halves_of(a), y = halves_of(b), z = halves_of(c);
+    return whole_of({{_mm256_fmadd_ps(x.part[0], y.part[0], z.part[0]), _mm256_fmadd_ps(x.part[1], y.part[1], z.part[1])}});
 #elif defined(__FMA__) || defined(__ARM_FEATURE_FMA) || defined(__aarch64__)
     f32x16 r;
     for (int i = 0; i < LANES; ++i) r[i] = __builtin_fmaf(a[i], b[i], c[i]);
@@ -62,6 +91,9 @@ BATON_INLINE f32x16 multiply_add(f32x16 a, f32x16 b, f32x16 c) {
 BATON_INLINE f32x16 maximum(f32x16 a, f32x16 b) {
 #if BATON_SIMD512
     return _mm512_max_ps((__m512)a, (__m512)b);
+#elif BATON_SIMD256
+    const Halves x = halves_of(a), y = halves_of(b);
+    return whole_of({{_mm256_max_ps(x.part[0], y.part[0]), _mm256_max_ps(x.part[1], y.part[1])}});
 #else
     return a > b ? a : b;
 #endif
@@ -150,6 +182,24 @@ BATON_INLINE f32x16 exp2_16(f32x16 x) {
     y = multiply_add(r, y, c1);
     y = multiply_add(r, y, splat(1.0f));
     return _mm512_scalef_ps((__m512)y, (__m512)x);
+}
+#elif BATON_SIMD256
+// The function below, of eight numbers.
+BATON_INLINE __m256 exp2_8(__m256 x) {
+    const auto same = [](float value) { return _mm256_set1_ps(value); };
+    const __m256 clamped = _mm256_max_ps(x, same(-127.0f)), magic = same(12582912.0f);
+    const __m256 n = _mm256_sub_ps(_mm256_add_ps(clamped, magic), magic), r = _mm256_sub_ps(clamped, n);
+    __m256 y = _mm256_fmadd_ps(r, same(1.326472731e-03f), same(9.671512991e-03f));
+    y = _mm256_fmadd_ps(r, y, same(5.550733581e-02f));
+    y = _mm256_fmadd_ps(r, y, same(2.402224243e-01f));
+    y = _mm256_fmadd_ps(r, y, same(6.931470037e-01f));
+    y = _mm256_fmadd_ps(r, y, same(1.0f));
+    const __m256i exponent = _mm256_add_epi32(_mm256_cvttps_epi32(n), _mm256_set1_epi32(127));
+    return _mm256_mul_ps(y, _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)));
+}
+BATON_INLINE f32x16 exp2_16(f32x16 x) {
+    const Halves halves = halves_of(x);
+    return whole_of({{exp2_8(halves.part[0]), exp2_8(halves.part[1])}});
 }
 #else
 BATON_INLINE f32x16 exp2_16(f32x16 x) {
