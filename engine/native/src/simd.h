@@ -109,36 +109,37 @@ BATON_INLINE float maximum_of(f32x16 x) {
 #endif
 }
 
+#if BATON_SIMD512
+// Of ROWS rows the largest of four numbers each: vector i has those of rows 4 i … 4 i + 3, in each quarter one of each. Each round halves the numbers of a row and puts those of two rows into one vector.
+template <int ROWS> BATON_INLINE void quarters_of(const f32x16* rows, __m512* a) {
+    std::memcpy(a, rows, ROWS * sizeof *a);
+#pragma GCC unroll 8
+    for (int i = 0; i < ROWS / 2; ++i)
+        a[i] = _mm512_max_ps(_mm512_unpacklo_ps(a[2 * i], a[2 * i + 1]), _mm512_unpackhi_ps(a[2 * i], a[2 * i + 1]));
+#pragma GCC unroll 4
+    for (int i = 0; i < ROWS / 4; ++i) {
+        const __m512d even = (__m512d)a[2 * i], odd = (__m512d)a[2 * i + 1];
+        a[i] = _mm512_max_ps((__m512)_mm512_unpacklo_pd(even, odd), (__m512)_mm512_unpackhi_pd(even, odd));
+    }
+}
+
+BATON_INLINE __m512 larger_quarters(__m512 a, __m512 b) {
+    return _mm512_max_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+}
+#endif
+
 // Lane i: the largest number of rows[i]; lanes from `count` on are undefined.
 BATON_INLINE f32x16 maxima_of(const f32x16* rows, int count) {
 #if BATON_SIMD512
+    __m512 a[16];
     if (count > LANES / 2) {
-        __m512 a[16];
-        std::memcpy(a, rows, sizeof a);
-        // Each round halves the numbers of a row and puts those of two rows into one vector.
-        for (int i = 0; i < 8; ++i)
-            a[i] = _mm512_max_ps(_mm512_unpacklo_ps(a[2 * i], a[2 * i + 1]), _mm512_unpackhi_ps(a[2 * i], a[2 * i + 1]));
-        for (int i = 0; i < 4; ++i) {
-            const __m512d even = (__m512d)a[2 * i], odd = (__m512d)a[2 * i + 1];
-            a[i] = _mm512_max_ps((__m512)_mm512_unpacklo_pd(even, odd), (__m512)_mm512_unpackhi_pd(even, odd));
-        }
-        for (int i = 0; i < 2; ++i)
-            a[i] = _mm512_max_ps(_mm512_shuffle_f32x4(a[2 * i], a[2 * i + 1], 0x88),
-                                 _mm512_shuffle_f32x4(a[2 * i], a[2 * i + 1], 0xdd));
-        return (f32x16)_mm512_max_ps(_mm512_shuffle_f32x4(a[0], a[1], 0x88), _mm512_shuffle_f32x4(a[0], a[1], 0xdd));
+        quarters_of<16>(rows, a);
+        return (f32x16)larger_quarters(larger_quarters(a[0], a[1]), larger_quarters(a[2], a[3]));
     }
     if (count > 1) {
-        __m512 a[8];
-        std::memcpy(a, rows, sizeof a);
-        for (int i = 0; i < 4; ++i)
-            a[i] = _mm512_max_ps(_mm512_unpacklo_ps(a[2 * i], a[2 * i + 1]), _mm512_unpackhi_ps(a[2 * i], a[2 * i + 1]));
-        for (int i = 0; i < 2; ++i) {
-            const __m512d even = (__m512d)a[2 * i], odd = (__m512d)a[2 * i + 1];
-            a[i] = _mm512_max_ps((__m512)_mm512_unpacklo_pd(even, odd), (__m512)_mm512_unpackhi_pd(even, odd));
-        }
-        a[0] = _mm512_max_ps(_mm512_shuffle_f32x4(a[0], a[1], 0x88), _mm512_shuffle_f32x4(a[0], a[1], 0xdd));
-        a[0] = _mm512_max_ps(a[0], _mm512_shuffle_f32x4(a[0], a[0], 0xb1));
-        return (f32x16)_mm512_shuffle_f32x4(a[0], a[0], 0x08);
+        quarters_of<8>(rows, a);
+        const __m512 halves = larger_quarters(a[0], a[1]);
+        return (f32x16)larger_quarters(halves, halves);
     }
 #endif
     f32x16 largest{};
