@@ -110,7 +110,8 @@ BATON_INLINE float maximum_of(f32x16 x) {
 }
 
 #if BATON_SIMD512
-// Of ROWS rows the largest of four numbers each: vector i has those of rows 4 i … 4 i + 3, in each quarter one of each. Each round halves the numbers of a row and puts those of two rows into one vector.
+// Four numbers of each of ROWS rows, the largest among which is the row's: vector i has those of rows 4 i … 4 i + 3, one
+// of each in each quarter. Each round halves the numbers of a row and puts those of two rows into one vector.
 template <int ROWS> BATON_INLINE void quarters_of(const f32x16* rows, __m512* a) {
     std::memcpy(a, rows, ROWS * sizeof *a);
 #pragma GCC unroll 8
