@@ -12,10 +12,10 @@ template <typename Stored> const Stored* at(const char* row, int64_t column) {
 // Sixteen units from column `column` of a row, of which the first `count` exist; the others are 0.
 template <typename Products, typename Stored>
 BATON_INLINE u32x16 load_units(const char* row, int64_t column, int64_t count) {
-    u32x16 units;
     const Stored* from = at<Stored>(row, column);
 #if BATON_BF16_PRODUCTS
     if constexpr (Products::PER_UNIT == 2) {
+        u32x16 units;
         if constexpr (std::is_same<Stored, bf16>::value) {
             const __mmask16 mask = static_cast<__mmask16>(count >= LANES ? 0xffff : (1u << count) - 1);
             const __m512i raw = _mm512_maskz_loadu_epi32(mask, from);
@@ -27,9 +27,7 @@ BATON_INLINE u32x16 load_units(const char* row, int64_t column, int64_t count) {
         return units;
     }
 #endif
-    const f32x16 values = load_floats(from, count);
-    std::memcpy(&units, &values, sizeof units);
-    return units;
+    return same_bits<u32x16>(load_floats(from, count));
 }
 
 // to[c * PANEL + r] = rows[r]'s unit c, for c < columns.
@@ -64,9 +62,51 @@ BATON_INLINE void store_transposed(unit* to, u32x16* rows, int64_t columns) {
         for (int c = 0; c < columns; ++c) _mm512_storeu_si512(to + c * PANEL, b[c]);
 }
 #else
-BATON_INLINE void store_transposed(unit* to, u32x16* rows, int64_t columns) {
+#if BATON_SIMD256
+BATON_INLINE void store_eight(unit* to, __m256i x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), x); }
+#endif
+
+BATON_INLINE void store_transposed(unit* to, const u32x16* rows, int64_t columns) {
+#if BATON_SIMD256
+    if (columns >= LANES) {
+#pragma GCC unroll 2
+        for (int r = 0; r < LANES; r += 8)
+#pragma GCC unroll 2
+            for (int c = 0; c < LANES; c += 8) {
+                const char* from[8];
+                for (int i = 0; i < 8; ++i) from[i] = reinterpret_cast<const char*>(rows + r + i) + c * 4;
+                __m256i turned[8];
+                turn_eight(from, turned);
+#pragma GCC unroll 8
+                for (int i = 0; i < 8; ++i) store_eight(to + (c + i) * PANEL + r, turned[i]);
+            }
+        return;
+    }
+#endif
+    unit lanes[LANES][LANES];
+    std::memcpy(lanes, rows, sizeof lanes);
     for (int64_t c = 0; c < (columns < LANES ? columns : LANES); ++c)
-        for (int r = 0; r < LANES; ++r) to[c * PANEL + r] = rows[r][c];
+        for (int r = 0; r < LANES; ++r) to[c * PANEL + r] = lanes[r][c];
+}
+#endif
+
+#if BATON_SIMD256
+// Sixteen keys from `column` on, of sixteen bfloat16 each, as columns of floats: turned in pairs, then widened.
+BATON_INLINE void store_widened(unit* to, const char* const* rows, int64_t column) {
+    const __m256i upper = _mm256_set1_epi32(-65536);
+#pragma GCC unroll 2
+    for (int r = 0; r < LANES; r += 8) {
+        const char* from[8];
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; ++i) from[i] = rows[r + i] + column * 2;
+        __m256i pairs[8];
+        turn_eight(from, pairs);
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; ++i) {
+            store_eight(to + 2 * i * PANEL + r, _mm256_slli_epi32(pairs[i], 16));
+            store_eight(to + (2 * i + 1) * PANEL + r, _mm256_and_si256(pairs[i], upper));
+        }
+    }
 }
 #endif
 
@@ -80,6 +120,14 @@ void pack_keys(unit* to, const char* const* rows, int groups, int64_t units, int
     for (int g = 0; g < groups; ++g) {
         unit* panel = to + g / PANEL_VECTORS * (units * PANEL) + g % PANEL_VECTORS * LANES;
         for (int64_t u = 0; u < units; u += LANES) {
+#if BATON_SIMD256
+            if constexpr (std::is_same<Stored, bf16>::value)
+                if (units - u >= LANES && filled - u >= LANES) {
+                    store_widened(panel + u * PANEL, rows + g * LANES, u);
+                    fetch.lines_of(done++, lines);
+                    continue;
+                }
+#endif
             u32x16 block[LANES];
             for (int r = 0; r < LANES; ++r)
                 block[r] = load_units<Products, Stored>(rows[g * LANES + r], u * Products::PER_UNIT, filled - u);

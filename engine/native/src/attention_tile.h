@@ -24,10 +24,13 @@ constexpr int TILE_KEYS = 64;  // keys per tile; tiles start at multiples of it
 #else
 #define BATON_TILED_PAIRS 0
 #endif
+// A tile is as large as its sums fit into registers. More rows than a tile's are weighed at once where few fit.
 #if BATON_SIMD512
-constexpr int ROWS_MAX = 6, PANEL_VECTORS = 4;
+constexpr int TILE_ROWS = 6, TILE_VECTORS = 4, ROWS_MAX = TILE_ROWS, PANEL_VECTORS = 4;
+#elif BATON_SIMD256
+constexpr int TILE_ROWS = 3, TILE_VECTORS = 2, ROWS_MAX = 12, PANEL_VECTORS = 2;
 #else
-constexpr int ROWS_MAX = 2, PANEL_VECTORS = 2;
+constexpr int TILE_ROWS = 3, TILE_VECTORS = 1, ROWS_MAX = 12, PANEL_VECTORS = 2;
 #endif
 constexpr int PANEL = PANEL_VECTORS * LANES;
 
@@ -37,15 +40,11 @@ struct Float32Products {
     static constexpr int PER_UNIT = 1, ROWS = ROWS_MAX;
     static constexpr bool IS_TILED = false;
 
-    using Vector = f32x16;
+    using Vector = f32_register;
 
-    static BATON_INLINE Vector load(const unit* from) { return load16(from); }
-    static BATON_INLINE Vector same(unit a) {
-        float x;
-        std::memcpy(&x, &a, 4);
-        return splat(x);
-    }
-    static BATON_INLINE f32x16 add(f32x16 sum, Vector a, Vector b) { return multiply_add(a, b, sum); }
+    static BATON_INLINE Vector load(const unit* from) { return loaded<Vector>(from); }
+    static BATON_INLINE Vector same(unit a) { return splat_register(same_bits<float>(a)); }
+    static BATON_INLINE f32_register add(f32_register sum, Vector a, Vector b) { return multiply_add(a, b, sum); }
     // Two vectors of sums over packed values, in the order of their columns.
     static BATON_INLINE void in_order(f32x16&, f32x16&) {}
     // Two vectors of numbers, as units.
@@ -108,55 +107,43 @@ struct Product {
     Fetch fetch;
 };
 
-#if BATON_SIMD256
-// Of floats. The compiler keeps each vector of sixteen in memory here, with which attention took four times as long.
-template <typename Products, int ROWS, int VECTORS> void multiply_tile(const Product& p) {
-    constexpr int WIDTH = 8, PARTS = VECTORS * LANES / WIDTH;
-    const float *const a = reinterpret_cast<const float*>(p.a), *const b = reinterpret_cast<const float*>(p.b);
-    __m256 c[ROWS][PARTS];
-#pragma GCC unroll 16
-    for (int r = 0; r < ROWS; ++r)
-#pragma GCC unroll 16
-        for (int v = 0; v < PARTS; ++v) {
-            const float* from = p.c + r * p.c_stride + v * WIDTH;
-            c[r][v] = p.alpha ? _mm256_mul_ps(_mm256_loadu_ps(from), _mm256_set1_ps(p.alpha[r])) : _mm256_setzero_ps();
-        }
-    for (int64_t s = 0; s < p.units; ++s) {
-#pragma GCC unroll 16
-        for (int r = 0; r < ROWS; ++r) {
-            const __m256 x = _mm256_broadcast_ss(a + r * p.a_stride + s);
-#pragma GCC unroll 16
-            for (int v = 0; v < PARTS; ++v)
-                c[r][v] = _mm256_fmadd_ps(x, _mm256_loadu_ps(b + s * PANEL + v * WIDTH), c[r][v]);
-        }
-        if (s < p.fetch.lines) p.fetch.lines_of(s, 1);
-    }
-#pragma GCC unroll 16
-    for (int r = 0; r < ROWS; ++r)
-#pragma GCC unroll 16
-        for (int v = 0; v < PARTS; ++v) _mm256_storeu_ps(p.c + r * p.c_stride + v * WIDTH, c[r][v]);
-}
-#else
 // Without the pragmas the compiler passes sums through memory before and after the steps.
 template <typename Products, int ROWS, int VECTORS> void multiply_tile(const Product& p) {
-    f32x16 c[ROWS][VECTORS];
+    constexpr int WIDTH = REGISTER_LANES, COLUMNS = VECTORS * LANES / WIDTH;
+    f32_register c[ROWS][COLUMNS];
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 16
-        for (int v = 0; v < VECTORS; ++v)
-            c[r][v] = p.alpha ? load16(p.c + r * p.c_stride + v * LANES) * splat(p.alpha[r]) : f32x16{};
-    auto step = [&](int64_t s) __attribute__((always_inline)) {
-        typename Products::Vector b[VECTORS];
-#pragma GCC unroll 16
-        for (int v = 0; v < VECTORS; ++v) {
-            b[v] = Products::load(p.b + s * PANEL + v * LANES);
-            pin(b[v]);
+        for (int v = 0; v < COLUMNS; ++v) {
+            const f32_register before = loaded<f32_register>(p.c + r * p.c_stride + v * WIDTH);
+            c[r][v] = p.alpha ? before * splat_register(p.alpha[r]) : f32_register{};
         }
+    auto step = [&](int64_t s) __attribute__((always_inline)) {
+        using Vector = typename Products::Vector;
+        if constexpr (ROWS < COLUMNS) {  // of two factors the fewer stay in registers
+            Vector a[ROWS];
 #pragma GCC unroll 16
-        for (int r = 0; r < ROWS; ++r) {
-            const auto a = Products::same(p.a[r * p.a_stride + s]);
+            for (int r = 0; r < ROWS; ++r) a[r] = Products::same(p.a[r * p.a_stride + s]);
 #pragma GCC unroll 16
-            for (int v = 0; v < VECTORS; ++v) c[r][v] = Products::add(c[r][v], a, b[v]);
+            for (int v = 0; v < COLUMNS; ++v) {
+                Vector b = Products::load(p.b + s * PANEL + v * WIDTH);
+                pin(b);
+#pragma GCC unroll 16
+                for (int r = 0; r < ROWS; ++r) c[r][v] = Products::add(c[r][v], a[r], b);
+            }
+        } else {
+            Vector b[COLUMNS];
+#pragma GCC unroll 16
+            for (int v = 0; v < COLUMNS; ++v) {
+                b[v] = Products::load(p.b + s * PANEL + v * WIDTH);
+                pin(b[v]);
+            }
+#pragma GCC unroll 16
+            for (int r = 0; r < ROWS; ++r) {
+                const Vector a = Products::same(p.a[r * p.a_stride + s]);
+#pragma GCC unroll 16
+                for (int v = 0; v < COLUMNS; ++v) c[r][v] = Products::add(c[r][v], a, b[v]);
+            }
         }
     };
     int64_t s = 0;
@@ -165,17 +152,35 @@ template <typename Products, int ROWS, int VECTORS> void multiply_tile(const Pro
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 16
-        for (int v = 0; v < VECTORS; ++v) store16(p.c + r * p.c_stride + v * LANES, c[r][v]);
+        for (int v = 0; v < COLUMNS; ++v) store_bits(p.c + r * p.c_stride + v * WIDTH, c[r][v]);
 }
-#endif
 
-template <typename Products, int ROWS> BATON_INLINE void multiply_rows(const Product& p, int vectors) {
+template <typename Products, int ROWS> BATON_INLINE void multiply_rows(Product p, int vectors) {
+    for (; vectors > TILE_VECTORS; vectors -= TILE_VECTORS) {
+        multiply_tile<Products, ROWS, TILE_VECTORS>(p);
+        p.b += TILE_VECTORS * LANES, p.c += TILE_VECTORS * LANES, p.fetch = {};
+    }
     if (vectors == 1) return multiply_tile<Products, ROWS, 1>(p);
-    if (vectors == 2) return multiply_tile<Products, ROWS, 2>(p);
 #if BATON_SIMD512
     if (vectors == 3) return multiply_tile<Products, ROWS, 3>(p);
-    multiply_tile<Products, ROWS, 4>(p);
+    if (vectors == 4) return multiply_tile<Products, ROWS, 4>(p);
 #endif
+#if BATON_SIMD512 || BATON_SIMD256
+    multiply_tile<Products, ROWS, 2>(p);
+#endif
+}
+
+template <typename Products> BATON_INLINE void multiply_tile_rows(const Product& p, int rows, int vectors) {
+    switch (rows) {
+        case 1: return multiply_rows<Products, 1>(p, vectors);
+        case 2: return multiply_rows<Products, 2>(p, vectors);
+#if BATON_SIMD512
+        case 3: return multiply_rows<Products, 3>(p, vectors);
+        case 4: return multiply_rows<Products, 4>(p, vectors);
+        case 5: return multiply_rows<Products, 5>(p, vectors);
+#endif
+        default: return multiply_rows<Products, TILE_ROWS>(p, vectors);
+    }
 }
 
 #if BATON_TILED_PAIRS
@@ -193,19 +198,14 @@ inline void multiply_by_tiles(const Product& p, int rows) {
 #endif
 
 // rows <= Products::ROWS, vectors <= PANEL_VECTORS.
-template <typename Products> BATON_INLINE void multiply(const Product& p, int rows, int vectors) {
+template <typename Products> BATON_INLINE void multiply(Product p, int rows, int vectors) {
 #if BATON_TILED_PAIRS
     if constexpr (Products::IS_TILED) return multiply_by_tiles(p, rows);
 #endif
-    switch (rows) {
-        case 1: return multiply_rows<Products, 1>(p, vectors);
-        case 2: return multiply_rows<Products, 2>(p, vectors);
-#if BATON_SIMD512
-        case 3: return multiply_rows<Products, 3>(p, vectors);
-        case 4: return multiply_rows<Products, 4>(p, vectors);
-        case 5: return multiply_rows<Products, 5>(p, vectors);
-        case 6: return multiply_rows<Products, 6>(p, vectors);
-#endif
+    for (int first = 0; first < rows; first += TILE_ROWS) {
+        multiply_tile_rows<Products>(p, std::min(TILE_ROWS, rows - first), vectors);
+        p.a += TILE_ROWS * p.a_stride, p.c += TILE_ROWS * p.c_stride, p.fetch = {};
+        if (p.alpha) p.alpha += TILE_ROWS;
     }
 }
 

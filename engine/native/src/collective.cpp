@@ -75,33 +75,24 @@ inline void put_float(f16* to, float x) {
 BATON_INLINE f32x16 load_part(const float* from) { return load16(from); }
 BATON_INLINE f32x16 load_part(const bf16* from) { return load_floats(from); }
 BATON_INLINE f32x16 load_part(const f16* from) {
-    f32x16 x;
 #if BATON_SIMD512
-    const __m512 wide = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
-    std::memcpy(&x, &wide, sizeof x);
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
 #else
-    for (int i = 0; i < LANES; ++i) x[i] = float_of(from[i]);
+    float wide[LANES];
+    for (int i = 0; i < LANES; ++i) wide[i] = float_of(from[i]);
+    return load16(wide);
 #endif
-    return x;
 }
 
 BATON_INLINE void store_sum(float* to, f32x16 x) { store16(to, x); }
-// The processor's own conversion would make the smallest numbers 0.
-BATON_INLINE void store_sum(bf16* to, f32x16 x) {
-    using u16x16 = uint16_t __attribute__((vector_size(32)));
-    u32x16 bits;
-    std::memcpy(&bits, &x, sizeof bits);
-    const u32x16 nearest = (bits + splat_bits(0x7fffu) + (bits >> 16 & splat_bits(1))) >> 16;
-    const u32x16 nan = bits >> 16 | splat_bits(0x40u);
-    const u32x16 chosen = (bits & splat_bits(0x7fffffffu)) > splat_bits(0x7f800000u) ? nan : nearest;
-    const u16x16 narrow = __builtin_convertvector(chosen, u16x16);
-    std::memcpy(to, &narrow, sizeof narrow);
-}
+BATON_INLINE void store_sum(bf16* to, f32x16 x) { store_rounded(to, x); }
 BATON_INLINE void store_sum(f16* to, f32x16 x) {
 #if BATON_SIMD512
     _mm256_storeu_si256((__m256i*)to, _mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 #else
-    for (int i = 0; i < LANES; ++i) put_float(to + i, x[i]);
+    float lanes[LANES];
+    store16(lanes, x);
+    for (int i = 0; i < LANES; ++i) put_float(to + i, lanes[i]);
 #endif
 }
 
@@ -110,7 +101,7 @@ template <typename T, int N> void sum_of_ranks(const T* const* parts, int count_
     int64_t i = 0;
     for (; i + LANES <= count; i += LANES) {
         f32x16 sum = load_part(parts[0] + i);
-        for (int p = 1; p < parts_count; ++p) sum += load_part(parts[p] + i);
+        for (int p = 1; p < parts_count; ++p) sum = sum + load_part(parts[p] + i);
         store_sum(out + i, sum);
     }
     for (; i < count; ++i) {

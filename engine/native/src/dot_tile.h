@@ -4,7 +4,8 @@
 // instruction whatever the number of rows: this is what makes results independent of the batch. (By tiles of AMX,
 // in dot_amx.h, the chain is another, and again the same for every number of rows.)
 //
-// A panel is stored in steps over k; in memory order, step s holds for columns c = 0 … 63:
+// A panel is stored in steps over k; in memory order, step s holds for columns c = 0 … 63 (with AVX2 all but quad8 lie
+// in strips of 16 columns, one after another, each in steps over all k: dot_wide.h):
 //   float32  k = s:             [c]
 //   bfloat16 k = 2s, 2s + 1:    [c][2]
 //   code8    k = 2s, 2s + 1:    bytes, in the order that `decode` undoes with two byte interleavings, or [2][c]
@@ -31,6 +32,12 @@
 #else
 #define BATON_WIDE 0
 #endif
+// Those of them whose registers hold the sums of a few columns at a time.
+#if BATON_WIDE && !defined(__AVX512F__)
+#define BATON_FEW_SUMS 1
+#else
+#define BATON_FEW_SUMS 0
+#endif
 // Processors that scale coded weights before tiles multiply them (coded_tiles.h).
 #if BATON_AMX && BATON_AVX512 && defined(__AVX512FP16__)
 #define BATON_SCALED 1
@@ -41,6 +48,7 @@
 namespace baton {
 
 constexpr int PANEL = 64;
+constexpr int STRIP = BATON_FEW_SUMS ? 16 : PANEL;  // columns whose sums fit into registers for a tile of rows
 constexpr int TILE_ROWS = 6;
 constexpr int TALL_ROWS = 12;  // of a tile that is the only one
 
@@ -49,11 +57,12 @@ enum Format : int32_t { DENSE_F32 = 0, DENSE_BF16 = 1, CODE8 = 2, CODE4 = 3, QUA
 constexpr int64_t step_bytes(int format) {
     return format == CODE4 ? 64 : format == CODE8 ? 128 : 256;
 }
+constexpr int64_t strip_step_bytes(int format) { return step_bytes(format) * STRIP / PANEL; }
 constexpr int step_k(int format) { return format == DENSE_F32 ? 1 : format == QUAD8 ? 4 : 2; }
 
 // Place in which code8 keeps column c, k = 2s + parity, within its step.
 constexpr int code8_position(int c, int parity) {
-    if (BATON_WIDE) return parity * PANEL + c;
+    if (BATON_WIDE) return parity * STRIP + c;
     return (c / 32) * 64 + ((c % 16) / 4) * 16 + ((c / 16) % 2) * 8 + (c % 4) * 2 + parity;
 }
 
@@ -65,10 +74,15 @@ struct alignas(64) Codebook {
     bf16 nibble[32];  // twice the same 16: the bits above the nibble need no masking
     uint8_t high_of_0x80[64];
     float wide[16];      // of code4
+    uint8_t nibble_low[32], nibble_high[32];  // bytes of `nibble`
     bool is_integer;     // code8: a magnitude is its index, 0x80 is -128
     float halves_unit;   // of codes in half precision: a power of two that none exceeds
     uint16_t halves[32];  // of code4, as `nibble`
 };
+
+// Where a strip keeps the code of column c, input k, with AVX2: the byte, and by how many bits it is shifted there.
+constexpr int64_t code4_byte(int c, int64_t k) { return k / 4 * 32 + c % 8 / 4 * 16 + c / 8 * 8 + c % 4 * 2 + k % 2; }
+constexpr int code4_shift(int64_t k) { return static_cast<int>(k / 2 % 2 * 4); }
 
 // What a panel holds of a code.
 inline uint8_t code8_packed(const Codebook& book, uint8_t code) {

@@ -1,8 +1,15 @@
 // The innermost loops for processors that multiply float32 only: AVX512 without bfloat16, AVX2 with FMA.
 //
-// Activations arrive as float32 (`multiply` converts bfloat16 ones, exactly), weights of every format are
-// widened in registers, or once for many rows. Every element is one chain of fused multiply-adds over k in
-// ascending order, in every path.
+// Activations arrive as float32 (`multiply` converts bfloat16 ones, exactly), those of a tile of rows side by side:
+// [k][ROWS], so that a tile reads one stream of them whatever k is. Weights of every format are widened in registers,
+// or once for many rows. Every element is one chain of fused multiply-adds over k in ascending order, in every path.
+//
+// With AVX2, whose registers hold the sums of a tile of rows for sixteen columns only, a panel lies in strips of so
+// many, each of which a tile reads from end to end. Step s of a strip holds
+//   float32  [c], bfloat16 [c][2]: as a panel does
+//   code8    [2][c]
+//   code4    with the step beside it (2 i and 2 i + 1) 32 bytes, in the order that `load` undoes: `code4_byte`.
+//            Their low halves are the codes of step 2 i.
 //
 // Included by dot_tile.h.
 #pragma once
@@ -39,120 +46,199 @@ BATON_ALWAYS inline Vec vec_zero() { return _mm256_setzero_ps(); }
 BATON_ALWAYS inline Vec vec_same(const float* x) { return _mm256_broadcast_ss(x); }
 BATON_ALWAYS inline Vec vec_load(const float* x) { return _mm256_loadu_ps(x); }
 BATON_ALWAYS inline void vec_store(float* to, Vec x) { _mm256_storeu_ps(to, x); }
-BATON_ALWAYS inline Vec vec_fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
+// Written out, since g++ 12 takes other forms of the instruction, which move sums between registers and then to memory.
+BATON_ALWAYS inline Vec vec_fma(Vec a, Vec b, Vec c) {
+    asm("vfmadd231ps %2, %1, %0" : "+x"(c) : "x"(a), "x"(b));
+    return c;
+}
 BATON_ALWAYS inline Vec vec_mul(Vec a, Vec b) { return _mm256_mul_ps(a, b); }
 BATON_ALWAYS inline Vec vec_minus_product(Vec a, Vec b, Vec c) { return _mm256_fnmadd_ps(a, b, c); }
 BATON_ALWAYS inline IntVec int_load(const void* x) { return _mm256_loadu_si256(static_cast<const __m256i*>(x)); }
 BATON_ALWAYS inline Vec as_floats(IntVec x) { return _mm256_castsi256_ps(x); }
-BATON_ALWAYS inline IntVec high_halves(IntVec x) { return _mm256_and_si256(x, _mm256_set1_epi32(-65536)); }
+// Whose mask would take one of sixteen registers.
+BATON_ALWAYS inline IntVec high_halves(IntVec x) {
+    alignas(32) static constexpr int32_t MASK[8] = {-65536, -65536, -65536, -65536, -65536, -65536, -65536, -65536};
+    asm("vpand %2, %1, %0" : "=x"(x) : "x"(x), "m"(MASK));
+    return x;
+}
 BATON_ALWAYS inline IntVec low_halves(IntVec x) { return _mm256_slli_epi32(x, 16); }
 BATON_ALWAYS inline Vec bytes_to_floats(const char* bytes) {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes))));
 }
 #endif
-constexpr int VECTORS = PANEL / WIDTH;
+constexpr int VECTORS = PANEL / WIDTH, STRIP_VECTORS = STRIP / WIDTH;
+template <int N> using Number = std::integral_constant<int, N>;
+
+// A panel, from step `first` on.
+struct Panel {
+    const char* data;
+    int64_t strip_bytes;  // from strip to strip
+    const Codebook* book;
+    int64_t first = 0;
+
+    // Where a step begins in the strip of column vector `vector`.
+    BATON_ALWAYS const char* at(int64_t step, int64_t step_bytes, int vector) const {
+        return data + vector / STRIP_VECTORS * strip_bytes + (first + step) * step_bytes;
+    }
+};
 
 // Vectors FIRST … FIRST + COUNT - 1 of the panel's columns, of step `step`, k = K * step + PARITY.
 struct StepF32 {
-    static constexpr int64_t BYTES = 256;
+    static constexpr int64_t BYTES = strip_step_bytes(DENSE_F32);
     static constexpr int K = 1;
-    template <int PARITY, int FIRST, int COUNT>
-    BATON_ALWAYS static void load(Vec* b, const char* panel, int64_t step, const Codebook*) {
-        const float* from = reinterpret_cast<const float*>(panel + step * BYTES);
-        for (int j = 0; j < COUNT; ++j) b[j] = vec_load(from + WIDTH * (FIRST + j));
+    template <int PARITY, int FIRST, int COUNT> BATON_ALWAYS static void load(Vec* b, Panel panel, int64_t step) {
+        for (int j = 0; j < COUNT; ++j) {
+            const float* from = reinterpret_cast<const float*>(panel.at(step, BYTES, FIRST + j));
+            b[j] = vec_load(from + (FIRST + j) % STRIP_VECTORS * WIDTH);
+        }
     }
 };
 
 struct StepBF16 {
-    static constexpr int64_t BYTES = 256;
+    static constexpr int64_t BYTES = strip_step_bytes(DENSE_BF16);
     static constexpr int K = 2;
-    template <int PARITY, int FIRST, int COUNT>
-    BATON_ALWAYS static void load(Vec* b, const char* panel, int64_t step, const Codebook*) {
+    template <int PARITY, int FIRST, int COUNT> BATON_ALWAYS static void load(Vec* b, Panel panel, int64_t step) {
         for (int j = 0; j < COUNT; ++j) {
-            const IntVec pairs = int_load(panel + step * BYTES + 4 * WIDTH * (FIRST + j));
+            const IntVec pairs = int_load(panel.at(step, BYTES, FIRST + j) + (FIRST + j) % STRIP_VECTORS * (4 * WIDTH));
             b[j] = as_floats(PARITY ? high_halves(pairs) : low_halves(pairs));
         }
     }
 };
 
 struct StepCode8 {  // of integers, packed as they are: `Codebook::is_integer`
-    static constexpr int64_t BYTES = 128;
+    static constexpr int64_t BYTES = strip_step_bytes(CODE8);
     static constexpr int K = 2;
-    template <int PARITY, int FIRST, int COUNT>
-    BATON_ALWAYS static void load(Vec* b, const char* panel, int64_t step, const Codebook*) {
-        const char* from = panel + step * BYTES + PARITY * PANEL;
-        for (int j = 0; j < COUNT; ++j) b[j] = bytes_to_floats(from + WIDTH * (FIRST + j));
+    template <int PARITY, int FIRST, int COUNT> BATON_ALWAYS static void load(Vec* b, Panel panel, int64_t step) {
+        for (int j = 0; j < COUNT; ++j) {
+            const char* from = panel.at(step, BYTES, FIRST + j) + PARITY * STRIP;
+            b[j] = bytes_to_floats(from + (FIRST + j) % STRIP_VECTORS * WIDTH);
+        }
     }
 };
 
 struct StepTable8 {
-    static constexpr int64_t BYTES = 128;
+    static constexpr int64_t BYTES = strip_step_bytes(CODE8);
     static constexpr int K = 2;
-    template <int PARITY, int FIRST, int COUNT>
-    BATON_ALWAYS static void load(Vec* b, const char* panel, int64_t step, const Codebook* book) {
-        const uint8_t* from = reinterpret_cast<const uint8_t*>(panel + step * BYTES + PARITY * PANEL);
+    template <int PARITY, int FIRST, int COUNT> BATON_ALWAYS static void load(Vec* b, Panel panel, int64_t step) {
         for (int j = 0; j < COUNT; ++j) {
+            const char* from = panel.at(step, BYTES, FIRST + j) + PARITY * STRIP;
             float values[WIDTH];
-            for (int i = 0; i < WIDTH; ++i) values[i] = to_float(code8_value(*book, from[WIDTH * (FIRST + j) + i]));
+            for (int i = 0; i < WIDTH; ++i) {
+                const char code = from[(FIRST + j) % STRIP_VECTORS * WIDTH + i];
+                values[i] = to_float(code8_value(*panel.book, static_cast<uint8_t>(code)));
+            }
             b[j] = vec_load(values);
         }
     }
 };
 
 struct StepCode4 {
-    static constexpr int64_t BYTES = 64;
+    static constexpr int64_t BYTES = strip_step_bytes(CODE4);
     static constexpr int K = 2;
-    // Lane c of 16 holds in nibbles 4 p … 4 p + 3 those of columns c, 16 + c, … of parity p.
-    template <int PARITY, int FIRST, int COUNT>
-    BATON_ALWAYS static void load(Vec* b, const char* panel, int64_t step, const Codebook* book) {
-        const char* from = panel + step * BYTES;
-        for (int j = 0; j < COUNT; ++j) {
-            const int column = WIDTH * (FIRST + j), shift = 4 * (column / 16) + 16 * PARITY;
-            const IntVec lanes = int_load(from + 4 * (column % 16));
 #if defined(__AVX512F__)
-            b[j] = _mm512_permutexvar_ps(_mm512_srli_epi32(lanes, shift), vec_load(book->wide));
+    // Lane c of 16 holds in nibbles 4 p … 4 p + 3 those of columns c, 16 + c, … of parity p.
+    template <int PARITY, int FIRST, int COUNT> BATON_ALWAYS static void load(Vec* b, Panel panel, int64_t step) {
+        const IntVec lanes = int_load(panel.at(step, BYTES, 0));
+        for (int j = 0; j < COUNT; ++j)
+            b[j] = _mm512_permutexvar_ps(_mm512_srli_epi32(lanes, 4 * (FIRST + j) + 16 * PARITY),
+                                         vec_load(panel.book->wide));
+    }
 #else
-            const IntVec index = _mm256_srli_epi32(lanes, shift);
-            const Vec low = _mm256_permutevar8x32_ps(vec_load(book->wide), index);
-            const Vec high = _mm256_permutevar8x32_ps(vec_load(book->wide + 8), index);
-            b[j] = _mm256_blendv_ps(low, high, as_floats(_mm256_slli_epi32(index, 28)));
-#endif
+    // Both bytes of 32 bfloat16 are looked up at once. The compiler sees that the other parity needs the same.
+    template <int PARITY, int FIRST, int COUNT> BATON_ALWAYS static void load(Vec* b, Panel panel, int64_t step) {
+        const IntVec low = int_load(panel.book->nibble_low), high = int_load(panel.book->nibble_high);
+        const int64_t at = panel.first + step;
+        const __m128i shift = _mm_cvtsi32_si128(static_cast<int>(at % 2 * 4));
+#pragma GCC unroll 8
+        for (int j = 0; j < COUNT; ++j) {
+            const char* from = panel.data + (FIRST + j) / STRIP_VECTORS * panel.strip_bytes + at / 2 * (2 * BYTES);
+            const IntVec codes = _mm256_and_si256(_mm256_srl_epi16(int_load(from), shift), _mm256_set1_epi8(15));
+            const IntVec lows = _mm256_shuffle_epi8(low, codes), highs = _mm256_shuffle_epi8(high, codes);
+            const IntVec pairs =
+                (FIRST + j) % STRIP_VECTORS ? _mm256_unpackhi_epi8(lows, highs) : _mm256_unpacklo_epi8(lows, highs);
+            b[j] = as_floats(PARITY ? high_halves(pairs) : low_halves(pairs));
         }
     }
+#endif
 };
 
-// Loops over rows and vectors are unrolled by order: left to itself, g++ 12 keeps AVX2's sums in memory.
-template <int ROWS, typename Step, int FIRST, int COUNT>
-void dot_columns(const float* const* rows, const char* panel, int64_t steps, const Codebook* book, float* acc,
-                 bool accumulate, Prefetch prefetch) {
-    Vec c[ROWS][COUNT];
-    const float* a[ROWS];
+template <int ROWS, typename Step, int PARITY, int FIRST, int COUNT>
+BATON_ALWAYS inline void columns_of_rows(Vec (&c)[ROWS][COUNT], const Vec (&x)[ROWS], Panel panel, int64_t step) {
+    auto column = [&](auto j) BATON_ALWAYS {
+        constexpr int J = decltype(j)::value;
+        Vec b;
+        Step::template load<PARITY, FIRST + J, 1>(&b, panel, step);
 #pragma GCC unroll 16
-    for (int r = 0; r < ROWS; ++r) {
-        a[r] = rows[r];
+        for (int r = 0; r < ROWS; ++r) c[r][J] = vec_fma(x[r], b, c[r][J]);
+    };
+    static_assert(COUNT == 2 || COUNT == 4 || COUNT == 8, "one call each");
+    column(Number<0>()), column(Number<1>());
+    if constexpr (COUNT > 2) column(Number<2>()), column(Number<3>());
+    if constexpr (COUNT > 4) column(Number<4>()), column(Number<5>()), column(Number<6>()), column(Number<7>());
+}
+
+// c[r][j] += a[r] * the weights of column vector FIRST + j, for one k: PARITY of the step. Of two factors the fewer
+// stay in registers, of which AVX2 has sixteen.
+template <int ROWS, typename Step, int PARITY, int FIRST, int COUNT>
+BATON_ALWAYS inline void multiply_k(Vec (&c)[ROWS][COUNT], const float* a, Panel panel, int64_t step) {
+    if constexpr (WIDTH == 8 && ROWS < COUNT) {
+        Vec x[ROWS];
 #pragma GCC unroll 16
-        for (int j = 0; j < COUNT; ++j)
-            c[r][j] = accumulate ? vec_load(acc + r * PANEL + WIDTH * (FIRST + j)) : vec_zero();
-    }
-    auto multiply = [&](const Vec* b, int64_t k) BATON_ALWAYS {
+        for (int r = 0; r < ROWS; ++r) x[r] = vec_same(a + r);
+        columns_of_rows<ROWS, Step, PARITY, FIRST, COUNT>(c, x, panel, step);
+    } else {
+        Vec b[COUNT];
+        Step::template load<PARITY, FIRST, COUNT>(b, panel, step);
 #pragma GCC unroll 16
         for (int r = 0; r < ROWS; ++r) {
-            const Vec x = vec_same(a[r] + k);
+            const Vec x = vec_same(a + r);
 #pragma GCC unroll 16
             for (int j = 0; j < COUNT; ++j) c[r][j] = vec_fma(x, b[j], c[r][j]);
         }
-    };
-    auto step = [&](int64_t s) BATON_ALWAYS {
-        Vec b[COUNT];
-        Step::template load<0, FIRST, COUNT>(b, panel, s, book);
-        multiply(b, Step::K * s);
-        if constexpr (Step::K == 2) {
-            Step::template load<1, FIRST, COUNT>(b, panel, s, book);
-            multiply(b, 2 * s + 1);
+    }
+}
+
+// Has weights read anew where sums leave no registers for what was read: compilers would keep one or the other on the
+// stack.
+template <bool IS_FULL> BATON_ALWAYS inline void forget() {
+#if !defined(__AVX512F__)
+    if (IS_FULL) asm volatile("" ::: "memory");
+#endif
+}
+
+template <int ROWS, typename Step, int FIRST, int COUNT>
+BATON_ALWAYS inline void multiply_step(Vec (&c)[ROWS][COUNT], const float* a, Panel panel, int64_t step) {
+    const float* at = a + Step::K * ROWS * step;
+    multiply_k<ROWS, Step, 0, FIRST, COUNT>(c, at, panel, step);
+    if constexpr (Step::K == 2) {
+        forget<(ROWS * COUNT > 8)>();
+        multiply_k<ROWS, Step, 1, FIRST, COUNT>(c, at + ROWS, panel, step);
+    }
+}
+
+// acc[r][c] (+)= sum over the steps, of a few vectors of columns. What follows in strips is fetched as fast as they are
+// read. Loops over rows and vectors are unrolled by order: left to itself, g++ 12 keeps AVX2's sums in memory.
+template <int ROWS, typename Step, int FIRST, int COUNT>
+void dot_columns(const float* a, Panel panel, int64_t steps, float* acc, bool accumulate, Prefetch prefetch) {
+    Vec c[ROWS][COUNT];
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 16
+        for (int j = 0; j < COUNT; ++j)
+            c[r][j] = accumulate ? vec_load(acc + r * PANEL + WIDTH * (FIRST + j)) : vec_zero();
+    auto step = [&](int64_t s) BATON_ALWAYS { multiply_step<ROWS, Step, FIRST, COUNT>(c, a, panel, s); };
+    auto fetch = [&](int64_t s) BATON_ALWAYS {
+        if constexpr (STRIP < PANEL) {
+            if (s % (64 / Step::BYTES)) return;
+#pragma GCC unroll 4
+            for (int i = 0; i < COUNT / STRIP_VECTORS; ++i)
+                __builtin_prefetch(prefetch.from + i * panel.strip_bytes + s * Step::BYTES, 0, 2);
+        } else {
+            prefetch_step(prefetch, s);
         }
     };
     if (prefetch.from)
-        for (int64_t s = 0; s < steps; ++s) step(s), prefetch_step(prefetch, s);
+        for (int64_t s = 0; s < steps; ++s) step(s), fetch(s);
     else
         for (int64_t s = 0; s < steps; ++s) step(s);
 #pragma GCC unroll 16
@@ -163,97 +249,125 @@ void dot_columns(const float* const* rows, const char* panel, int64_t steps, con
 
 // Vectors of columns whose sums fit into registers beside the weights.
 constexpr int columns_at_once(int rows) {
-    return WIDTH == 16 ? (rows <= TILE_ROWS ? 4 : 2) : rows == 1 ? 8 : rows == 2 ? 4 : rows <= TILE_ROWS ? 2 : 1;
+    return WIDTH == 16 ? (rows <= TILE_ROWS ? 4 : 2) : rows == 1 ? 8 : rows == 2 ? 4 : 2;
+}
+constexpr int passes_of(int rows) { return VECTORS / columns_at_once(rows); }
+constexpr int64_t PASS_STEPS = 64;  // that passes over some of the columns take turns on: they stay in the L1 cache
+constexpr int64_t STRIP_STEPS = 256;   // of a strip that tiles take turns on: 16 KiB
+constexpr int64_t STRIP_AHEAD = 4096;  // how far a single tile's strips are fetched
+
+template <int ROWS, typename Step, int FIRST>
+void dot_passes(const float* a, Panel panel, int64_t steps, float* acc, bool accumulate, Prefetch prefetch,
+                int fetching) {
+    constexpr int COUNT = columns_at_once(ROWS);
+    if constexpr (FIRST < VECTORS) {
+        dot_columns<ROWS, Step, FIRST, COUNT>(a, panel, steps, acc, accumulate, prefetch);
+        if (prefetch.from) prefetch.from = --fetching ? prefetch.from + steps * prefetch.lines * 64 : nullptr;
+        dot_passes<ROWS, Step, FIRST + COUNT>(a, panel, steps, acc, accumulate, prefetch, fetching);
+    }
 }
 
 template <int ROWS, typename Step, int FIRST>
-void dot_passes(const float* const* a, const char* block, int64_t steps, const Codebook* book, float* acc,
-                bool accumulate, Prefetch prefetch) {
+void dot_strips(const float* a, Panel panel, int64_t steps, float* acc, bool accumulate) {
     constexpr int COUNT = columns_at_once(ROWS);
     if constexpr (FIRST < VECTORS) {
-        dot_columns<ROWS, Step, FIRST, COUNT>(a, block, steps, book, acc, accumulate, prefetch);
-        if (prefetch.from) prefetch.from += steps * prefetch.lines * 64;
-        dot_passes<ROWS, Step, FIRST + COUNT>(a, block, steps, book, acc, accumulate, prefetch);
+        const Prefetch ahead{panel.at(0, Step::BYTES, FIRST) + STRIP_AHEAD, 1};
+        dot_columns<ROWS, Step, FIRST, COUNT>(a, panel, steps, acc, accumulate, ahead);
+        dot_strips<ROWS, Step, FIRST + COUNT>(a, panel, steps, acc, accumulate);
     }
 }
 
-// acc[r][c] (+)= sum over the steps. Passes over some of the columns take turns on blocks of steps that stay in
-// the L1 cache; with `prefetch` each of them fetches its share of what comes after the block.
+// acc[r][c] (+)= sum over the steps. With `prefetch` the passes share what is fetched meanwhile; strips are fetched
+// themselves.
 template <int ROWS, typename Step>
-void dot_tile(const float* const* rows, const char* panel, int64_t steps, const Codebook* book, float* acc,
-              bool accumulate, Prefetch prefetch) {
-    constexpr int64_t BLOCK = 64;
-    constexpr int PASSES = VECTORS / columns_at_once(ROWS);
-    if (PASSES == 1) return dot_passes<ROWS, Step, 0>(rows, panel, steps, book, acc, accumulate, prefetch);
-    const int lines = prefetch.lines < PASSES ? 1 : prefetch.lines / PASSES;
-    const float* a[ROWS];
-    for (int64_t first = 0; first < steps; first += BLOCK) {
-        const int64_t count = steps - first < BLOCK ? steps - first : BLOCK;
-        for (int r = 0; r < ROWS; ++r) a[r] = rows[r] + first * Step::K;
-        const Prefetch share{prefetch.from ? prefetch.from + first * prefetch.lines * 64 : nullptr, lines};
-        dot_passes<ROWS, Step, 0>(a, panel + first * Step::BYTES, count, book, acc, accumulate || first > 0, share);
+void dot_tile(const float* a, Panel panel, int64_t steps, float* acc, bool accumulate, Prefetch prefetch) {
+    constexpr int PASSES = passes_of(ROWS);
+    if constexpr (STRIP < PANEL) {
+        dot_strips<ROWS, Step, 0>(a, panel, steps, acc, accumulate);
+    } else if constexpr (PASSES == 1) {
+        dot_passes<ROWS, Step, 0>(a, panel, steps, acc, accumulate, prefetch, 1);
+    } else {
+        const int fetching = prefetch.lines < PASSES ? prefetch.lines : PASSES;
+        const int lines = fetching ? prefetch.lines / fetching : 0;
+        for (int64_t first = 0; first < steps; first += PASS_STEPS) {
+            const int64_t count = steps - first < PASS_STEPS ? steps - first : PASS_STEPS;
+            const Prefetch share{prefetch.from ? prefetch.from + first * prefetch.lines * 64 : nullptr, lines};
+            const Panel block{panel.data, 0, panel.book, panel.first + first};
+            dot_passes<ROWS, Step, 0>(a + first * Step::K * ROWS, block, count, acc, accumulate || first > 0, share,
+                                      fetching);
+        }
     }
 }
 
-// Vectors FIRST … of the groups in turn, of a panel as `widen_steps` leaves it. The sums of a group never leave the
-// registers.
-template <int ROWS, int FIRST>
-void dot_groups(const float* const* rows, const float* panel, const Groups& groups, float* total, bool accumulate,
-                Prefetch prefetch) {
+// The groups in turn. The sums of a group never leave the registers. `prefetch` is of lines per group, or per step
+// where columns are not in strips.
+template <int ROWS, typename Step, int FIRST, int COUNT>
+void dot_groups(const float* a, Panel panel, const Groups& groups, float* total, bool accumulate, Prefetch prefetch) {
+    for (int64_t g = 0; g < groups.count; ++g) {
+        Vec c[ROWS][COUNT];
+#pragma GCC unroll 16
+        for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 16
+            for (int j = 0; j < COUNT; ++j) c[r][j] = vec_zero();
+        auto step = [&](int64_t s) BATON_ALWAYS { multiply_step<ROWS, Step, FIRST, COUNT>(c, a, panel, s); };
+        const int64_t steps = groups.k / Step::K, end = (g + 1) * steps;
+        if (STRIP < PANEL && prefetch.from) prefetch_step(prefetch, g);
+        if (STRIP == PANEL && prefetch.from)
+            for (int64_t s = g * steps; s < end; s += 2) step(s), step(s + 1), prefetch_step(prefetch, s / 2);
+        else
+            for (int64_t s = g * steps; s < end; ++s) step(s);
+        const bool adds = accumulate || g > 0;
+#pragma GCC unroll 16
+        for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 16
+            for (int j = 0; j < COUNT; ++j) {
+                constexpr int64_t COLUMN = FIRST * WIDTH;
+                const int64_t column = COLUMN + WIDTH * j;
+                Vec value = c[r][j];
+                if (groups.zeros) {
+                    const Vec sum = vec_same(groups.sums + r * groups.sums_stride + g);
+                    value = vec_minus_product(vec_load(groups.zeros + g * PANEL + column), sum, value);
+                }
+                const Vec scale = vec_load(groups.scales + g * PANEL + column);
+                float* to = total + r * PANEL + column;
+                vec_store(to, adds ? vec_fma(scale, value, vec_load(to)) : vec_mul(scale, value));
+            }
+    }
+}
+
+// One tile times all columns of a panel. Each pass fetches some of what its first strip comes to.
+template <int ROWS, typename Step, int FIRST = 0>
+void dot_groups_alone(const float* a, Panel panel, const Groups& groups, float* total) {
     constexpr int COUNT = columns_at_once(ROWS);
     if constexpr (FIRST < VECTORS) {
-        for (int64_t g = 0; g < groups.count; ++g) {
-            Vec c[ROWS][COUNT];
-#pragma GCC unroll 16
-            for (int r = 0; r < ROWS; ++r)
-#pragma GCC unroll 16
-                for (int j = 0; j < COUNT; ++j) c[r][j] = vec_zero();
-            auto multiply = [&](int64_t k) BATON_ALWAYS {
-                Vec b[COUNT];
-                StepF32::load<0, FIRST, COUNT>(b, reinterpret_cast<const char*>(panel), k, nullptr);
-#pragma GCC unroll 16
-                for (int r = 0; r < ROWS; ++r) {
-                    const Vec x = vec_same(rows[r] + k);
-#pragma GCC unroll 16
-                    for (int j = 0; j < COUNT; ++j) c[r][j] = vec_fma(x, b[j], c[r][j]);
-                }
-            };
-            const int64_t k_first = g * groups.k, k_end = k_first + groups.k;
-            if (FIRST == 0 && prefetch.from)
-                for (int64_t k = k_first; k < k_end; k += 2) multiply(k), multiply(k + 1), prefetch_step(prefetch, k / 2);
-            else
-                for (int64_t k = k_first; k < k_end; ++k) multiply(k);
-            const bool adds = accumulate || g > 0;
-#pragma GCC unroll 16
-            for (int r = 0; r < ROWS; ++r)
-#pragma GCC unroll 16
-                for (int j = 0; j < COUNT; ++j) {
-                    const int64_t column = WIDTH * (FIRST + j);
-                    Vec value = c[r][j];
-                    if (groups.zeros) {
-                        const Vec sum = vec_same(groups.sums + r * groups.sums_stride + g);
-                        value = vec_minus_product(vec_load(groups.zeros + g * PANEL + column), sum, value);
-                    }
-                    const Vec scale = vec_load(groups.scales + g * PANEL + column);
-                    float* to = total + r * PANEL + column;
-                    vec_store(to, adds ? vec_fma(scale, value, vec_load(to)) : vec_mul(scale, value));
-                }
-        }
-        dot_groups<ROWS, FIRST + COUNT>(rows, panel, groups, total, accumulate, prefetch);
+        constexpr int LINES = 8;  // for each group; the processor fetches the rest by itself
+        const Prefetch ahead{panel.at(0, Step::BYTES, FIRST) + STRIP_AHEAD, LINES};
+        dot_groups<ROWS, Step, FIRST, COUNT>(a, panel, groups, total, false, ahead);
+        dot_groups_alone<ROWS, Step, FIRST + COUNT>(a, panel, groups, total);
     }
 }
 
-// A block of a panel to float32: [k][PANEL].
-template <typename Step> void widen_steps(const char* panel, int64_t steps, const Codebook* book, float* to) {
+// Strip FIRST / STRIP_VECTORS of a block of a panel to float32: [k][STRIP].
+template <typename Step, int FIRST> void widen_strip(Panel panel, int64_t steps, float* to) {
     for (int64_t s = 0; s < steps; ++s) {
-        Vec b[VECTORS];
-        Step::template load<0, 0, VECTORS>(b, panel, s, book);
-        for (int j = 0; j < VECTORS; ++j) vec_store(to + (Step::K * s) * PANEL + WIDTH * j, b[j]);
+        Vec b[STRIP_VECTORS];
+        Step::template load<0, FIRST, STRIP_VECTORS>(b, panel, s);
+        for (int j = 0; j < STRIP_VECTORS; ++j) vec_store(to + (Step::K * s) * STRIP + WIDTH * j, b[j]);
         if constexpr (Step::K == 2) {
-            Step::template load<1, 0, VECTORS>(b, panel, s, book);
-            for (int j = 0; j < VECTORS; ++j) vec_store(to + (2 * s + 1) * PANEL + WIDTH * j, b[j]);
+            Step::template load<1, FIRST, STRIP_VECTORS>(b, panel, s);
+            for (int j = 0; j < STRIP_VECTORS; ++j) vec_store(to + (2 * s + 1) * STRIP + WIDTH * j, b[j]);
         }
     }
+}
+
+template <typename Step> void widen_strip(Panel panel, int64_t steps, int strip, float* to) {
+    static_assert(PANEL / STRIP == 4 || PANEL == STRIP, "one case each");
+    if constexpr (STRIP < PANEL) {
+        if (strip == 1) return widen_strip<Step, STRIP_VECTORS>(panel, steps, to);
+        if (strip == 2) return widen_strip<Step, 2 * STRIP_VECTORS>(panel, steps, to);
+        if (strip == 3) return widen_strip<Step, 3 * STRIP_VECTORS>(panel, steps, to);
+    }
+    widen_strip<Step, 0>(panel, steps, to);
 }
 
 }  // namespace baton

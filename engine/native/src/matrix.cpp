@@ -111,6 +111,7 @@ Matrix* create(int format, int64_t n, int64_t k, const float* bias) {
     m->steps = (k + step_k(format) - 1) / step_k(format);
     // Tiles take sixteen steps at once; coded panels are filled up where they are decoded.
     if (BATON_AMX && (format == DENSE_BF16 || format == QUAD8)) m->steps = (m->steps + 15) / 16 * 16;
+    if (BATON_FEW_SUMS && format == CODE4) m->steps = (m->steps + 1) / 2 * 2;  // two of them share their bytes
     m->panel_bytes = m->steps * step_bytes(format);
     m->group_count = 1, m->group_k = k;
     Arena* arena = nullptr;
@@ -133,8 +134,9 @@ template <typename T> void pack_panel(Matrix* m, const T* weight, int64_t stride
     for (int64_t c = 0; c < PANEL; ++c) {
         const int64_t row = panel * PANEL + c;
         const T* from = weight + row * stride;
+        T* strip = to + c / STRIP * m->steps * STRIP * pair + c % STRIP * pair;
         for (int64_t i = 0; i < m->steps * pair; ++i)
-            to[(i / pair) * PANEL * pair + c * pair + i % pair] = row < m->n && i < m->k ? from[i] : T{0};
+            strip[(i / pair) * STRIP * pair + i % pair] = row < m->n && i < m->k ? from[i] : T{0};
     }
 }
 
@@ -143,15 +145,31 @@ void pack_codes8(Matrix* m, const uint8_t* codes, int64_t panel) {
         if (!m->factors) return code8_packed(m->book, code);
         return static_cast<uint8_t>(code < 0x80 ? 0x80 + code : code == 0x80 ? 0 : 0x100 - code);  // the integer + 128
     };
+    constexpr int64_t BYTES = strip_step_bytes(CODE8);
     uint8_t* to = reinterpret_cast<uint8_t*>(m->panels + panel * m->panel_bytes);
     for (int c = 0; c < PANEL; ++c) {
         const int64_t row = panel * PANEL + c;
+        uint8_t* strip = to + c / STRIP * m->steps * BYTES;
         for (int64_t i = 0; i < m->steps * 2; ++i)
-            to[(i / 2) * 128 + code8_position(c, static_cast<int>(i % 2))] =
+            strip[i / 2 * BYTES + code8_position(c % STRIP, static_cast<int>(i % 2))] =
                 packed(row < m->n && i < m->k ? codes[row * m->k + i] : 0);
     }
 }
 
+#if BATON_FEW_SUMS
+void pack_codes4(Matrix* m, const uint8_t* codes, int64_t panel, uint8_t code_of_zero) {
+    uint8_t* to = reinterpret_cast<uint8_t*>(m->panels + panel * m->panel_bytes);
+    std::memset(to, 0, static_cast<size_t>(m->panel_bytes));
+    for (int c = 0; c < PANEL; ++c) {
+        const int64_t row = panel * PANEL + c;
+        uint8_t* strip = to + c / STRIP * m->steps * strip_step_bytes(CODE4);
+        for (int64_t i = 0; i < m->steps * 2; ++i) {
+            const int code = row < m->n && i < m->k ? codes[row * m->k + i] & 15 : code_of_zero;
+            strip[code4_byte(c % STRIP, i)] |= static_cast<uint8_t>(code << code4_shift(i));
+        }
+    }
+}
+#else
 void pack_codes4(Matrix* m, const uint8_t* codes, int64_t panel, uint8_t code_of_zero) {
     uint16_t* to = reinterpret_cast<uint16_t*>(m->panels + panel * m->panel_bytes);
     std::memset(to, 0, static_cast<size_t>(m->panel_bytes));
@@ -164,6 +182,7 @@ void pack_codes4(Matrix* m, const uint8_t* codes, int64_t panel, uint8_t code_of
         }
     }
 }
+#endif
 
 // And minus the offset of activations times the sum of each column's weights, by group.
 void pack_quads(Matrix* m, const int8_t* weight, int64_t panel) {
@@ -242,7 +261,11 @@ bool add_factors(Matrix* m) {
 
 void fill_book(Codebook& book, int format, const bf16* values) {
     if (format == CODE4) {
-        for (int i = 0; i < 32; ++i) book.nibble[i] = values[i % 16];
+        for (int i = 0; i < 32; ++i) {
+            book.nibble[i] = values[i % 16];
+            book.nibble_low[i] = static_cast<uint8_t>(values[i % 16] & 0xff);
+            book.nibble_high[i] = static_cast<uint8_t>(values[i % 16] >> 8);
+        }
         for (int i = 0; i < 16; ++i) book.wide[i] = to_float(values[i]);
         return;
     }

@@ -25,7 +25,7 @@ constexpr int64_t QUAD_STEPS = 512;     // of bytes: 128 KiB
 constexpr int64_t DECODE_STEPS = BATON_AMX ? 128 : 512;  // of a coded panel at once: 128 KiB, as bfloat16
 constexpr int64_t DECODE_STEPS_OF_TILE = 32;  // where one tile of rows takes them: memory is read while others are decoded
 constexpr int64_t WIDEN_STEPS = 32;     // of a panel at once, as float32: 16 KiB
-constexpr int64_t WIDEN_STEPS_OF_GROUPS = 64;  // the same where groups end within them
+constexpr int64_t WIDENED_BYTES = 32 << 10;  // of a panel or strip at once, as float32, at most
 constexpr int64_t TILE_STEPS = 96;      // of a panel that several tiles of rows share: 24 KiB
 constexpr int64_t TILE_STEPS_ALONE = 64;  // of a panel that one tile of rows goes over twice
 constexpr int64_t AMX_ROWS = 32;        // of two tiles
@@ -78,24 +78,42 @@ inline const char* row_pointer(const Rows& rows, int64_t i) {
 
 // --- one tile ---
 
+// Some steps of a panel, as the tiles read them: where and in which format.
+struct Block {
+    const char* data;
+    int format;
+    int64_t strip_bytes = 0, first = 0;  // of dot_wide.h's panels
+};
+
+// Where a tile's activations from input k on are: those of each row, or of all rows side by side (dot_wide.h).
+inline void inputs_of(const Job& job, int64_t row, int64_t rows, int64_t k, const void** a) {
+    const int64_t bytes = k * static_cast<int64_t>(element_bytes(job.rows.dtype));
+    if (BATON_WIDE)
+        a[0] = row_pointer(job.rows, row) + bytes * rows;
+    else
+        for (int64_t r = 0; r < rows; ++r) a[r] = row_pointer(job.rows, row + r) + bytes;
+}
+
 #if BATON_WIDE
 template <int ROWS>
-void dot_rows(int format, const void* const* from, const char* panel, int64_t steps, const Codebook* book, float* acc,
+void dot_rows(const Block& block, const void* const* tile, int64_t steps, const Codebook* book, float* acc,
               bool accumulate, Prefetch prefetch) {
-    const float* const* a = reinterpret_cast<const float* const*>(from);
-    switch (format) {
-        case DENSE_F32: return dot_tile<ROWS, StepF32>(a, panel, steps, book, acc, accumulate, prefetch);
-        case DENSE_BF16: return dot_tile<ROWS, StepBF16>(a, panel, steps, book, acc, accumulate, prefetch);
-        case CODE8: return dot_tile<ROWS, StepCode8>(a, panel, steps, book, acc, accumulate, prefetch);
-        default: return dot_tile<ROWS, StepCode4>(a, panel, steps, book, acc, accumulate, prefetch);
+    const float* a = static_cast<const float*>(*tile);
+    const Panel panel{block.data, block.strip_bytes, book, block.first};
+    switch (block.format) {
+        case DENSE_F32: return dot_tile<ROWS, StepF32>(a, panel, steps, acc, accumulate, prefetch);
+        case DENSE_BF16: return dot_tile<ROWS, StepBF16>(a, panel, steps, acc, accumulate, prefetch);
+        case CODE8: return dot_tile<ROWS, StepCode8>(a, panel, steps, acc, accumulate, prefetch);
+        default: return dot_tile<ROWS, StepCode4>(a, panel, steps, acc, accumulate, prefetch);
     }
 }
 #else
 template <int ROWS>
-void dot_rows(int format, const void* const* a, const char* panel, int64_t steps, const Codebook* book, float* acc,
+void dot_rows(const Block& block, const void* const* a, int64_t steps, const Codebook* book, float* acc,
               bool accumulate, Prefetch prefetch) {
     const bf16* const* pairs = reinterpret_cast<const bf16* const*>(a);
-    switch (format) {
+    const char* panel = block.data;
+    switch (block.format) {
         case DENSE_F32:
             return dot_tile<ROWS, StepF32>(reinterpret_cast<const float* const*>(a), panel, steps, book, acc,
                                            accumulate, prefetch);
@@ -106,22 +124,24 @@ void dot_rows(int format, const void* const* a, const char* panel, int64_t steps
 }
 #endif
 
-void dot(int64_t rows, int format, const void* const* a, const char* panel, int64_t steps, const Codebook* book,
-         float* acc, bool accumulate, Prefetch prefetch) {
+void dot(int64_t rows, const Block& block, const void* const* a, int64_t steps, const Codebook* book, float* acc,
+         bool accumulate, Prefetch prefetch) {
     static_assert(TALL_ROWS == 12, "one case each");
     switch (rows) {
-        case 1: return dot_rows<1>(format, a, panel, steps, book, acc, accumulate, prefetch);
-        case 2: return dot_rows<2>(format, a, panel, steps, book, acc, accumulate, prefetch);
-        case 3: return dot_rows<3>(format, a, panel, steps, book, acc, accumulate, prefetch);
-        case 4: return dot_rows<4>(format, a, panel, steps, book, acc, accumulate, prefetch);
-        case 5: return dot_rows<5>(format, a, panel, steps, book, acc, accumulate, prefetch);
-        case 6: return dot_rows<6>(format, a, panel, steps, book, acc, accumulate, prefetch);
-        case 7: return dot_rows<7>(format, a, panel, steps, book, acc, accumulate, prefetch);
-        case 8: return dot_rows<8>(format, a, panel, steps, book, acc, accumulate, prefetch);
-        case 9: return dot_rows<9>(format, a, panel, steps, book, acc, accumulate, prefetch);
-        case 10: return dot_rows<10>(format, a, panel, steps, book, acc, accumulate, prefetch);
-        case 11: return dot_rows<11>(format, a, panel, steps, book, acc, accumulate, prefetch);
-        default: return dot_rows<12>(format, a, panel, steps, book, acc, accumulate, prefetch);
+        case 1: return dot_rows<1>(block, a, steps, book, acc, accumulate, prefetch);
+        case 2: return dot_rows<2>(block, a, steps, book, acc, accumulate, prefetch);
+        case 3: return dot_rows<3>(block, a, steps, book, acc, accumulate, prefetch);
+        case 4: return dot_rows<4>(block, a, steps, book, acc, accumulate, prefetch);
+        case 5: return dot_rows<5>(block, a, steps, book, acc, accumulate, prefetch);
+        case 6: return dot_rows<6>(block, a, steps, book, acc, accumulate, prefetch);
+#if !BATON_FEW_SUMS
+        case 7: return dot_rows<7>(block, a, steps, book, acc, accumulate, prefetch);
+        case 8: return dot_rows<8>(block, a, steps, book, acc, accumulate, prefetch);
+        case 9: return dot_rows<9>(block, a, steps, book, acc, accumulate, prefetch);
+        case 10: return dot_rows<10>(block, a, steps, book, acc, accumulate, prefetch);
+        case 11: return dot_rows<11>(block, a, steps, book, acc, accumulate, prefetch);
+        case 12: return dot_rows<12>(block, a, steps, book, acc, accumulate, prefetch);
+#endif
     }
 }
 
@@ -201,36 +221,39 @@ struct PanelEnd {
 
 // --- one panel times one chunk of rows ---
 
-// Steps `first` … first + count - 1 of a panel, as the tiles read them: where and in which format.
-struct Block {
-    const char* data;
-    int format;
-};
-
 #if BATON_WIDE
-// Codes in a table that is no row of integers are not looked up in registers.
-bool is_decoded(const Matrix& m, bool many, bool) {
-    return (many && m.format != DENSE_F32) || (m.format == CODE8 && !m.book.is_integer);
+// With few sums each tile widens bfloat16 for itself, which the multiplications hide. Codes in a table that is no row of
+// integers are not looked up in registers.
+bool is_decoded(const Matrix& m, int64_t tiles, bool) {
+    if (BATON_FEW_SUMS && m.format == DENSE_BF16) return false;
+    return (tiles > 1 && m.format != DENSE_F32) || (m.format == CODE8 && !m.book.is_integer);
 }
 
 constexpr int64_t decode_steps_max() { return WIDEN_STEPS; }
 
-Block block_of(const Matrix& m, const char* panel, int64_t first, int64_t count, bool decode, bool) {
-    const char* from = panel + first * step_bytes(m.format);
-    if (!decode) return {from, m.format};
-    float* to = static_cast<float*>(thread_scratch(WIDENED, WIDEN_STEPS_OF_GROUPS * 512));
+// Strip `strip` of a block of a panel, as float32.
+void widen(const Matrix& m, const Panel& panel, int64_t steps, int strip, float* to) {
     if (m.format == DENSE_BF16)
-        widen_steps<StepBF16>(from, count, &m.book, to);
+        widen_strip<StepBF16>(panel, steps, strip, to);
     else if (m.format == CODE4)
-        widen_steps<StepCode4>(from, count, &m.book, to);
+        widen_strip<StepCode4>(panel, steps, strip, to);
     else if (m.book.is_integer)
-        widen_steps<StepCode8>(from, count, &m.book, to);
+        widen_strip<StepCode8>(panel, steps, strip, to);
     else
-        widen_steps<StepTable8>(from, count, &m.book, to);
-    return {reinterpret_cast<const char*>(to), DENSE_F32};
+        widen_strip<StepTable8>(panel, steps, strip, to);
+}
+
+Block block_of(const Matrix& m, const char* panel, int64_t first, int64_t count, bool decode, bool) {
+    const int64_t strip_bytes = m.steps * strip_step_bytes(m.format);
+    if (!decode) return {panel, m.format, strip_bytes, first};
+    float* to = static_cast<float*>(thread_scratch(WIDENED, WIDENED_BYTES));
+    const int64_t numbers = count * step_k(m.format) * STRIP;
+    for (int strip = 0; strip < PANEL / STRIP; ++strip)
+        widen(m, {panel, strip_bytes, &m.book, first}, count, strip, to + strip * numbers);
+    return {reinterpret_cast<const char*>(to), DENSE_F32, numbers * 4};
 }
 #else
-bool is_decoded(const Matrix& m, bool many, bool wide) { return m.format >= CODE8 && (many || wide); }
+bool is_decoded(const Matrix& m, int64_t tiles, bool wide) { return m.format >= CODE8 && (tiles > 1 || wide); }
 
 constexpr int64_t decode_steps_max() { return DECODE_STEPS; }
 
@@ -282,12 +305,20 @@ Block block_of(const Matrix& m, const char* panel, int64_t first, int64_t count,
 }
 #endif
 
+// How far what a tile reads next is ahead of it: a tile that goes over blocks in passes reads all of one at once.
+int64_t ahead_bytes(int format, int64_t rows) {
+#if BATON_WIDE
+    if (format != QUAD8 && passes_of(static_cast<int>(rows)) > 1) return PASS_STEPS * step_bytes(format);
+#endif
+    return AHEAD_BYTES;
+}
+
 // A single tile streams the panel: prefetch what it comes to next. With more, the panel comes from the cache
 // from the second tile on: the memory's time is used for the next panel.
-Prefetch prefetch_for(const Matrix& m, const char* here, const char* next_panel_here, int64_t steps, int64_t tile,
-                      int64_t tiles) {
+Prefetch prefetch_for(const Matrix& m, const char* here, const char* next_panel_here, int64_t steps, int64_t rows,
+                      int64_t tile, int64_t tiles) {
     const int64_t lines = step_bytes(m.format) / 64;
-    if (tiles == 1) return {here + AHEAD_BYTES, static_cast<int>(lines)};
+    if (tiles == 1) return {here + ahead_bytes(m.format, rows), static_cast<int>(lines)};
     const int64_t per_step = std::max<int64_t>(1, lines / tiles);
     if (!next_panel_here || tile * per_step >= lines) return {nullptr, 0};
     return {next_panel_here + tile * per_step * 64 * steps, static_cast<int>(per_step)};
@@ -350,13 +381,13 @@ void fold_group(const Matrix& m, int64_t panel, int64_t group, const float* acc,
 #if BATON_AVX512 || BATON_WIDE
 #if BATON_WIDE
 using GroupInput = float;
-constexpr int64_t GROUP_K_MAX = 2 * WIDEN_STEPS_OF_GROUPS;
-constexpr int64_t ROWS_OF_GROUPS_MIN = TALL_ROWS + 1;
+constexpr int64_t GROUP_K_MAX = BATON_FEW_SUMS ? 256 : 128;
+constexpr int64_t ROWS_OF_GROUPS_MIN = BATON_FEW_SUMS ? TILE_ROWS + 1 : TALL_ROWS + 1;
 int64_t groups_k_at_once(int64_t) { return GROUP_K_MAX; }
 template <int ROWS>
 BATON_INLINE void dot_rows_of_groups(const float* const* a, const char* block, const Groups& groups, float* total,
                                      bool accumulate, Prefetch prefetch) {
-    dot_groups<ROWS, 0>(a, reinterpret_cast<const float*>(block), groups, total, accumulate, prefetch);
+    dot_groups<ROWS, StepF32, 0, STRIP_VECTORS>(*a, {block, 0, nullptr}, groups, total, accumulate, prefetch);
 }
 #else
 using GroupInput = bf16;
@@ -384,32 +415,55 @@ BATON_INLINE void dot_groups_of(int64_t rows, const GroupInput* const* a, const 
     }
 }
 
+// A strip of a block, as `dot_groups` reads it.
+const char* strip_of(const Matrix& m, const char* panel, int64_t first, int64_t count, int strip) {
+#if BATON_WIDE
+    float* to = static_cast<float*>(thread_scratch(WIDENED, WIDENED_BYTES));
+    widen(m, {panel, m.steps * strip_step_bytes(m.format), &m.book, first}, count, strip, to);
+    return reinterpret_cast<const char*>(to);
+#else
+    return block_of(m, panel, first, count, true, false).data;
+#endif
+}
+
+// What the tiles fetch while they are multiplied by `count` groups before `end`: the same strip of the groups that come
+// next, or of the next panel.
+Prefetch fetch_groups(const Matrix& m, const char* panel, const char* next_panel, int64_t end, int64_t column,
+                      int64_t tile, int64_t count) {
+    const int64_t steps = m.group_k / 2, bytes = steps * step_bytes(m.format);
+    const char* next = end < m.group_count ? panel + end * bytes * STRIP / PANEL : next_panel;
+    if (!next) return {nullptr, 0};
+    if (BATON_FEW_SUMS) {
+        const char* strip = next + column / STRIP * m.steps * strip_step_bytes(m.format);
+        return {tile ? nullptr : strip, static_cast<int>((bytes * STRIP / PANEL + 63) / 64)};
+    }
+    // A line for each step, so that memory is as busy as it can be and not more.
+    return {tile < step_bytes(m.format) / 64 ? next + tile * count * steps * 64 : nullptr, 1};
+}
+
 // Several tiles times a panel whose groups are short, of which some are decoded at once. While the first tiles are
 // multiplied by these the next ones are fetched from memory.
 void panel_sums_of_groups(const Job& job, int64_t tile_first, int64_t tile_end, int64_t panel, const char* next_panel,
                           float* result) {
     const Matrix& m = *job.m;
     const int64_t row_first = job.row_of_tile(tile_first), group_steps = m.group_k / 2;
-    const int64_t group_bytes = group_steps * step_bytes(m.format);
     const int64_t at_once = std::max<int64_t>(1, groups_k_at_once(tile_end - tile_first) / m.group_k);
     const char* weights = m.panels + panel * m.panel_bytes;
     for (int64_t first = 0; first < m.group_count; first += at_once) {
         const int64_t count = std::min(at_once, m.group_count - first), end = first + count;
-        const Block block = block_of(m, weights, first * group_steps, count * group_steps, true, false);
-        const int64_t at = (panel * m.group_count + first) * PANEL;
-        const char* next = end < m.group_count ? weights + end * group_bytes : next_panel;
-        for (int64_t tile = tile_first; tile < tile_end; ++tile) {
-            const int64_t row = job.row_of_tile(tile), tile_rows = job.row_of_tile(tile + 1) - row;
-            const GroupInput* a[TILE_ROWS];
-            for (int64_t r = 0; r < tile_rows; ++r)
-                a[r] = reinterpret_cast<const GroupInput*>(row_pointer(job.rows, row + r)) + first * m.group_k;
-            const Groups groups{count, m.group_k, m.scales + at, m.zeros ? m.zeros + at : nullptr,
-                                job.sums ? job.sums + row * m.group_count + first : nullptr, m.group_count};
-            // A line for each step, so that memory is as busy as it can be and not more.
-            const int64_t part = tile - tile_first;
-            const bool fetches = next && part < step_bytes(m.format) / 64;
-            const Prefetch prefetch{fetches ? next + part * count * group_steps * 64 : nullptr, 1};
-            dot_groups_of(tile_rows, a, block.data, groups, result + (row - row_first) * PANEL, first > 0, prefetch);
+        for (int64_t column = 0; column < PANEL; column += STRIP) {
+            const char* block = strip_of(m, weights, first * group_steps, count * group_steps, column / STRIP);
+            const int64_t at = (panel * m.group_count + first) * PANEL + column;
+            for (int64_t tile = tile_first; tile < tile_end; ++tile) {
+                const int64_t row = job.row_of_tile(tile), tile_rows = job.row_of_tile(tile + 1) - row;
+                const void* a[TALL_ROWS];
+                inputs_of(job, row, tile_rows, first * m.group_k, a);
+                const Groups groups{count, m.group_k, m.scales + at, m.zeros ? m.zeros + at : nullptr,
+                                    job.sums ? job.sums + row * m.group_count + first : nullptr, m.group_count};
+                const Prefetch prefetch = fetch_groups(m, weights, next_panel, end, column, tile - tile_first, count);
+                dot_groups_of(tile_rows, reinterpret_cast<const GroupInput* const*>(a), block, groups,
+                              result + (row - row_first) * PANEL + column, first > 0, prefetch);
+            }
         }
     }
 }
@@ -425,6 +479,108 @@ bool decodes_groups(const Matrix& m, int64_t rows, int32_t dtype) {
 #endif
 }
 
+#if BATON_FEW_SUMS
+// Groups that several tiles share are decoded before; a tile alone does so as it comes to them.
+bool has_whole_groups(const Matrix& m) {
+    const bool is_decoded_at_once = m.format == CODE4 || (m.format == CODE8 && m.book.is_integer);
+    return m.group_count > 1 && m.group_count * m.group_k == m.k && is_decoded_at_once;
+}
+
+template <int ROWS>
+BATON_INLINE void dot_groups_of_tile(const Matrix& m, const float* a, const Panel& panel, const Groups& groups,
+                                     float* total) {
+    if (m.format == CODE4)
+        dot_groups_alone<ROWS, StepCode4>(a, panel, groups, total);
+    else
+        dot_groups_alone<ROWS, StepCode8>(a, panel, groups, total);
+}
+
+// One tile times a panel whose groups are whole.
+void tile_sums_of_groups(const Job& job, int64_t row, int64_t rows, int64_t panel, float* result) {
+    static_assert(TILE_ROWS == 6, "one case each");
+    const Matrix& m = *job.m;
+    const float* a = reinterpret_cast<const float*>(row_pointer(job.rows, row));
+    const Panel weights{m.panels + panel * m.panel_bytes, m.steps * strip_step_bytes(m.format), &m.book};
+    const int64_t at = panel * m.group_count * PANEL;
+    const Groups groups{m.group_count, m.group_k, m.scales + at, m.zeros ? m.zeros + at : nullptr,
+                        job.sums ? job.sums + row * m.group_count : nullptr, m.group_count};
+    switch (rows) {
+        case 1: return dot_groups_of_tile<1>(m, a, weights, groups, result);
+        case 2: return dot_groups_of_tile<2>(m, a, weights, groups, result);
+        case 3: return dot_groups_of_tile<3>(m, a, weights, groups, result);
+        case 4: return dot_groups_of_tile<4>(m, a, weights, groups, result);
+        case 5: return dot_groups_of_tile<5>(m, a, weights, groups, result);
+        default: return dot_groups_of_tile<6>(m, a, weights, groups, result);
+    }
+}
+
+template <typename Step>
+BATON_INLINE void dot_strip(int64_t rows, const float* a, const char* strip, int64_t steps, float* sums, bool accumulate,
+                            Prefetch prefetch) {
+    static_assert(TILE_ROWS == 6, "one case each");
+    const Panel panel{strip, 0, nullptr};
+    constexpr int COUNT = STRIP_VECTORS;
+    switch (rows) {
+        case 1: return dot_columns<1, Step, 0, COUNT>(a, panel, steps, sums, accumulate, prefetch);
+        case 2: return dot_columns<2, Step, 0, COUNT>(a, panel, steps, sums, accumulate, prefetch);
+        case 3: return dot_columns<3, Step, 0, COUNT>(a, panel, steps, sums, accumulate, prefetch);
+        case 4: return dot_columns<4, Step, 0, COUNT>(a, panel, steps, sums, accumulate, prefetch);
+        case 5: return dot_columns<5, Step, 0, COUNT>(a, panel, steps, sums, accumulate, prefetch);
+        default: return dot_columns<6, Step, 0, COUNT>(a, panel, steps, sums, accumulate, prefetch);
+    }
+}
+
+// Several tiles times some steps of a strip, the first of which fetches what comes next.
+template <typename Step>
+void strip_sums(const Job& job, int64_t tile_first, int64_t tile_end, const char* strip, int64_t first, int64_t count,
+                float* result, const char* next) {
+    const int64_t row_first = job.row_of_tile(tile_first);
+    for (int64_t tile = tile_first; tile < tile_end; ++tile) {
+        const int64_t row = job.row_of_tile(tile), rows = job.row_of_tile(tile + 1) - row;
+        const float* a = reinterpret_cast<const float*>(row_pointer(job.rows, row)) + first * Step::K * rows;
+        dot_strip<Step>(rows, a, strip, count, result + (row - row_first) * PANEL, first > 0,
+                        {tile == tile_first ? next : nullptr, 1});
+    }
+}
+
+// The same of codes, of one group: sums before their scale.
+void panel_sums_by_decoded_strips(const Job& job, int64_t tile_first, int64_t tile_end, int64_t panel,
+                                  const char* next_panel, float* result) {
+    const Matrix& m = *job.m;
+    constexpr int64_t STEPS = STRIP_STEPS / 2;  // of two inputs
+    const int64_t bytes = strip_step_bytes(m.format);
+    const char* weights = m.panels + panel * m.panel_bytes;
+    for (int64_t strip = 0; strip < PANEL / STRIP; ++strip)
+        for (int64_t first = 0; first < m.steps; first += STEPS) {
+            const int64_t count = std::min(STEPS, m.steps - first);
+            const bool is_last = strip + 1 == PANEL / STRIP && first + count == m.steps;
+            const char* next = is_last ? next_panel : weights + (strip * m.steps + first + count) * bytes;
+            const char* block = strip_of(m, weights, first, count, static_cast<int>(strip));
+            strip_sums<StepF32>(job, tile_first, tile_end, block, 2 * first, 2 * count, result + strip * STRIP, next);
+        }
+}
+
+// Several tiles times a panel that lies in strips.
+void panel_sums_by_strips(const Job& job, int64_t tile_first, int64_t tile_end, int64_t panel, const char* next_panel,
+                          float* result) {
+    const Matrix& m = *job.m;
+    const char* strip = m.panels + panel * m.panel_bytes;
+    constexpr int64_t BYTES = strip_step_bytes(DENSE_BF16);
+    static_assert(BYTES == strip_step_bytes(DENSE_F32), "of either");
+    for (int64_t column = 0; column < PANEL; column += STRIP, strip += m.steps * BYTES)
+        for (int64_t first = 0; first < m.steps; first += STRIP_STEPS) {
+            const int64_t count = std::min(STRIP_STEPS, m.steps - first);
+            const char* block = strip + first * BYTES;
+            const bool is_last = column + STRIP == PANEL && first + count == m.steps;
+            const char* next = is_last ? next_panel : block + count * BYTES;
+            if (m.format == DENSE_F32)
+                strip_sums<StepF32>(job, tile_first, tile_end, block, first, count, result + column, next);
+            else
+                strip_sums<StepBF16>(job, tile_first, tile_end, block, first, count, result + column, next);
+        }
+}
+#endif
+
 // Sums of rows [row_first, row_end) times one panel into `result` [rows][PANEL].
 void panel_sums(const Job& job, int64_t tile_first, int64_t tile_end, int64_t panel, const char* next_panel,
                 float* result) {
@@ -432,10 +588,18 @@ void panel_sums(const Job& job, int64_t tile_first, int64_t tile_end, int64_t pa
     const int64_t row_first = job.row_of_tile(tile_first), rows = job.row_of_tile(tile_end) - row_first;
     const int64_t tiles = tile_end - tile_first;
     const bool coded = m.format >= CODE8, wide = job.rows.dtype == F32;
-    const bool decode = is_decoded(m, tiles > 1, wide);
+    const bool decode = is_decoded(m, tiles, wide);
 #if BATON_AVX512 || BATON_WIDE
     if (tiles > 1 && decodes_groups(m, job.rows.count, job.rows.dtype))
         return panel_sums_of_groups(job, tile_first, tile_end, panel, next_panel, result);
+#endif
+#if BATON_FEW_SUMS
+    if (tiles > 1 && !coded) return panel_sums_by_strips(job, tile_first, tile_end, panel, next_panel, result);
+    if (tiles == 1 && has_whole_groups(m)) return tile_sums_of_groups(job, row_first, rows, panel, result);
+    if (tiles > 1 && m.group_count == 1) {
+        panel_sums_by_decoded_strips(job, tile_first, tile_end, panel, next_panel, result);
+        return fold_group(m, panel, 0, result, result, rows, job.sums ? job.sums + row_first : nullptr);
+    }
 #endif
     const char* weights = m.panels + panel * m.panel_bytes;
     const int64_t group_steps = m.group_count > 1 ? m.group_k / step_k(m.format) : m.steps;
@@ -459,11 +623,10 @@ void panel_sums(const Job& job, int64_t tile_first, int64_t tile_end, int64_t pa
             for (int64_t tile = tile_first; tile < tile_end; ++tile) {
                 const int64_t row = job.row_of_tile(tile), tile_rows = job.row_of_tile(tile + 1) - row;
                 const void* a[TALL_ROWS];
-                for (int64_t r = 0; r < tile_rows; ++r)
-                    a[r] = row_pointer(job.rows, row + r) + k_first * static_cast<int64_t>(element_bytes(job.rows.dtype));
+                inputs_of(job, row, tile_rows, k_first, a);
                 const int64_t offset = first * step_bytes(m.format);
                 const Prefetch prefetch =
-                    prefetch_for(m, weights + offset, next_panel ? next_panel + offset : nullptr, count,
+                    prefetch_for(m, weights + offset, next_panel ? next_panel + offset : nullptr, count, tile_rows,
                                  tile - tile_first, tiles);
                 float* sums = acc + (row - row_first) * PANEL;
                 const bool accumulate = first > group * group_steps;
@@ -473,7 +636,7 @@ void panel_sums(const Job& job, int64_t tile_first, int64_t tile_end, int64_t pa
                                    const_cast<char*>(block.data)))
                     continue;
 #endif
-                dot(tile_rows, block.format, a, block.data, steps, &m.book, sums, accumulate, prefetch);
+                dot(tile_rows, block, a, steps, &m.book, sums, accumulate, prefetch);
             }
         }
         if (coded)
@@ -709,7 +872,7 @@ void panel_sums_of_quads(const Job& job, int64_t tile_first, int64_t tile_end, i
                 }
 #endif
                 const Prefetch prefetch =
-                    prefetch_for(m, weights + offset, next_panel ? next_panel + offset : nullptr, count,
+                    prefetch_for(m, weights + offset, next_panel ? next_panel + offset : nullptr, count, tile_rows,
                                  tile - tile_first, tiles);
                 const char* a[TALL_ROWS];
                 for (int64_t r = 0; r < tile_rows; ++r) a[r] = row_pointer(job.rows, row + r) + first * QUAD_BYTES;
@@ -771,8 +934,12 @@ template <typename T, typename To> void prepare_row(const Matrix& m, const T* fr
         const int64_t first = g * m.group_k, end = std::min(m.k, first + m.group_k);
         int64_t i = first;
         To* at = to + start - first;
+        if (!m.order) {
+            load_row(at + i, from + i, end - i);
+            i = end;
+        }
         for (; i < end; ++i) {
-            const T x = from[m.order ? m.order[i] : i];
+            const T x = from[m.order[i]];
             if constexpr (std::is_same<T, To>::value)
                 at[i] = x;
             else
@@ -812,25 +979,65 @@ Needs needs_of(const Product& p) {
         needs.sum_bytes = bytes(static_cast<size_t>(p.rows.count * (1 + (needs.sums ? m.group_count : 0))) * 4);
         return needs;
     }
-    needs.copy = m.order || k_padded != m.k || needs.dtype != p.rows.dtype || (by_tiles && p.rows.index);
+    needs.copy = m.order || k_padded != m.k || needs.dtype != p.rows.dtype || (by_tiles && p.rows.index) ||
+                 (BATON_WIDE && p.rows.count > 1);
     needs.sums = m.zeros && !(by_tiles && m.factors);  // else the weights have them
     if (needs.copy) needs.copy_bytes = bytes(static_cast<size_t>(p.rows.count * k_padded) * element_bytes(needs.dtype));
     if (needs.sums) needs.sum_bytes = bytes(static_cast<size_t>(p.rows.count * m.group_count) * 4);
     return needs;
 }
 
+int64_t tile_count_of(const Matrix& m, int64_t rows, int32_t dtype) {
+    const bool by_tiles = takes_tiles(m, dtype);
+    const bool is_low = (BATON_FEW_SUMS && dtype != QUADS) || decodes_groups(m, rows, dtype);
+    const int64_t rows_of_one = by_tiles ? AMX_ROWS : is_low ? TILE_ROWS : TALL_ROWS;
+    const int64_t tile_rows = by_tiles ? AMX_ROWS : TILE_ROWS;
+    return rows <= rows_of_one ? 1 : (rows + tile_rows - 1) / tile_rows;
+}
+
+// The rows of a tile, `stride` apart, side by side: to[k * rows + r].
+template <typename T> void interleave(const T* from, int64_t stride, int64_t rows, int64_t count, T* to) {
+    int64_t k = 0;
+#if BATON_SIMD256
+    if (rows > 2 && sizeof(T) == 4)
+        for (; k + 16 <= count; k += 8) {  // the last numbers of each column are those of the next one's first rows
+            const char* at[8];
+            for (int64_t r = 0; r < 8; ++r)
+                at[r] = reinterpret_cast<const char*>(from + std::min(r, rows - 1) * stride + k);
+            __m256i columns[8];
+            turn_eight(at, columns);
+#pragma GCC unroll 8
+            for (int i = 0; i < 8; ++i) _mm256_storeu_si256((__m256i*)(to + (k + i) * rows), columns[i]);
+        }
+#endif
+    for (; k < count; ++k)
+        for (int64_t r = 0; r < rows; ++r) to[k * rows + r] = from[r * stride + k];
+}
+
 template <typename T, typename To> void prepare(const Product& p, const Needs& needs, To* copy, float* sums) {
     const Matrix& m = *p.matrix;
-    const bool by_tiles = takes_tiles(m, p.rows.dtype);
+    const bool by_tiles = takes_tiles(m, p.rows.dtype), is_interleaved = BATON_WIDE && needs.copy;
     const int64_t k_padded = padded_k(m, by_tiles);
-    parallel_for(p.rows.count, [&](int64_t i, int) {
+    const auto prepare_one = [&](int64_t i, To* to) {
         const T* row = reinterpret_cast<const T*>(row_pointer(p.rows, i));
-        if (needs.copy) prepare_row(m, row, copy + i * k_padded, by_tiles);
+        if (needs.copy) prepare_row(m, row, to, by_tiles);
         if (!needs.sums) return;
         if (m.order)
-            sum_groups(m, copy + i * k_padded, padded_group(m, by_tiles), sums + i * m.group_count);
+            sum_groups(m, to, padded_group(m, by_tiles), sums + i * m.group_count);
         else
             sum_groups(m, row, m.group_k, sums + i * m.group_count);
+    };
+    if (!is_interleaved) {
+        parallel_for(p.rows.count, [&](int64_t i, int) { prepare_one(i, copy + i * k_padded); });
+        return;
+    }
+    const int64_t tiles = tile_count_of(m, p.rows.count, p.rows.dtype);
+    parallel_for(tiles, [&](int64_t tile, int) {
+        const int64_t row = tile * p.rows.count / tiles, rows = (tile + 1) * p.rows.count / tiles - row;
+        const size_t bytes = static_cast<size_t>(rows * k_padded) * sizeof(To);
+        To* const apart = rows > 1 ? static_cast<To*>(thread_scratch(TOTAL, bytes)) : copy + row * k_padded;
+        for (int64_t r = 0; r < rows; ++r) prepare_one(row + r, apart + r * k_padded);
+        if (rows > 1) interleave(apart, k_padded, rows, k_padded, copy + row * k_padded);
     });
 }
 
@@ -867,10 +1074,7 @@ Job job_of(const Product& p) {
     const int64_t row_bytes = std::max<int64_t>(1, row_elements * static_cast<int64_t>(element_bytes(p.rows.dtype)));
     const int64_t rows_max = std::clamp<int64_t>(CHUNK_BYTES / row_bytes, TALL_ROWS, CHUNK_ROWS_MAX);
     job.by_tiles = takes_tiles(*p.matrix, p.rows.dtype);
-    const int64_t tile_rows = job.by_tiles ? AMX_ROWS : TILE_ROWS;
-    const bool is_low = !job.by_tiles && decodes_groups(*p.matrix, p.rows.count, p.rows.dtype);
-    const int64_t rows_of_one = job.by_tiles ? AMX_ROWS : is_low ? TILE_ROWS : TALL_ROWS;
-    job.tile_count = p.rows.count <= rows_of_one ? 1 : (p.rows.count + tile_rows - 1) / tile_rows;
+    job.tile_count = tile_count_of(*p.matrix, p.rows.count, p.rows.dtype);
     int64_t chunks = (p.rows.count + rows_max - 1) / rows_max;
     // Each thread's rows are those that it computed in the kernel before.
     if (const int64_t threads = thread_count(); p.rows.count >= threads * ROWS_OF_THREAD_MIN)

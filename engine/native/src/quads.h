@@ -36,44 +36,36 @@ constexpr float ROUNDED_MAX = 127.0f, ZERO_BELOW = 1e-30f;
 
 // --- activations ---
 
-using bytes16 = uint8_t __attribute__((vector_size(16)));
-using shorts16 = int16_t __attribute__((vector_size(32)));
-
 // Sixteen whole numbers as the products read them. Pairs of 16 bits are inputs 0 and 2, 1 and 3 of a step:
 // this is how shifting the weights' bytes pairs those.
 inline void store_quads(quad_input* to, i32x16 values) {
-    if constexpr (BATON_QUAD_OFFSET == 128) {
-        const bytes16 bytes = __builtin_convertvector(values + 128, bytes16);
-        std::memcpy(to, &bytes, sizeof bytes);
-    } else {
-        int16_t plain[LANES];
-        const shorts16 narrow = __builtin_convertvector(values, shorts16);
-        std::memcpy(plain, &narrow, sizeof plain);
-        for (int i = 0; i < LANES; i += 4) {
-            to[i] = static_cast<quad_input>(plain[i]), to[i + 1] = static_cast<quad_input>(plain[i + 2]);
-            to[i + 2] = static_cast<quad_input>(plain[i + 1]), to[i + 3] = static_cast<quad_input>(plain[i + 3]);
-        }
+#if BATON_SIMD512 && BATON_QUAD_OFFSET == 128
+    _mm_storeu_si128((__m128i*)to, _mm512_cvtepi32_epi8((__m512i)(values + splat_int(128))));
+#elif BATON_SIMD256 && BATON_QUAD_OFFSET == 0
+    const __m256i mixed = _mm256_packs_epi32((__m256i)values.low, (__m256i)values.high);
+    const __m256i in_order = _mm256_permute4x64_epi64(mixed, 0xd8);  // then numbers 1 and 2 of each four change places
+    _mm256_storeu_si256((__m256i*)to, _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(in_order, 0xd8), 0xd8));
+#else
+    int32_t lanes[LANES];
+    store_bits(lanes, values);
+    constexpr int PAIRED[4] = {0, 2, 1, 3}, APART[4] = {0, 1, 2, 3};
+    for (int i = 0; i < LANES; ++i) {
+        const int at = i / 4 * 4 + (BATON_QUAD_OFFSET == 128 ? APART : PAIRED)[i % 4];
+        to[i] = static_cast<quad_input>(lanes[at] + BATON_QUAD_OFFSET);
     }
-}
-
-inline u32x16 bits_of(f32x16 x) {
-    u32x16 bits;
-    std::memcpy(&bits, &x, sizeof bits);
-    return bits;
+#endif
 }
 
 // The largest magnitude; not a number where any of them is none, for its bits are larger than infinity's.
 template <typename T> float largest_magnitude(const T* row, int64_t k) {
-    u32x16 most{};
+    i32x16 most{};
     for (int64_t i = 0; i < k; i += LANES) {
-        const u32x16 bits = bits_of(load_floats(row + i, k - i)) & 0x7fffffffu;
-        most = bits > most ? bits : most;
+        const i32x16 bits = same_bits<i32x16>(load_floats(row + i, k - i)) & splat_int(0x7fffffff);
+        most = select(bits > most, bits, most);
     }
-    uint32_t largest = 0;
-    for (int i = 0; i < LANES; ++i) largest = std::max(largest, static_cast<uint32_t>(most[i]));
-    float x;
-    std::memcpy(&x, &largest, sizeof x);
-    return x;
+    int32_t lanes[LANES];
+    store_bits(lanes, most);
+    return same_bits<float>(*std::max_element(lanes, lanes + LANES));
 }
 
 // One row [k] to `padded` whole numbers -127 … 127, nearest, halves to even, zeros behind k. Returns the scale.
@@ -85,7 +77,7 @@ template <typename T> float round_row(const T* row, int64_t k, int64_t padded, q
     for (int64_t i = 0; i < padded; i += LANES) {
         const f32x16 x = i < k ? load_floats(row + i, k - i) : f32x16{};
         const f32x16 whole = (x * inverse + magic) - magic;
-        const i32x16 values = __builtin_convertvector(whole, i32x16);
+        const i32x16 values = to_ints(whole);
         if (padded - i >= LANES) {
             store_quads(to + i, values);
             continue;

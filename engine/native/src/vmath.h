@@ -35,7 +35,7 @@ BATON_INLINE f32x16 erf_16(f32x16 x) {
     y = multiply_add(y, t, splat(-0.284496736f));
     y = multiply_add(y, t, splat(0.254829592f));
     const f32x16 e = splat(1.0f) - y * t * exp_16(-a * a);
-    return x < 0 ? -e : e;
+    return select(x < splat(0.0f), -e, e);
 }
 
 enum Activation : int32_t { SILU = 0, GELU = 1, GELU_TANH = 2, SWIGLU_OAI = 3 };
@@ -69,26 +69,18 @@ inline void gate_rows(int activation, float* gate, const float* up, int64_t n) {
     }
 }
 
-inline void load_row(float* to, const float* from, int64_t n) {
-    std::memcpy(to, from, static_cast<size_t>(n) * 4);
+template <typename T> void load_row(T* to, const T* from, int64_t n) {
+    std::memcpy(to, from, static_cast<size_t>(n) * sizeof(T));
 }
 inline void load_row(float* to, const bf16* from, int64_t n) {
-    for (int64_t i = 0; i < n; ++i) to[i] = to_float(from[i]);
+    for (int64_t i = 0; i < n; i += LANES) store_floats(to + i, load_floats(from + i, n - i), n - i);
 }
 
 inline void store_row(float* to, const float* from, int64_t n) {
     std::memcpy(to, from, static_cast<size_t>(n) * 4);
 }
 inline void store_row(bf16* to, const float* from, int64_t n) {
-#if defined(__AVX512BF16__)
-    for (int64_t i = 0; i < n; i += 16) {
-        const __mmask16 mask = n - i >= 16 ? 0xffff : static_cast<__mmask16>((1u << (n - i)) - 1);
-        const __m256i rounded = (__m256i)_mm512_cvtneps_pbh(_mm512_maskz_loadu_ps(mask, from + i));
-        _mm256_mask_storeu_epi16(to + i, mask, rounded);
-    }
-#else
-    for (int64_t i = 0; i < n; ++i) to[i] = to_bf16(from[i]);
-#endif
+    for (int64_t i = 0; i < n; i += LANES) store_floats(to + i, load_floats(from + i, n - i), n - i);
 }
 
 }  // namespace baton

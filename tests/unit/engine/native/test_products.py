@@ -88,6 +88,7 @@ CODED = {
     "int4 in groups": int_matrix(4, 130, 512, 128, zeros=True, order=True, bias=True),
     "int4 symmetric": int_matrix(4, 64, 640, 32),
     "int4 in odd groups": int_matrix(4, 64, 63, 7, zeros=True, order=True),
+    "int4 in groups of six": int_matrix(4, 70, 66, 6, zeros=True),
     "int4 reordered": int_matrix(4, 64, 96, order=True),
     "fp8": fp8_matrix(100, 70),
     "fp8 in blocks": fp8_matrix(200, 256, 128),
@@ -129,6 +130,7 @@ BATCHED = {
     "int4": (int_matrix(4, 200, 768, 128, zeros=True, order=True), BF16),
     "int4 in short groups": (int_matrix(4, 100, 672, 32, zeros=True), BF16),
     "int8 in groups of twelve": (int_matrix(8, 100, 252, 12, zeros=True), BF16),
+    "int4 in groups of six": (int_matrix(4, 100, 252, 6, zeros=True), BF16),
     "int4 in long groups": (int_matrix(4, 100, 4096, 2048, zeros=True), BF16),
     "int4 in float32": (int_matrix(4, 100, 768, 64), F32),
 }
