@@ -40,7 +40,10 @@ class EngineResult(msgspec.Struct, frozen=True):
     prefill_tokens: int
     prefill_s: float
     bare_matmul_s: float
-    """The same matrices (in the dtype of the activations) times as many random rows, by torch alone."""
+    """The same matrices times as many random rows, by torch alone."""
+    bare_dtype: str
+    """The number type of those products: bfloat16, or float32 where that is faster, as it is on processors
+    without instructions for bfloat16."""
     decode_s: dict[int, float]
     """Seconds of one step, by batch size."""
     decode_bytes: dict[int, int]
@@ -50,7 +53,7 @@ class EngineResult(msgspec.Struct, frozen=True):
     replayed it is what is outside of all kernels."""
     context_tokens: int
     transformers_s: float | None = None
-    """The same prompt by transformers in bfloat16, on as many threads."""
+    """The same prompt by transformers, on as many threads."""
 
     @property
     def matmul_ratio(self) -> float:
@@ -65,8 +68,8 @@ class Sizes(msgspec.Struct, frozen=True):
     context_tokens: int = 512
     batches: tuple[int, ...] = (1, 8, 32)
     rounds: int = 15
-    has_transformers: bool = False
-    """Whether transformers computes the prompt as well, in turn."""
+    transformers_dtype: str = ""
+    """The number type in which transformers computes the prompt as well, in turn; empty: it does not."""
 
 
 def measure(
@@ -81,11 +84,13 @@ def measure(
         reads = limits.read_bandwidth(executor.kv.device)
         shapes = _shapes(executor)
         prompt = steps.prompt(sizes.prefill_tokens)
-        others = [transformers_prefill(Path(model.path), prompt)] if sizes.has_transformers else []
+        dtype = sizes.transformers_dtype
+        others = [transformers_prefill(Path(model.path), prompt, dtype)] if dtype else []
+        bare_dtype, bare = bare_products(shapes, sizes.prefill_tokens)
         prefill_s, bare_s, *others_s = _in_turn(
             sizes.rounds,
             lambda: steps.prefill(sizes.prefill_tokens),
-            _bare(shapes, sizes.prefill_tokens),
+            bare,
             *others,
         )
         decode_s = {b: _decode(steps, b, sizes) for b in sizes.batches}
@@ -100,6 +105,7 @@ def measure(
             prefill_tokens=sizes.prefill_tokens,
             prefill_s=prefill_s,
             bare_matmul_s=bare_s,
+            bare_dtype=bare_dtype,
             decode_s=decode_s,
             decode_bytes={b: weight_bytes + b * kv_bytes for b in sizes.batches},
             overhead_share=overhead,
@@ -189,9 +195,18 @@ def _shapes(executor: Executor) -> Shapes:
     return [*every, (spec.vocab_size, hidden, False)]
 
 
-def _bare(shapes: Shapes, rows: int) -> Callable[[], float]:
-    weights = [torch.randn(out, size).bfloat16() * 0.02 for out, size, _ in shapes]
-    inputs = {size: torch.randn(rows, size).bfloat16() for _, size, _ in shapes}
+def bare_products(shapes: Shapes, rows: int) -> tuple[str, Callable[[], float]]:
+    """Return the products by torch in the number type in which this processor is faster, and its name."""
+    calls = {name: _bare_in(name, shapes, rows) for name in ("bfloat16", "float32")}
+    first_s = {name: min(call(), call()) for name, call in calls.items()}
+    fastest = min(first_s, key=lambda name: first_s[name])
+    return fastest, calls[fastest]
+
+
+def _bare_in(dtype: str, shapes: Shapes, rows: int) -> Callable[[], float]:
+    kind: torch.dtype = getattr(torch, dtype)
+    weights = [torch.randn(out, size).to(kind) * 0.02 for out, size, _ in shapes]
+    inputs = {size: torch.randn(rows, size).to(kind) for _, size, _ in shapes}
 
     def run() -> float:
         started_s = time.perf_counter()

@@ -66,7 +66,15 @@ RestartsOption = Annotated[
 ]
 TransformersOption = Annotated[
     bool,
-    typer.Option("--transformers", help="Have transformers compute the prompt too, in bf16 and in turn."),
+    typer.Option("--transformers", help="Have transformers compute the prompt too, in turn."),
+]
+DTYPES = ("bfloat16", "float32")
+PeerDtypeOption = Annotated[
+    str,
+    typer.Option(
+        help=f"Number type of vLLM and transformers: {' or '.join(DTYPES)}. Processors without instructions "
+        "for bfloat16 compute prompts faster in float32.",
+    ),
 ]
 
 TpotOption = Annotated[
@@ -91,6 +99,7 @@ def engine(
     tensor: TensorOption = 1,
     tpot_slo_s: TpotOption = 0.0,
     peer: PeerOption = [],  # noqa: B006
+    peer_dtype: PeerDtypeOption = "bfloat16",
     with_servers: Annotated[
         bool, typer.Option("--servers/--no-servers", help="Compare whole servers.")
     ] = True,
@@ -111,12 +120,12 @@ def engine(
     counts = _core_counts(threads, tensor, with_engine=with_engine)
     kinds = quantization.split(",")
     loads = _numbers("--concurrency", concurrency)
-    _check(kinds, peer, with_servers=with_servers, with_engine=with_engine)
+    _check(kinds, peer, peer_dtype, with_servers=with_servers, with_engine=with_engine)
     with tempfile.TemporaryDirectory(prefix="baton-bench-") as temporary:
         folder = Path(model).expanduser() if model else make_bench_model(_cache(temporary))
         engines: list[EngineResult] = []
         if with_engine:
-            sizes = _sizes(prompt_tokens, has_transformers=with_transformers)
+            sizes = _sizes(prompt_tokens, transformers_dtype=peer_dtype if with_transformers else "")
             engines = [_measure(folder, n, kind, sizes, notes) for n in counts for kind in kinds]
         compared: list[ServerResult] = []
         if with_servers:
@@ -124,13 +133,9 @@ def engine(
             comparison = servers.ServerComparison(
                 servers.loads_of(loads, prompt_tokens, output_tokens), rounds, not restarts, notes.print
             )
-            compared = servers.run(
-                peers_of(
-                    folder, kinds, peer, slots, tensor=tensor, tpot_slo_s=tpot_slo_s, own_model=not model
-                ),
-                comparison,
-                core_counts=counts,
-            )
+            others = Others(not model, tensor, peer_dtype)
+            found = peers_of(folder, kinds, peer, slots, others, tpot_slo_s=tpot_slo_s)
+            compared = servers.run(found, comparison, core_counts=counts)
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(EngineReport(engines, compared))).decode())
         return
@@ -162,8 +167,12 @@ def _core_counts(threads: str, tensor: int, *, with_engine: bool) -> list[int]:
     return counts
 
 
-def _check(kinds: Sequence[str], peer: Sequence[str], *, with_servers: bool, with_engine: bool) -> None:
+def _check(
+    kinds: Sequence[str], peer: Sequence[str], dtype: str, *, with_servers: bool, with_engine: bool
+) -> None:
     """Check what would show only after minutes. Raises SetupError."""
+    if dtype not in DTYPES:
+        raise SetupError(f"--peer-dtype {dtype}: choose {' or '.join(DTYPES)}")
     if not with_servers and not with_engine:
         raise SetupError("nothing to measure: leave out --no-servers or --no-engine")
     for kind in kinds:
@@ -179,14 +188,14 @@ def _peer(text: str) -> tuple[str, str]:
     return name, str(Path(path).expanduser())
 
 
-def _sizes(prompt_tokens: int, *, has_transformers: bool) -> Sizes:
+def _sizes(prompt_tokens: int, *, transformers_dtype: str) -> Sizes:
     """Return the sizes for prompts of this length. Long ones take seconds each, so they have fewer rounds."""
     rounds = max(3, min(Sizes().rounds, Sizes().rounds * 512 // prompt_tokens))
     return Sizes(
         prompt_tokens,
         min(prompt_tokens, CONTEXT_TOKENS_MAX),
         rounds=rounds,
-        has_transformers=has_transformers,
+        transformers_dtype=transformers_dtype,
     )
 
 
@@ -217,20 +226,23 @@ class Slots(msgspec.Struct, frozen=True):
     tokens: int
 
 
+class Others(msgspec.Struct, frozen=True):
+    """How other servers run: whether the model is ours, so that files are written for them; tensor ranks; the
+    number type of vLLM and transformers."""
+
+    own_model: bool
+    tensor: int = 1
+    dtype: str = "bfloat16"
+
+
 def peers_of(
-    folder: Path,
-    kinds: list[str],
-    peer: list[str],
-    slots: Slots,
-    *,
-    tensor: int,
-    own_model: bool,
-    tpot_slo_s: float = 0.0,
+    folder: Path, kinds: list[str], peer: list[str], slots: Slots, others: Others, *, tpot_slo_s: float = 0.0
 ) -> list[Peer]:
     given = dict(_peer(text) for text in peer)
+    tensor, dtype = others.tensor, others.dtype
     steady = _with_objective(folder, tensor, tpot_slo_s) if tpot_slo_s else []
     if tensor > 1:
-        return [*steady, *_servers_of_ranks(folder, given, tensor)]
+        return [*steady, *_servers_of_ranks(folder, given, tensor, dtype)]
     found = [
         *steady,
         peers.baton_peer(folder, settings=[PLAIN]),
@@ -241,10 +253,10 @@ def peers_of(
         found.append(peers.baton_peer(folder, name="baton int8", settings=int8))
     is_gguf = folder.suffix == ".gguf"
     if (program := peers.find_program("vllm", given.get("vllm"))) and not is_gguf:
-        found.append(peers.vllm_peer(program, folder))
+        found.append(peers.vllm_peer(program, folder, dtype=dtype))
     if program := peers.find_program("llama-server", given.get("llama-server")):
         files = {"llama.cpp": folder} if is_gguf else {}
-        if own_model:
+        if others.own_model:
             files = {
                 f"llama.cpp {kind}": write_gguf(folder, kind)
                 for kind in ("bf16", *(["q8_0"] if "int8" in kinds else []))
@@ -257,7 +269,7 @@ def peers_of(
         return found
     own = shutil.which("transformers") if given.get("transformers") is None else None
     if program := own or peers.find_program("transformers", given.get("transformers")):
-        found.append(peers.transformers_peer(program, folder))
+        found.append(peers.transformers_peer(program, folder, dtype=dtype))
     return found
 
 
@@ -268,12 +280,12 @@ def _with_objective(folder: Path, tensor: int, tpot_slo_s: float) -> list[Peer]:
     return [peers.baton_peer(folder, name=name, settings=settings, tensor=tensor)]
 
 
-def _servers_of_ranks(folder: Path, given: dict[str, str], tensor: int) -> list[Peer]:
+def _servers_of_ranks(folder: Path, given: dict[str, str], tensor: int, dtype: str) -> list[Peer]:
     """Only vLLM among the peers has tensor ranks on a CPU."""
     ranks = peers.baton_peer(folder, name=f"baton tp{tensor}", settings=[PLAIN], tensor=tensor)
     found = [peers.baton_peer(folder, settings=[PLAIN]), ranks]
     if program := peers.find_program("vllm", given.get("vllm")):
-        found.append(peers.vllm_peer(program, folder, tensor=tensor))
+        found.append(peers.vllm_peer(program, folder, tensor=tensor, dtype=dtype))
     return found
 
 
@@ -281,14 +293,15 @@ def _show_engine(results: list[EngineResult]) -> None:
     if not results:
         return
     prefill = Table(title="Prefill alone, and the same matrix products by torch")
-    columns = ("threads", "weights", "kernels", "tokens", "ms", "torch ms", "ratio")
+    columns = ("threads", "weights", "kernels", "tokens", "ms", "torch", "ms", "ratio")
     for column in (*columns, "transformers ms", "ratio"):
         prefill.add_column(column, justify="right")
     decode = Table(title="Decode alone, and measured memory reads")
     for column in ("threads", "weights", "batch", "context", "step ms", "bandwidth used", "overhead"):
         decode.add_column(column, justify="right")
     for r in results:
-        times = (f"{r.prefill_s * 1e3:.1f}", f"{r.bare_matmul_s * 1e3:.1f}", f"{r.matmul_ratio:.2f}")
+        bare = (r.bare_dtype, f"{r.bare_matmul_s * 1e3:.1f}")
+        times = (f"{r.prefill_s * 1e3:.1f}", *bare, f"{r.matmul_ratio:.2f}")
         others = ("", "")
         if r.transformers_s is not None:
             others = (f"{r.transformers_s * 1e3:.1f}", f"{r.transformers_s / r.prefill_s:.2f}")

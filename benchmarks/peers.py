@@ -57,10 +57,10 @@ def baton_peer(
     )
 
 
-def vllm_peer(program: str, model: Path, *, tensor: int = 1) -> Peer:
+def vllm_peer(program: str, model: Path, *, tensor: int = 1, dtype: str = "bfloat16") -> Peer:
     """vLLM (https://docs.vllm.ai, "CPU"): threads are bound to the cores, and KV space is given. Tensor ranks
     have a core each."""
-    options = ("--dtype", "bfloat16", "--max-model-len", "4096", "--served-model-name", MODEL_NAME)
+    options = ("--dtype", dtype, "--max-model-len", "4096", "--served-model-name", MODEL_NAME)
     ranks = ("--tensor-parallel-size", str(tensor)) if tensor > 1 else ()
     cores = "|".join(map(str, range(tensor))) if tensor > 1 else "{cores}"
     return Peer(
@@ -78,9 +78,9 @@ def llama_cpp_peer(program: str, gguf: Path, *, name: str, slots: int, slot_toke
     return Peer(name, (program, "-m", str(gguf), *sizes, *threads, *options))
 
 
-def transformers_peer(program: str, model: Path) -> Peer:
+def transformers_peer(program: str, model: Path, *, dtype: str = "bfloat16") -> Peer:
     """`transformers serve` with continuous batching."""
-    options = ("--continuous-batching", "--dtype", "bfloat16", "--device", "cpu")
+    options = ("--continuous-batching", "--dtype", dtype, "--device", "cpu")
     return Peer(
         "transformers",
         (program, "serve", str(model), *options, "--port", "{port}"),

@@ -1,4 +1,4 @@
-"""A prompt by transformers in bfloat16, in this process: what a user would have without Baton."""
+"""A prompt by transformers, in this process: what a user would have without Baton."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ import torch
 from baton.core.errors import SetupError
 
 
-def transformers_prefill(path: Path, tokens: Sequence[int]) -> Callable[[], float]:
+def transformers_prefill(path: Path, tokens: Sequence[int], dtype: str = "bfloat16") -> Callable[[], float]:
     """Load a Hugging Face folder or a GGUF file, and return a call that computes the prompt with a KV cache
     and the logits of its last token, and returns the seconds. It uses torch's threads. Raises SetupError."""
     from transformers import AutoModelForCausalLM, GgufConfig
@@ -20,7 +20,7 @@ def transformers_prefill(path: Path, tokens: Sequence[int]) -> Callable[[], floa
         place = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
         place["quantization_config"] = GgufConfig(dequantize=True)
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(**place, dtype=torch.bfloat16)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(**place, dtype=getattr(torch, dtype))
     except (ImportError, OSError, ValueError) as error:
         raise SetupError(f"transformers does not load {path}: {error}") from error
     model: Any = loaded.eval()

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from baton.core.errors import SetupError
-from benchmarks.engine_cli import Slots, engine, peers_of
+from benchmarks.engine import bare_products
+from benchmarks.engine_cli import Others, Slots, engine, peers_of
 from benchmarks.peers import baton_peer, vllm_peer
 from benchmarks.transformers_prefill import transformers_prefill
 from tests.gguf_files import write_gguf
@@ -34,7 +35,7 @@ def test_one_process_has_all_cores():
 
 @pytest.mark.parametrize(("tensor", "name"), [(1, "baton, TPOT 40 ms"), (2, "baton tp2, TPOT 40 ms")])
 def test_an_objective_is_measured_beside_the_default(tmp_path, tensor, name):
-    found = peers_of(tmp_path, ["none"], [], Slots(8, 1024), tensor=tensor, tpot_slo_s=0.04, own_model=False)
+    found = peers_of(tmp_path, ["none"], [], Slots(8, 1024), Others(False, tensor), tpot_slo_s=0.04)
     assert found[0].name == name
     assert "engine.tpot_slo_s=0.04" in found[0].command
     others = [peer for peer in found if peer is not found[0]]
@@ -53,10 +54,29 @@ def test_llama_cpp_serves_the_same_gguf_file_with_room_for_the_prompts(tmp_path)
         program.touch(mode=0o755)
     given = [f"{name}={tmp_path}" for name in ("llama-server", "vllm", "transformers")]
     file = tmp_path / "m.Q4_1.gguf"
-    found = peers_of(file, ["none"], given, Slots(2, 3000), tensor=1, own_model=False)
+    found = peers_of(file, ["none"], given, Slots(2, 3000), Others(own_model=False))
     assert [peer.name for peer in found] == ["baton", "baton, speculation", "llama.cpp"]
     llama = found[-1].command
     assert (option(llama, "-m"), option(llama, "-c"), option(llama, "-np")) == (str(file), "6000", "2")
+
+
+@pytest.mark.parametrize("tensor", [1, 2])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_the_number_type_asked_for_is_that_of_the_other_servers(tmp_path, dtype, tensor):
+    for name in ("vllm", "transformers"):
+        (tmp_path / name).touch(mode=0o755)
+    given = [f"{name}={tmp_path}" for name in ("vllm", "transformers")]
+    found = peers_of(tmp_path, ["none"], given, Slots(8, 1024), Others(False, tensor, dtype))
+    others = [peer for peer in found if not peer.name.startswith("baton")]
+    assert [peer.name for peer in others] == (["vllm tp2"] if tensor > 1 else ["vllm", "transformers"])
+    assert [option(peer.command, "--dtype") for peer in others] == [dtype] * len(others)
+
+
+def test_bare_products_are_those_of_the_faster_number_type():
+    """Which it is depends on the processor, and is said."""
+    dtype, bare = bare_products([(64, 32, True), (128, 64, False)], 16)
+    assert dtype in {"bfloat16", "float32"}
+    assert bare() > 0
 
 
 @pytest.mark.parametrize("is_gguf", [False, True])
@@ -81,6 +101,7 @@ def test_a_model_that_transformers_cannot_load_is_named(tmp_path):
         ({"concurrency": "0"}, "--concurrency 0"),
         ({"peer": ["vllm=/nonexistent"]}, "no program vllm at /nonexistent"),
         ({"peer": ["foo=/bin/ls"]}, "NAME is one of vllm"),
+        ({"peer_dtype": "float16"}, "--peer-dtype float16: choose bfloat16 or float32"),
     ],
 )
 def test_what_cannot_be_measured_is_said_before_anything_is(asked, said, monkeypatch):
