@@ -251,6 +251,10 @@ void dot_columns(const float* a, Panel panel, int64_t steps, float* acc, bool ac
 constexpr int columns_at_once(int rows) {
     return WIDTH == 16 ? (rows <= TILE_ROWS ? 4 : 2) : rows == 1 ? 8 : rows == 2 ? 4 : 2;
 }
+// The same beside the tables of codes of four bits.
+template <typename Step> constexpr int columns_beside(int rows) {
+    return WIDTH == 8 && std::is_same<Step, StepCode4>::value && rows == 1 ? 4 : columns_at_once(rows);
+}
 constexpr int passes_of(int rows) { return VECTORS / columns_at_once(rows); }
 constexpr int64_t PASS_STEPS = 64;  // that passes over some of the columns take turns on: they stay in the L1 cache
 constexpr int64_t STRIP_STEPS = 256;   // of a strip that tiles take turns on: 16 KiB
@@ -269,7 +273,7 @@ void dot_passes(const float* a, Panel panel, int64_t steps, float* acc, bool acc
 
 template <int ROWS, typename Step, int FIRST>
 void dot_strips(const float* a, Panel panel, int64_t steps, float* acc, bool accumulate) {
-    constexpr int COUNT = columns_at_once(ROWS);
+    constexpr int COUNT = columns_beside<Step>(ROWS);
     if constexpr (FIRST < VECTORS) {
         const Prefetch ahead{panel.at(0, Step::BYTES, FIRST) + STRIP_AHEAD, 1};
         dot_columns<ROWS, Step, FIRST, COUNT>(a, panel, steps, acc, accumulate, ahead);
@@ -338,7 +342,7 @@ void dot_groups(const float* a, Panel panel, const Groups& groups, float* total,
 // One tile times all columns of a panel. Each pass fetches some of what its first strip comes to.
 template <int ROWS, typename Step, int FIRST = 0>
 void dot_groups_alone(const float* a, Panel panel, const Groups& groups, float* total) {
-    constexpr int COUNT = columns_at_once(ROWS);
+    constexpr int COUNT = columns_beside<Step>(ROWS);
     if constexpr (FIRST < VECTORS) {
         constexpr int LINES = 8;  // for each group; the processor fetches the rest by itself
         const Prefetch ahead{panel.at(0, Step::BYTES, FIRST) + STRIP_AHEAD, LINES};
