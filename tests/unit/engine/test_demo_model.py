@@ -114,7 +114,7 @@ def test_the_schedule_ends_at_zero_whatever_the_number_of_steps():
 
 def test_training_lowers_the_loss():
     tokenizer = train_tokenizer(random.Random(0), conversation_count=500)
-    plan = TrainingPlan(row_tokens=64, rows=4, steps_max=25)
+    plan = TrainingPlan(row_tokens=64, rows=4, steps_max=12)  # of seconds each without bf16 instructions
     model = demo_model.Qwen3ForCausalLM(demo_model.model_config(end_id=1, pad_id=0))
     losses = []
     done = demo_model.train(
@@ -124,9 +124,9 @@ def test_training_lowers_the_loss():
         budget_s=600.0,
         on_progress=lambda share, steps, loss: losses.append(loss),
     )
-    assert done.steps == 25
+    assert done.steps == 12
     assert all(math.isfinite(x) for x in losses)
-    assert sum(losses[-5:]) / 5 < 0.8 * losses[0]
+    assert sum(losses[-3:]) / 3 < 0.8 * losses[0]
 
 
 def test_a_used_up_budget_ends_training_after_the_step():
