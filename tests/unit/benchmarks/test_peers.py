@@ -73,7 +73,7 @@ def test_the_number_type_asked_for_is_that_of_the_other_servers(tmp_path, dtype,
 
 
 def test_bare_products_are_those_of_the_faster_number_type():
-    """Which it is depends on the processor, and is said."""
+    """The processor decides which one it is, and the result names it."""
     dtype, bare = bare_products([(64, 32, True), (128, 64, False)], 16)
     assert dtype in {"bfloat16", "float32"}
     assert bare() > 0
