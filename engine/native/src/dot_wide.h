@@ -255,19 +255,17 @@ constexpr int columns_at_once(int rows) {
 template <typename Step> constexpr int columns_beside(int rows) {
     return WIDTH == 8 && std::is_same<Step, StepCode4>::value && rows == 1 ? 4 : columns_at_once(rows);
 }
-constexpr int passes_of(int rows) { return VECTORS / columns_at_once(rows); }
 constexpr int64_t PASS_STEPS = 64;  // that passes over some of the columns take turns on: they stay in the L1 cache
 constexpr int64_t STRIP_STEPS = 256;   // of a strip that tiles take turns on: 16 KiB
 constexpr int64_t STRIP_AHEAD = 4096;  // how far a single tile's strips are fetched
 
 template <int ROWS, typename Step, int FIRST>
-void dot_passes(const float* a, Panel panel, int64_t steps, float* acc, bool accumulate, Prefetch prefetch,
-                int fetching) {
+void dot_passes(const float* a, Panel panel, int64_t steps, float* acc, bool accumulate, Prefetch prefetch) {
     constexpr int COUNT = columns_at_once(ROWS);
     if constexpr (FIRST < VECTORS) {
         dot_columns<ROWS, Step, FIRST, COUNT>(a, panel, steps, acc, accumulate, prefetch);
-        if (prefetch.from) prefetch.from = --fetching ? prefetch.from + steps * prefetch.lines * 64 : nullptr;
-        dot_passes<ROWS, Step, FIRST + COUNT>(a, panel, steps, acc, accumulate, prefetch, fetching);
+        if (prefetch.from) prefetch.from += steps * prefetch.lines * 64;
+        dot_passes<ROWS, Step, FIRST + COUNT>(a, panel, steps, acc, accumulate, prefetch);
     }
 }
 
@@ -285,20 +283,18 @@ void dot_strips(const float* a, Panel panel, int64_t steps, float* acc, bool acc
 // themselves.
 template <int ROWS, typename Step>
 void dot_tile(const float* a, Panel panel, int64_t steps, float* acc, bool accumulate, Prefetch prefetch) {
-    constexpr int PASSES = passes_of(ROWS);
+    constexpr int PASSES = VECTORS / columns_at_once(ROWS);
     if constexpr (STRIP < PANEL) {
         dot_strips<ROWS, Step, 0>(a, panel, steps, acc, accumulate);
     } else if constexpr (PASSES == 1) {
-        dot_passes<ROWS, Step, 0>(a, panel, steps, acc, accumulate, prefetch, 1);
+        dot_passes<ROWS, Step, 0>(a, panel, steps, acc, accumulate, prefetch);
     } else {
-        const int fetching = prefetch.lines < PASSES ? prefetch.lines : PASSES;
-        const int lines = fetching ? prefetch.lines / fetching : 0;
+        const int lines = prefetch.lines < PASSES ? 1 : prefetch.lines / PASSES;
         for (int64_t first = 0; first < steps; first += PASS_STEPS) {
             const int64_t count = steps - first < PASS_STEPS ? steps - first : PASS_STEPS;
             const Prefetch share{prefetch.from ? prefetch.from + first * prefetch.lines * 64 : nullptr, lines};
             const Panel block{panel.data, 0, panel.book, panel.first + first};
-            dot_passes<ROWS, Step, 0>(a + first * Step::K * ROWS, block, count, acc, accumulate || first > 0, share,
-                                      fetching);
+            dot_passes<ROWS, Step, 0>(a + first * Step::K * ROWS, block, count, acc, accumulate || first > 0, share);
         }
     }
 }
@@ -325,8 +321,7 @@ void dot_groups(const float* a, Panel panel, const Groups& groups, float* total,
         for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 16
             for (int j = 0; j < COUNT; ++j) {
-                constexpr int64_t COLUMN = FIRST * WIDTH;
-                const int64_t column = COLUMN + WIDTH * j;
+                const int64_t column = WIDTH * (FIRST + j);
                 Vec value = c[r][j];
                 if (groups.zeros) {
                     const Vec sum = vec_same(groups.sums + r * groups.sums_stride + g);

@@ -222,11 +222,9 @@ struct PanelEnd {
 // --- one panel times one chunk of rows ---
 
 #if BATON_WIDE
-// With few sums each tile widens bfloat16 for itself, which the multiplications hide. Codes in a table that is no row of
-// integers are not looked up in registers.
-bool is_decoded(const Matrix& m, int64_t tiles, bool) {
-    if (BATON_FEW_SUMS && m.format == DENSE_BF16) return false;
-    return (tiles > 1 && m.format != DENSE_F32) || (m.format == CODE8 && !m.book.is_integer);
+// Codes in a table that is no row of integers are not looked up in registers.
+bool is_decoded(const Matrix& m, bool many, bool) {
+    return (many && m.format != DENSE_F32) || (m.format == CODE8 && !m.book.is_integer);
 }
 
 constexpr int64_t decode_steps_max() { return WIDEN_STEPS; }
@@ -253,7 +251,7 @@ Block block_of(const Matrix& m, const char* panel, int64_t first, int64_t count,
     return {reinterpret_cast<const char*>(to), DENSE_F32, numbers * 4};
 }
 #else
-bool is_decoded(const Matrix& m, int64_t tiles, bool wide) { return m.format >= CODE8 && (tiles > 1 || wide); }
+bool is_decoded(const Matrix& m, bool many, bool wide) { return m.format >= CODE8 && (many || wide); }
 
 constexpr int64_t decode_steps_max() { return DECODE_STEPS; }
 
@@ -305,20 +303,12 @@ Block block_of(const Matrix& m, const char* panel, int64_t first, int64_t count,
 }
 #endif
 
-// How far what a tile reads next is ahead of it: a tile that goes over blocks in passes reads all of one at once.
-int64_t ahead_bytes(int format, int64_t rows) {
-#if BATON_WIDE
-    if (format != QUAD8 && passes_of(static_cast<int>(rows)) > 1) return PASS_STEPS * step_bytes(format);
-#endif
-    return AHEAD_BYTES;
-}
-
 // A single tile streams the panel: prefetch what it comes to next. With more, the panel comes from the cache
 // from the second tile on: the memory's time is used for the next panel.
-Prefetch prefetch_for(const Matrix& m, const char* here, const char* next_panel_here, int64_t steps, int64_t rows,
-                      int64_t tile, int64_t tiles) {
+Prefetch prefetch_for(const Matrix& m, const char* here, const char* next_panel_here, int64_t steps, int64_t tile,
+                      int64_t tiles) {
     const int64_t lines = step_bytes(m.format) / 64;
-    if (tiles == 1) return {here + ahead_bytes(m.format, rows), static_cast<int>(lines)};
+    if (tiles == 1) return {here + AHEAD_BYTES, static_cast<int>(lines)};
     const int64_t per_step = std::max<int64_t>(1, lines / tiles);
     if (!next_panel_here || tile * per_step >= lines) return {nullptr, 0};
     return {next_panel_here + tile * per_step * 64 * steps, static_cast<int>(per_step)};
@@ -560,7 +550,7 @@ void panel_sums_by_decoded_strips(const Job& job, int64_t tile_first, int64_t ti
         }
 }
 
-// Several tiles times a panel that lies in strips.
+// Several tiles times a panel that lies in strips. Each widens bfloat16 for itself, which its multiplications hide.
 void panel_sums_by_strips(const Job& job, int64_t tile_first, int64_t tile_end, int64_t panel, const char* next_panel,
                           float* result) {
     const Matrix& m = *job.m;
@@ -588,7 +578,7 @@ void panel_sums(const Job& job, int64_t tile_first, int64_t tile_end, int64_t pa
     const int64_t row_first = job.row_of_tile(tile_first), rows = job.row_of_tile(tile_end) - row_first;
     const int64_t tiles = tile_end - tile_first;
     const bool coded = m.format >= CODE8, wide = job.rows.dtype == F32;
-    const bool decode = is_decoded(m, tiles, wide);
+    const bool decode = is_decoded(m, tiles > 1, wide);
 #if BATON_AVX512 || BATON_WIDE
     if (tiles > 1 && decodes_groups(m, job.rows.count, job.rows.dtype))
         return panel_sums_of_groups(job, tile_first, tile_end, panel, next_panel, result);
@@ -626,7 +616,7 @@ void panel_sums(const Job& job, int64_t tile_first, int64_t tile_end, int64_t pa
                 inputs_of(job, row, tile_rows, k_first, a);
                 const int64_t offset = first * step_bytes(m.format);
                 const Prefetch prefetch =
-                    prefetch_for(m, weights + offset, next_panel ? next_panel + offset : nullptr, count, tile_rows,
+                    prefetch_for(m, weights + offset, next_panel ? next_panel + offset : nullptr, count,
                                  tile - tile_first, tiles);
                 float* sums = acc + (row - row_first) * PANEL;
                 const bool accumulate = first > group * group_steps;
@@ -872,7 +862,7 @@ void panel_sums_of_quads(const Job& job, int64_t tile_first, int64_t tile_end, i
                 }
 #endif
                 const Prefetch prefetch =
-                    prefetch_for(m, weights + offset, next_panel ? next_panel + offset : nullptr, count, tile_rows,
+                    prefetch_for(m, weights + offset, next_panel ? next_panel + offset : nullptr, count,
                                  tile - tile_first, tiles);
                 const char* a[TALL_ROWS];
                 for (int64_t r = 0; r < tile_rows; ++r) a[r] = row_pointer(job.rows, row + r) + first * QUAD_BYTES;

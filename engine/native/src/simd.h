@@ -448,6 +448,10 @@ template <typename T> BATON_INLINE void store_floats(T* to, f32x16 x, int64_t co
 #endif
     T buffer[LANES];
     store_floats(buffer, x);
+#if BATON_SIMD512
+    if constexpr (sizeof(T) == 2)
+        return _mm256_mask_storeu_epi16(to, mask, _mm256_loadu_si256((const __m256i*)buffer));
+#endif
     for (int64_t i = 0; i < count; ++i) to[i] = buffer[i];
 }
 

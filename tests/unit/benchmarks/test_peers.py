@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from baton.core.errors import SetupError
 from benchmarks.engine import bare_products
@@ -72,11 +73,22 @@ def test_the_number_type_asked_for_is_that_of_the_other_servers(tmp_path, dtype,
     assert [option(peer.command, "--dtype") for peer in others] == [dtype] * len(others)
 
 
-def test_bare_products_are_those_of_the_faster_number_type():
-    """The processor decides which one it is, and the result names it."""
+@pytest.mark.parametrize("faster", ["bfloat16", "float32"])
+def test_bare_products_are_those_of_the_faster_number_type(monkeypatch, faster):
+    multiplied = []
+
+    def linear(x, weight):
+        multiplied.append((weight.dtype, *weight.shape))
+        clock[0] += 1.0 if weight.dtype == getattr(torch, faster) else 2.0
+
+    clock = [0.0]
+    monkeypatch.setattr("benchmarks.engine.F.linear", linear)
+    monkeypatch.setattr("benchmarks.engine.time.perf_counter", lambda: clock[0])
     dtype, bare = bare_products([(64, 32, True), (128, 64, False)], 16)
-    assert dtype in {"bfloat16", "float32"}
-    assert bare() > 0
+    multiplied.clear()
+    assert (dtype, bare()) == (faster, 2.0)
+    kind = getattr(torch, faster)
+    assert multiplied == [(kind, 64, 32), (kind, 128, 64)]
 
 
 @pytest.mark.parametrize("is_gguf", [False, True])
