@@ -989,7 +989,7 @@ int64_t tile_count_of(const Matrix& m, int64_t rows, int32_t dtype) {
 template <typename T> void interleave(const T* from, int64_t stride, int64_t rows, int64_t count, T* to) {
     int64_t k = 0;
 #if BATON_SIMD256
-    if (rows > 2 && sizeof(T) == 4)
+    if (rows > 2 && rows <= 8 && sizeof(T) == 4)
         for (; k + 16 <= count; k += 8) {  // the last numbers of each column are those of the next one's first rows
             const char* at[8];
             for (int64_t r = 0; r < 8; ++r)
