@@ -11,6 +11,7 @@
 //   code8    k = 2s, 2s + 1:    bytes, in the order that `decode` undoes with two byte interleavings, or [2][c]
 //   quad8    k = 4s … 4s + 3:   [c][4] (quads.h)
 //   code4    k = 2s, 2s + 1:    32 words; word w holds in nibble n column 16 n + w / 2, k = 2s + w % 2
+//   lanes4   k = 8s … 8s + 7:   [c], words of 32 bits whose nibble n is the code for k = 8s + n (dot_wide.h)
 #pragma once
 
 #include "runtime.h"
@@ -52,13 +53,13 @@ constexpr int STRIP = BATON_FEW_SUMS ? 16 : PANEL;  // columns whose sums fit in
 constexpr int TILE_ROWS = 6;
 constexpr int TALL_ROWS = 12;  // of a tile that is the only one
 
-enum Format : int32_t { DENSE_F32 = 0, DENSE_BF16 = 1, CODE8 = 2, CODE4 = 3, QUAD8 = 4 };
+enum Format : int32_t { DENSE_F32 = 0, DENSE_BF16 = 1, CODE8 = 2, CODE4 = 3, QUAD8 = 4, LANES4 = 5 };
 
 constexpr int64_t step_bytes(int format) {
     return format == CODE4 ? 64 : format == CODE8 ? 128 : 256;
 }
 constexpr int64_t strip_step_bytes(int format) { return step_bytes(format) * STRIP / PANEL; }
-constexpr int step_k(int format) { return format == DENSE_F32 ? 1 : format == QUAD8 ? 4 : 2; }
+constexpr int step_k(int format) { return format == DENSE_F32 ? 1 : format == QUAD8 ? 4 : format == LANES4 ? 8 : 2; }
 
 // Place in which code8 keeps column c, k = 2s + parity, within its step.
 constexpr int code8_position(int c, int parity) {
@@ -108,12 +109,14 @@ inline void prefetch_step(const Prefetch& prefetch, int64_t step) {
 
 // Some groups of inputs in turn: total (+)= scale * (sum over the group - zero * sum of inputs), two
 // fused operations, where scales, zeros and `sums` of rows are those of the first of the groups.
+// Without zeros `offset` is minus the zero of all groups.
 struct Groups {
     int64_t count, k;     // inputs of each
     const float* scales;  // [count][PANEL]
     const float* zeros;   // the same, or null
     const float* sums;    // of row r and group g at r * sums_stride + g
     int64_t sums_stride;
+    float offset;
 };
 
 }  // namespace baton

@@ -10,6 +10,9 @@
 //   code8    [2][c]
 //   code4    with the step beside it (2 i and 2 i + 1) 32 bytes, in the order that `load` undoes: `code4_byte`.
 //            Their low halves are the codes of step 2 i.
+//   lanes4   [c] words of 32 bits, whose nibble n belongs to k = 8 s + n: codes that are a row of integers need no
+//            table. A nibble is converted where it is, which multiplies it by 16^n: activations are divided by that
+//            before (`lanes4_factor`), exactly.
 //
 // Included by dot_tile.h.
 #pragma once
@@ -75,6 +78,8 @@ struct Panel {
     int64_t strip_bytes;  // from strip to strip
     const Codebook* book;
     int64_t first = 0;
+
+    Panel of_strip(int strip) const { return {data + strip * strip_bytes, strip_bytes, book, first}; }
 
     // Where a step begins in the strip of column vector `vector`.
     BATON_ALWAYS const char* at(int64_t step, int64_t step_bytes, int vector) const {
@@ -162,6 +167,22 @@ struct StepCode4 {
 #endif
 };
 
+#if !defined(__AVX512F__)
+struct StepLanes4 {
+    static constexpr int64_t BYTES = strip_step_bytes(LANES4);
+    static constexpr int K = step_k(LANES4);
+    template <int PARITY, int FIRST, int COUNT> BATON_ALWAYS static void load(Vec* b, Panel panel, int64_t step) {
+        for (int j = 0; j < COUNT; ++j) {
+            const char* from = panel.at(step, BYTES, FIRST + j) + (FIRST + j) % STRIP_VECTORS * (4 * WIDTH);
+            const IntVec words = int_load(from);
+            b[j] = _mm256_cvtepi32_ps(PARITY == K - 1
+                                          ? _mm256_srli_epi32(words, 4 * PARITY)
+                                          : _mm256_and_si256(words, _mm256_set1_epi32(15 << 4 * (PARITY % (K - 1)))));
+        }
+    }
+};
+#endif
+
 template <int ROWS, typename Step, int PARITY, int FIRST, int COUNT>
 BATON_ALWAYS inline void columns_of_rows(Vec (&c)[ROWS][COUNT], const Vec (&x)[ROWS], Panel panel, int64_t step) {
     auto column = [&](auto j) BATON_ALWAYS {
@@ -206,13 +227,13 @@ template <bool IS_FULL> BATON_ALWAYS inline void forget() {
 #endif
 }
 
-template <int ROWS, typename Step, int FIRST, int COUNT>
+// All k of a step, from PARITY on.
+template <int ROWS, typename Step, int FIRST, int COUNT, int PARITY = 0>
 BATON_ALWAYS inline void multiply_step(Vec (&c)[ROWS][COUNT], const float* a, Panel panel, int64_t step) {
-    const float* at = a + Step::K * ROWS * step;
-    multiply_k<ROWS, Step, 0, FIRST, COUNT>(c, at, panel, step);
-    if constexpr (Step::K == 2) {
+    multiply_k<ROWS, Step, PARITY, FIRST, COUNT>(c, a + (Step::K * step + PARITY) * ROWS, panel, step);
+    if constexpr (PARITY + 1 < Step::K) {
         forget<(ROWS * COUNT > 8)>();
-        multiply_k<ROWS, Step, 1, FIRST, COUNT>(c, at + ROWS, panel, step);
+        multiply_step<ROWS, Step, FIRST, COUNT, PARITY + 1>(c, a, panel, step);
     }
 }
 
@@ -255,6 +276,8 @@ constexpr int columns_at_once(int rows) {
 template <typename Step> constexpr int columns_beside(int rows) {
     return WIDTH == 8 && std::is_same<Step, StepCode4>::value && rows == 1 ? 4 : columns_at_once(rows);
 }
+// What activations of input k are multiplied by for codes that stay in their place of a word.
+constexpr float lanes4_factor(int64_t k) { return k % 8 == 7 ? 1.0f : 1.0f / static_cast<float>(1 << k % 8 * 4); }
 constexpr int64_t PASS_STEPS = 64;  // that passes over some of the columns take turns on: they stay in the L1 cache
 constexpr int64_t STRIP_STEPS = 256;   // of a strip that tiles take turns on: 16 KiB
 constexpr int64_t STRIP_AHEAD = 4096;  // how far a single tile's strips are fetched
@@ -269,13 +292,13 @@ void dot_passes(const float* a, Panel panel, int64_t steps, float* acc, bool acc
     }
 }
 
-template <int ROWS, typename Step, int FIRST>
+template <int ROWS, typename Step>
 void dot_strips(const float* a, Panel panel, int64_t steps, float* acc, bool accumulate) {
-    constexpr int COUNT = columns_beside<Step>(ROWS);
-    if constexpr (FIRST < VECTORS) {
-        const Prefetch ahead{panel.at(0, Step::BYTES, FIRST) + STRIP_AHEAD, 1};
-        dot_columns<ROWS, Step, FIRST, COUNT>(a, panel, steps, acc, accumulate, ahead);
-        dot_strips<ROWS, Step, FIRST + COUNT>(a, panel, steps, acc, accumulate);
+    constexpr int COUNT = columns_beside<Step>(ROWS), STRIPS = COUNT / STRIP_VECTORS;
+    for (int strip = 0; strip < PANEL / STRIP; strip += STRIPS) {
+        const Panel here = panel.of_strip(strip);
+        const Prefetch ahead{here.at(0, Step::BYTES, 0) + STRIP_AHEAD, 1};
+        dot_columns<ROWS, Step, 0, COUNT>(a, here, steps, acc + strip * STRIP, accumulate, ahead);
     }
 }
 
@@ -285,7 +308,7 @@ template <int ROWS, typename Step>
 void dot_tile(const float* a, Panel panel, int64_t steps, float* acc, bool accumulate, Prefetch prefetch) {
     constexpr int PASSES = VECTORS / columns_at_once(ROWS);
     if constexpr (STRIP < PANEL) {
-        dot_strips<ROWS, Step, 0>(a, panel, steps, acc, accumulate);
+        dot_strips<ROWS, Step>(a, panel, steps, acc, accumulate);
     } else if constexpr (PASSES == 1) {
         dot_passes<ROWS, Step, 0>(a, panel, steps, acc, accumulate, prefetch);
     } else {
@@ -323,10 +346,11 @@ void dot_groups(const float* a, Panel panel, const Groups& groups, float* total,
             for (int j = 0; j < COUNT; ++j) {
                 const int64_t column = WIDTH * (FIRST + j);
                 Vec value = c[r][j];
-                if (groups.zeros) {
-                    const Vec sum = vec_same(groups.sums + r * groups.sums_stride + g);
-                    value = vec_minus_product(vec_load(groups.zeros + g * PANEL + column), sum, value);
-                }
+                const float* sum = groups.sums + r * groups.sums_stride + g;
+                if (groups.zeros)
+                    value = vec_minus_product(vec_load(groups.zeros + g * PANEL + column), vec_same(sum), value);
+                else if (groups.offset != 0)
+                    value = vec_fma(vec_same(&groups.offset), vec_same(sum), value);
                 const Vec scale = vec_load(groups.scales + g * PANEL + column);
                 float* to = total + r * PANEL + column;
                 vec_store(to, adds ? vec_fma(scale, value, vec_load(to)) : vec_mul(scale, value));
@@ -335,38 +359,30 @@ void dot_groups(const float* a, Panel panel, const Groups& groups, float* total,
 }
 
 // One tile times all columns of a panel. Each pass fetches some of what its first strip comes to.
-template <int ROWS, typename Step, int FIRST = 0>
+template <int ROWS, typename Step>
 void dot_groups_alone(const float* a, Panel panel, const Groups& groups, float* total) {
-    constexpr int COUNT = columns_beside<Step>(ROWS);
-    if constexpr (FIRST < VECTORS) {
-        constexpr int LINES = 8;  // for each group; the processor fetches the rest by itself
-        const Prefetch ahead{panel.at(0, Step::BYTES, FIRST) + STRIP_AHEAD, LINES};
-        dot_groups<ROWS, Step, FIRST, COUNT>(a, panel, groups, total, false, ahead);
-        dot_groups_alone<ROWS, Step, FIRST + COUNT>(a, panel, groups, total);
+    constexpr int COUNT = columns_beside<Step>(ROWS), STRIPS = COUNT / STRIP_VECTORS;
+    constexpr int LINES = 8;  // for each group; the processor fetches the rest by itself
+    Groups here = groups;
+    for (int strip = 0; strip < PANEL / STRIP; strip += STRIPS) {
+        const Panel from = panel.of_strip(strip);
+        dot_groups<ROWS, Step, 0, COUNT>(a, from, here, total + strip * STRIP, false,
+                                         {from.at(0, Step::BYTES, 0) + STRIP_AHEAD, LINES});
+        here.scales += STRIPS * STRIP;
+        if (here.zeros) here.zeros += STRIPS * STRIP;
     }
 }
 
-// Strip FIRST / STRIP_VECTORS of a block of a panel to float32: [k][STRIP].
-template <typename Step, int FIRST> void widen_strip(Panel panel, int64_t steps, float* to) {
-    for (int64_t s = 0; s < steps; ++s) {
-        Vec b[STRIP_VECTORS];
-        Step::template load<0, FIRST, STRIP_VECTORS>(b, panel, s);
-        for (int j = 0; j < STRIP_VECTORS; ++j) vec_store(to + (Step::K * s) * STRIP + WIDTH * j, b[j]);
-        if constexpr (Step::K == 2) {
-            Step::template load<1, FIRST, STRIP_VECTORS>(b, panel, s);
-            for (int j = 0; j < STRIP_VECTORS; ++j) vec_store(to + (2 * s + 1) * STRIP + WIDTH * j, b[j]);
-        }
-    }
+// A strip of a block of a panel to float32: [k][STRIP].
+template <typename Step, int PARITY = 0> BATON_ALWAYS inline void widen_step(Panel panel, int64_t step, float* to) {
+    Vec b[STRIP_VECTORS];
+    Step::template load<PARITY, 0, STRIP_VECTORS>(b, panel, step);
+    for (int j = 0; j < STRIP_VECTORS; ++j) vec_store(to + (Step::K * step + PARITY) * STRIP + WIDTH * j, b[j]);
+    if constexpr (PARITY + 1 < Step::K) widen_step<Step, PARITY + 1>(panel, step, to);
 }
 
-template <typename Step> void widen_strip(Panel panel, int64_t steps, int strip, float* to) {
-    static_assert(PANEL / STRIP == 4 || PANEL == STRIP, "one case each");
-    if constexpr (STRIP < PANEL) {
-        if (strip == 1) return widen_strip<Step, STRIP_VECTORS>(panel, steps, to);
-        if (strip == 2) return widen_strip<Step, 2 * STRIP_VECTORS>(panel, steps, to);
-        if (strip == 3) return widen_strip<Step, 3 * STRIP_VECTORS>(panel, steps, to);
-    }
-    widen_strip<Step, 0>(panel, steps, to);
+template <typename Step> void widen_strip(Panel panel, int64_t steps, float* to) {
+    for (int64_t s = 0; s < steps; ++s) widen_step<Step>(panel, s, to);
 }
 
 }  // namespace baton

@@ -169,6 +169,24 @@ void pack_codes4(Matrix* m, const uint8_t* codes, int64_t panel, uint8_t code_of
         }
     }
 }
+
+// Whether words of eight codes serve: a row of integers, of which no word belongs to two groups.
+bool fits_lanes(const bf16* values, int64_t k, int64_t group_k) {
+    for (int i = 1; i < 16; ++i)
+        if (to_float(values[i]) != to_float(values[0]) + static_cast<float>(i)) return false;
+    return group_k >= k || group_k % step_k(LANES4) == 0;
+}
+
+void pack_lanes4(Matrix* m, const uint8_t* codes, int64_t panel) {
+    uint32_t* to = reinterpret_cast<uint32_t*>(m->panels + panel * m->panel_bytes);
+    std::memset(to, 0, static_cast<size_t>(m->panel_bytes));
+    const int64_t columns = std::min<int64_t>(PANEL, m->n - panel * PANEL);
+    for (int64_t c = 0; c < columns; ++c) {
+        const uint8_t* from = codes + (panel * PANEL + c) * m->k;
+        uint32_t* strip = to + c / STRIP * m->steps * STRIP + c % STRIP;
+        for (int64_t i = 0; i < m->k; ++i) strip[i / 8 * STRIP] |= (from[i] & 15u) << i % 8 * 4;
+    }
+}
 #else
 void pack_codes4(Matrix* m, const uint8_t* codes, int64_t panel, uint8_t code_of_zero) {
     uint16_t* to = reinterpret_cast<uint16_t*>(m->panels + panel * m->panel_bytes);
@@ -260,7 +278,7 @@ bool add_factors(Matrix* m) {
 #endif
 
 void fill_book(Codebook& book, int format, const bf16* values) {
-    if (format == CODE4) {
+    if (format == CODE4 || format == LANES4) {
         for (int i = 0; i < 32; ++i) {
             book.nibble[i] = values[i % 16];
             book.nibble_low[i] = static_cast<uint8_t>(values[i % 16] & 0xff);
@@ -303,10 +321,15 @@ BATON_API void* baton_matrix_dense(const void* weight, int32_t dtype, int64_t n,
 BATON_API void* baton_matrix_coded(const uint8_t* codes, int32_t bits, int64_t n, int64_t k, const bf16* values,
                                    int64_t group_k, const float* scales, const float* zeros,
                                    const int32_t* order, const float* bias) {
-    Matrix* m = create(bits == 4 ? CODE4 : CODE8, n, k, bias);
+    int format = bits == 4 ? CODE4 : CODE8;
+#if BATON_FEW_SUMS
+    if (bits == 4 && fits_lanes(values, k, group_k)) format = LANES4;
+#endif
+    Matrix* m = create(format, n, k, bias);
     if (!m) return nullptr;
     m->group_k = group_k;
     m->group_count = (k + group_k - 1) / group_k;
+    if (format == LANES4) m->code_offset = to_float(values[0]);
     fill_book(m->book, m->format, values);
     uint8_t code_of_zero = 0;
     for (int i = 0; bits == 4 && i < 16; ++i)
@@ -319,6 +342,10 @@ BATON_API void* baton_matrix_coded(const uint8_t* codes, int32_t bits, int64_t n
         destroy(m);
         return nullptr;
     }
+    if (zeros && m->code_offset != 0) {
+        for (int64_t i = 0; i < m->panel_count * m->group_count * PANEL; ++i) m->zeros[i] -= m->code_offset;
+        m->code_offset = 0;
+    }
 #if BATON_SCALED
     if (!add_factors(m)) {
         destroy(m);
@@ -326,6 +353,9 @@ BATON_API void* baton_matrix_coded(const uint8_t* codes, int32_t bits, int64_t n
     }
 #endif
     parallel_for(m->panel_count, [&](int64_t panel, int) {
+#if BATON_FEW_SUMS
+        if (format == LANES4) return pack_lanes4(m, codes, panel);
+#endif
         if (bits == 4)
             pack_codes4(m, codes, panel, code_of_zero);
         else

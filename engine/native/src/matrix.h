@@ -18,6 +18,7 @@ struct Matrix {
     int64_t group_count, group_k;
     float* scales;
     float* zeros;
+    float code_offset;  // without zeros: minus the zero of all groups
     // Where weights are scaled before they are multiplied, else null: of each column a power of two that no weight
     // reaches, [panel_count][PANEL], and after these `halves_unit` by each.
     float* factors;

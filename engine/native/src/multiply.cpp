@@ -24,7 +24,7 @@ constexpr int64_t BLOCK_STEPS = 1024;   // over k, per pass: 256 KiB of a panel
 constexpr int64_t QUAD_STEPS = 512;     // of bytes: 128 KiB
 constexpr int64_t DECODE_STEPS = BATON_AMX ? 128 : 512;  // of a coded panel at once: 128 KiB, as bfloat16
 constexpr int64_t DECODE_STEPS_OF_TILE = 32;  // where one tile of rows takes them: memory is read while others are decoded
-constexpr int64_t WIDEN_STEPS = 32;     // of a panel at once, as float32: 16 KiB
+constexpr int64_t WIDEN_K = 64;         // inputs of a panel at once, as float32: 16 KiB
 constexpr int64_t WIDENED_BYTES = 32 << 10;  // of a panel or strip at once, as float32, at most
 constexpr int64_t TILE_STEPS = 96;      // of a panel that several tiles of rows share: 24 KiB
 constexpr int64_t TILE_STEPS_ALONE = 64;  // of a panel that one tile of rows goes over twice
@@ -58,6 +58,8 @@ bool takes_tiles(const Matrix& m, int32_t dtype) {
     if (m.format == QUAD8) return BATON_AMX && (m.group_count == 1 || m.group_k % 64 == 0);
     return BATON_AMX && dtype == BF16 && m.format != DENSE_F32;
 }
+
+bool is_coded(const Matrix& m) { return m.format == CODE8 || m.format == CODE4 || m.format == LANES4; }
 
 // Inputs of a group as the kernels read them, filled up with zeros.
 int64_t padded_group(const Matrix& m, bool by_tiles) {
@@ -104,6 +106,9 @@ void dot_rows(const Block& block, const void* const* tile, int64_t steps, const 
         case DENSE_F32: return dot_tile<ROWS, StepF32>(a, panel, steps, acc, accumulate, prefetch);
         case DENSE_BF16: return dot_tile<ROWS, StepBF16>(a, panel, steps, acc, accumulate, prefetch);
         case CODE8: return dot_tile<ROWS, StepCode8>(a, panel, steps, acc, accumulate, prefetch);
+#if BATON_FEW_SUMS
+        case LANES4: return dot_tile<ROWS, StepLanes4>(a, panel, steps, acc, accumulate, prefetch);
+#endif
         default: return dot_tile<ROWS, StepCode4>(a, panel, steps, acc, accumulate, prefetch);
     }
 }
@@ -227,18 +232,20 @@ bool is_decoded(const Matrix& m, bool many, bool) {
     return (many && m.format != DENSE_F32) || (m.format == CODE8 && !m.book.is_integer);
 }
 
-constexpr int64_t decode_steps_max() { return WIDEN_STEPS; }
+int64_t decode_steps_max(const Matrix& m) { return WIDEN_K / step_k(m.format); }
 
-// Strip `strip` of a block of a panel, as float32.
-void widen(const Matrix& m, const Panel& panel, int64_t steps, int strip, float* to) {
-    if (m.format == DENSE_BF16)
-        widen_strip<StepBF16>(panel, steps, strip, to);
-    else if (m.format == CODE4)
-        widen_strip<StepCode4>(panel, steps, strip, to);
-    else if (m.book.is_integer)
-        widen_strip<StepCode8>(panel, steps, strip, to);
-    else
-        widen_strip<StepTable8>(panel, steps, strip, to);
+// A strip of a block of a panel, as float32.
+void widen(const Matrix& m, const Panel& strip, int64_t steps, float* to) {
+    switch (m.format) {
+        case DENSE_BF16: return widen_strip<StepBF16>(strip, steps, to);
+        case CODE4: return widen_strip<StepCode4>(strip, steps, to);
+#if BATON_FEW_SUMS
+        case LANES4: return widen_strip<StepLanes4>(strip, steps, to);
+#endif
+        default:
+            if (m.book.is_integer) return widen_strip<StepCode8>(strip, steps, to);
+            widen_strip<StepTable8>(strip, steps, to);
+    }
 }
 
 Block block_of(const Matrix& m, const char* panel, int64_t first, int64_t count, bool decode, bool) {
@@ -246,14 +253,15 @@ Block block_of(const Matrix& m, const char* panel, int64_t first, int64_t count,
     if (!decode) return {panel, m.format, strip_bytes, first};
     float* to = static_cast<float*>(thread_scratch(WIDENED, WIDENED_BYTES));
     const int64_t numbers = count * step_k(m.format) * STRIP;
+    const Panel block{panel, strip_bytes, &m.book, first};
     for (int strip = 0; strip < PANEL / STRIP; ++strip)
-        widen(m, {panel, strip_bytes, &m.book, first}, count, strip, to + strip * numbers);
+        widen(m, block.of_strip(strip), count, to + strip * numbers);
     return {reinterpret_cast<const char*>(to), DENSE_F32, numbers * 4};
 }
 #else
 bool is_decoded(const Matrix& m, bool many, bool wide) { return m.format >= CODE8 && (many || wide); }
 
-constexpr int64_t decode_steps_max() { return DECODE_STEPS; }
+int64_t decode_steps_max(const Matrix&) { return DECODE_STEPS; }
 
 void widen(const char* pairs, int64_t steps, float* to) {
     const bf16* from = reinterpret_cast<const bf16*>(pairs);
@@ -358,10 +366,11 @@ void fold_group(const Matrix& m, int64_t panel, int64_t group, const float* acc,
     const int64_t at = (panel * m.group_count + group) * PANEL;
     for (int c = 0; c < PANEL; c += LANES) {
         const f32x16 scale = load16(m.scales + at + c);
-        const f32x16 zero = m.zeros ? -load16(m.zeros + at + c) : f32x16{};
+        const bool has_zero = m.zeros || m.code_offset != 0;
+        const f32x16 zero = m.zeros ? -load16(m.zeros + at + c) : splat(m.code_offset);
         for (int64_t r = 0; r < rows; ++r) {
             f32x16 value = load16(acc + r * PANEL + c);
-            if (m.zeros) value = multiply_add(zero, splat(sums[r * m.group_count + group]), value);
+            if (has_zero) value = multiply_add(zero, splat(sums[r * m.group_count + group]), value);
             float* to = total + r * PANEL + c;
             store16(to, group ? multiply_add(scale, value, load16(to)) : scale * value);
         }
@@ -409,7 +418,8 @@ BATON_INLINE void dot_groups_of(int64_t rows, const GroupInput* const* a, const 
 const char* strip_of(const Matrix& m, const char* panel, int64_t first, int64_t count, int strip) {
 #if BATON_WIDE
     float* to = static_cast<float*>(thread_scratch(WIDENED, WIDENED_BYTES));
-    widen(m, {panel, m.steps * strip_step_bytes(m.format), &m.book, first}, count, strip, to);
+    const Panel block{panel, m.steps * strip_step_bytes(m.format), &m.book, first};
+    widen(m, block.of_strip(strip), count, to);
     return reinterpret_cast<const char*>(to);
 #else
     return block_of(m, panel, first, count, true, false).data;
@@ -420,7 +430,7 @@ const char* strip_of(const Matrix& m, const char* panel, int64_t first, int64_t 
 // next, or of the next panel.
 Prefetch fetch_groups(const Matrix& m, const char* panel, const char* next_panel, int64_t end, int64_t column,
                       int64_t tile, int64_t count) {
-    const int64_t steps = m.group_k / 2, bytes = steps * step_bytes(m.format);
+    const int64_t steps = m.group_k / step_k(m.format), bytes = steps * step_bytes(m.format);
     const char* next = end < m.group_count ? panel + end * bytes * STRIP / PANEL : next_panel;
     if (!next) return {nullptr, 0};
     if (BATON_FEW_SUMS) {
@@ -436,7 +446,7 @@ Prefetch fetch_groups(const Matrix& m, const char* panel, const char* next_panel
 void panel_sums_of_groups(const Job& job, int64_t tile_first, int64_t tile_end, int64_t panel, const char* next_panel,
                           float* result) {
     const Matrix& m = *job.m;
-    const int64_t row_first = job.row_of_tile(tile_first), group_steps = m.group_k / 2;
+    const int64_t row_first = job.row_of_tile(tile_first), group_steps = m.group_k / step_k(m.format);
     const int64_t at_once = std::max<int64_t>(1, groups_k_at_once(tile_end - tile_first) / m.group_k);
     const char* weights = m.panels + panel * m.panel_bytes;
     for (int64_t first = 0; first < m.group_count; first += at_once) {
@@ -449,7 +459,8 @@ void panel_sums_of_groups(const Job& job, int64_t tile_first, int64_t tile_end, 
                 const void* a[TALL_ROWS];
                 inputs_of(job, row, tile_rows, first * m.group_k, a);
                 const Groups groups{count, m.group_k, m.scales + at, m.zeros ? m.zeros + at : nullptr,
-                                    job.sums ? job.sums + row * m.group_count + first : nullptr, m.group_count};
+                                    job.sums ? job.sums + row * m.group_count + first : nullptr, m.group_count,
+                                    m.code_offset};
                 const Prefetch prefetch = fetch_groups(m, weights, next_panel, end, column, tile - tile_first, count);
                 dot_groups_of(tile_rows, reinterpret_cast<const GroupInput* const*>(a), block, groups,
                               result + (row - row_first) * PANEL + column, first > 0, prefetch);
@@ -462,7 +473,7 @@ void panel_sums_of_groups(const Job& job, int64_t tile_first, int64_t tile_end, 
 // Whether so many rows pass over groups that were decoded for all of them.
 bool decodes_groups(const Matrix& m, int64_t rows, int32_t dtype) {
 #if BATON_AVX512 || BATON_WIDE
-    return rows >= ROWS_OF_GROUPS_MIN && (BATON_WIDE || dtype == BF16) && (m.format == CODE8 || m.format == CODE4) &&
+    return rows >= ROWS_OF_GROUPS_MIN && (BATON_WIDE || dtype == BF16) && is_coded(m) &&
            m.group_count > 1 && m.group_count * m.group_k == m.k && m.group_k <= GROUP_K_MAX;
 #else
     return false;
@@ -472,17 +483,18 @@ bool decodes_groups(const Matrix& m, int64_t rows, int32_t dtype) {
 #if BATON_FEW_SUMS
 // Groups that several tiles share are decoded before; a tile alone does so as it comes to them.
 bool has_whole_groups(const Matrix& m) {
-    const bool is_decoded_at_once = m.format == CODE4 || (m.format == CODE8 && m.book.is_integer);
+    const bool is_decoded_at_once = is_coded(m) && (m.format != CODE8 || m.book.is_integer);
     return m.group_count > 1 && m.group_count * m.group_k == m.k && is_decoded_at_once;
 }
 
 template <int ROWS>
 BATON_INLINE void dot_groups_of_tile(const Matrix& m, const float* a, const Panel& panel, const Groups& groups,
                                      float* total) {
-    if (m.format == CODE4)
-        dot_groups_alone<ROWS, StepCode4>(a, panel, groups, total);
-    else
-        dot_groups_alone<ROWS, StepCode8>(a, panel, groups, total);
+    switch (m.format) {
+        case CODE4: return dot_groups_alone<ROWS, StepCode4>(a, panel, groups, total);
+        case LANES4: return dot_groups_alone<ROWS, StepLanes4>(a, panel, groups, total);
+        default: return dot_groups_alone<ROWS, StepCode8>(a, panel, groups, total);
+    }
 }
 
 // One tile times a panel whose groups are whole.
@@ -493,7 +505,7 @@ void tile_sums_of_groups(const Job& job, int64_t row, int64_t rows, int64_t pane
     const Panel weights{m.panels + panel * m.panel_bytes, m.steps * strip_step_bytes(m.format), &m.book};
     const int64_t at = panel * m.group_count * PANEL;
     const Groups groups{m.group_count, m.group_k, m.scales + at, m.zeros ? m.zeros + at : nullptr,
-                        job.sums ? job.sums + row * m.group_count : nullptr, m.group_count};
+                        job.sums ? job.sums + row * m.group_count : nullptr, m.group_count, m.code_offset};
     switch (rows) {
         case 1: return dot_groups_of_tile<1>(m, a, weights, groups, result);
         case 2: return dot_groups_of_tile<2>(m, a, weights, groups, result);
@@ -537,16 +549,17 @@ void strip_sums(const Job& job, int64_t tile_first, int64_t tile_end, const char
 void panel_sums_by_decoded_strips(const Job& job, int64_t tile_first, int64_t tile_end, int64_t panel,
                                   const char* next_panel, float* result) {
     const Matrix& m = *job.m;
-    constexpr int64_t STEPS = STRIP_STEPS / 2;  // of two inputs
+    const int64_t step_inputs = step_k(m.format), steps = STRIP_STEPS / step_inputs;
     const int64_t bytes = strip_step_bytes(m.format);
     const char* weights = m.panels + panel * m.panel_bytes;
     for (int64_t strip = 0; strip < PANEL / STRIP; ++strip)
-        for (int64_t first = 0; first < m.steps; first += STEPS) {
-            const int64_t count = std::min(STEPS, m.steps - first);
+        for (int64_t first = 0; first < m.steps; first += steps) {
+            const int64_t count = std::min(steps, m.steps - first);
             const bool is_last = strip + 1 == PANEL / STRIP && first + count == m.steps;
             const char* next = is_last ? next_panel : weights + (strip * m.steps + first + count) * bytes;
             const char* block = strip_of(m, weights, first, count, static_cast<int>(strip));
-            strip_sums<StepF32>(job, tile_first, tile_end, block, 2 * first, 2 * count, result + strip * STRIP, next);
+            strip_sums<StepF32>(job, tile_first, tile_end, block, step_inputs * first, step_inputs * count,
+                                result + strip * STRIP, next);
         }
 }
 
@@ -593,7 +606,7 @@ void panel_sums(const Job& job, int64_t tile_first, int64_t tile_end, int64_t pa
 #endif
     const char* weights = m.panels + panel * m.panel_bytes;
     const int64_t group_steps = m.group_count > 1 ? m.group_k / step_k(m.format) : m.steps;
-    const int64_t block_max = decode ? decode_steps_max() : tiles > 1 ? BLOCK_STEPS : m.steps;
+    const int64_t block_max = decode ? decode_steps_max(m) : tiles > 1 ? BLOCK_STEPS : m.steps;
     float* acc = m.group_count > 1
                      ? static_cast<float*>(thread_scratch(ACC, static_cast<size_t>(rows) * PANEL * 4))
                      : result;
@@ -939,6 +952,19 @@ template <typename T, typename To> void prepare_row(const Matrix& m, const T* fr
     }
 }
 
+// Activations for words of eight codes (dot_wide.h).
+void divide_for_lanes(const Matrix& m, float* row, int64_t count) {
+#if BATON_FEW_SUMS
+    if (m.format != LANES4) return;
+    constexpr int64_t K = step_k(LANES4);
+    static constexpr float FACTORS[K] = {lanes4_factor(0), lanes4_factor(1), lanes4_factor(2), lanes4_factor(3),
+                                         lanes4_factor(4), lanes4_factor(5), lanes4_factor(6), lanes4_factor(7)};
+    for (int64_t i = 0; i < count; i += K)
+        for (int64_t j = 0; j < K; ++j) row[i + j] *= FACTORS[j];
+#endif
+}
+inline void divide_for_lanes(const Matrix&, bf16*, int64_t) {}
+
 // stride: between the groups of a row, which has all k in order.
 template <typename T> void sum_groups(const Matrix& m, const T* row, int64_t stride, float* sums) {
     for (int64_t g = 0; g < m.group_count; ++g) {
@@ -970,8 +996,8 @@ Needs needs_of(const Product& p) {
         return needs;
     }
     needs.copy = m.order || k_padded != m.k || needs.dtype != p.rows.dtype || (by_tiles && p.rows.index) ||
-                 (BATON_WIDE && p.rows.count > 1);
-    needs.sums = m.zeros && !(by_tiles && m.factors);  // else the weights have them
+                 (BATON_WIDE && p.rows.count > 1) || m.format == LANES4;
+    needs.sums = (m.zeros || m.code_offset != 0) && !(by_tiles && m.factors);  // else the weights have them
     if (needs.copy) needs.copy_bytes = bytes(static_cast<size_t>(p.rows.count * k_padded) * element_bytes(needs.dtype));
     if (needs.sums) needs.sum_bytes = bytes(static_cast<size_t>(p.rows.count * m.group_count) * 4);
     return needs;
@@ -1011,11 +1037,11 @@ template <typename T, typename To> void prepare(const Product& p, const Needs& n
     const auto prepare_one = [&](int64_t i, To* to) {
         const T* row = reinterpret_cast<const T*>(row_pointer(p.rows, i));
         if (needs.copy) prepare_row(m, row, to, by_tiles);
-        if (!needs.sums) return;
-        if (m.order)
+        if (needs.sums && m.order)
             sum_groups(m, to, padded_group(m, by_tiles), sums + i * m.group_count);
-        else
+        else if (needs.sums)
             sum_groups(m, row, m.group_k, sums + i * m.group_count);
+        if (needs.copy) divide_for_lanes(m, to, k_padded);
     };
     if (!is_interleaved) {
         parallel_for(p.rows.count, [&](int64_t i, int) { prepare_one(i, copy + i * k_padded); });

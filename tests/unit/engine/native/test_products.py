@@ -133,6 +133,8 @@ BATCHED = {
     "int4 in groups of six": (int_matrix(4, 100, 252, 6, zeros=True), BF16),
     "int4 in long groups": (int_matrix(4, 100, 4096, 2048, zeros=True), BF16),
     "int4 in float32": (int_matrix(4, 100, 768, 64), F32),
+    "int4 symmetric": (int_matrix(4, 200, 770, bias=True), BF16),
+    "int4 symmetric in short groups": (int_matrix(4, 100, 672, 32, order=True), BF16),
 }
 
 
@@ -153,6 +155,16 @@ def test_a_row_is_bitwise_the_same_in_any_batch(kernels, name, threads):
         assert torch.equal(kernels.gated_linear(x[first:70], packed, "silu"), alone_gated[first:])
     assert torch.equal(kernels.linear(x, packed)[:70], alone)
     assert torch.equal(kernels.gated_linear(x, packed, "silu")[:70], alone_gated)
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
+def test_the_smallest_numbers_are_the_same_in_any_batch(kernels, dtype):
+    """Kernels may scale activations by powers of two, which rounds numbers near the smallest."""
+    packed = kernels.pack(int_matrix(4, 100, 256, 32))
+    x = (random(40, 256) * 1e-36).to(dtype)
+    whole = kernels.linear(x, packed)
+    for row in (0, 17, 39):
+        assert torch.equal(kernels.linear(x[row : row + 1], packed)[0], whole[row])
 
 
 ACTIVATIONS = {
