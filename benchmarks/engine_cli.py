@@ -112,7 +112,7 @@ def engine(
     """Compare the engine with bare matrix products and memory reads, and `baton serve` with other servers.
 
     Other servers are found on PATH or named with --peer. All run on the same cores, in turn: they are in
-    memory together, and all but one are paused.
+    memory together, and all but one are paused. Ctrl-C ends the comparison: what was measured is shown.
 
     Example: baton bench engine --threads 1,2 --peer vllm=~/vllm-env --peer llama-server=~/llama.cpp/build
     """
@@ -127,7 +127,9 @@ def engine(
         if with_engine:
             sizes = _sizes(prompt_tokens, transformers_dtype=peer_dtype if with_transformers else "")
             engines = [_measure(folder, n, kind, sizes, notes) for n in counts for kind in kinds]
-        compared: list[ServerResult] = []
+        if not as_json:
+            _show_engine(engines)
+        measured = servers.MeasuredLoads()
         if with_servers:
             slots = Slots(max(loads), max(SLOT_TOKENS, prompt_tokens + output_tokens))
             comparison = servers.ServerComparison(
@@ -135,12 +137,14 @@ def engine(
             )
             others = Others(not model, tensor, peer_dtype)
             found = peers_of(folder, kinds, peer, slots, others, tpot_slo_s=tpot_slo_s)
-            compared = servers.run(found, comparison, core_counts=counts)
-    if as_json:
-        print(msgspec.json.format(msgspec.json.encode(EngineReport(engines, compared))).decode())
-        return
-    _show_engine(engines)
-    _show_servers(compared)
+            try:
+                servers.run(found, comparison, core_counts=counts, measured=measured)
+            finally:  # an interrupted run has taken minutes: it shows what they brought
+                if not as_json:
+                    _show_servers(measured.results())
+        if as_json:
+            report = EngineReport(engines, measured.results())
+            print(msgspec.json.format(msgspec.json.encode(report)).decode())
 
 
 def _cache(temporary: str) -> Path:

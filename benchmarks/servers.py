@@ -40,6 +40,28 @@ class ServerResult(msgspec.Struct, frozen=True):
     """One number for each round."""
 
 
+class MeasuredLoads:
+    """What the servers did with their loads so far, which is what there is when a comparison ends early."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, int, int], list[LoadResult]] = {}
+
+    def add(self, peer: str, cores: int, result: LoadResult) -> None:
+        self._seen.setdefault((peer, cores, result.concurrency), []).append(result)
+
+    def results(self) -> list[ServerResult]:
+        return [
+            ServerResult(
+                name,
+                cores,
+                len(results),
+                closed_loop.median_of(results),
+                tuple(result.output_tokens_per_s for result in results),
+            )
+            for (name, cores, _), results in self._seen.items()
+        ]
+
+
 @dataclass(frozen=True, slots=True)
 class ServerComparison:
     """What every server is given, `rounds` times."""
@@ -67,24 +89,35 @@ def loads_of(concurrencies: Sequence[int], prompt_tokens: int, output_tokens: in
 
 
 async def compare(
-    servers: Sequence[Peer], comparison: ServerComparison, *, core_counts: Sequence[int]
+    servers: Sequence[Peer],
+    comparison: ServerComparison,
+    *,
+    core_counts: Sequence[int],
+    measured: MeasuredLoads | None = None,
 ) -> list[ServerResult]:
-    """Give every server all loads. Raises SetupError if one does not work."""
-    results: list[ServerResult] = []
+    """Give every server all loads. Raises SetupError if one does not work.
+
+    measured: is told of every load when it has ended.
+    """
+    measured = measured or MeasuredLoads()
     with tempfile.TemporaryDirectory(prefix="baton-bench-") as logs:
         for count in core_counts:
             async with AsyncExitStack() as stack:
                 turns = _Turns(stack, range(count), Path(logs), comparison)
                 for peer in servers if comparison.keeps_all else ():
                     await turns.keep(peer)
-                results += await _rounds(servers, turns, comparison, cores=count)
-    return results
+                await _rounds(servers, turns, comparison, measured, cores=count)
+    return measured.results()
 
 
 async def _rounds(
-    servers: Sequence[Peer], turns: "_Turns", comparison: ServerComparison, *, cores: int
-) -> list[ServerResult]:
-    seen: dict[tuple[str, int], list[LoadResult]] = {}
+    servers: Sequence[Peer],
+    turns: "_Turns",
+    comparison: ServerComparison,
+    measured: MeasuredLoads,
+    *,
+    cores: int,
+) -> None:
     loads = comparison.loads
     # A server that is started for its turn is given all loads, since a start takes long.
     groups = [[load] for load in loads] if comparison.keeps_all else [loads]
@@ -96,18 +129,8 @@ async def _rounds(
                 async with turns.turn(peer) as server:
                     for load in group:
                         result = await _run(server, peer, load, seed=number)
-                        seen.setdefault((peer.name, load.concurrency), []).append(result)
+                        measured.add(peer.name, cores, result)
                         comparison.progress(f"    {peer.name}, {_line(result)}")
-    return [
-        ServerResult(
-            name,
-            cores,
-            len(results),
-            closed_loop.median_of(results),
-            tuple(result.output_tokens_per_s for result in results),
-        )
-        for (name, _), results in seen.items()
-    ]
 
 
 class _Turns:
@@ -168,7 +191,7 @@ def _line(r: LoadResult) -> str:
 
 def ratios(result: ServerResult, results: Sequence[ServerResult]) -> list[float]:
     """Return its output beside that of the best other server (by its median) in the same round, ascending;
-    empty if there is no other."""
+    empty if there is no other. The last round may have ended early."""
     others = [
         other
         for other in results
@@ -178,11 +201,15 @@ def ratios(result: ServerResult, results: Sequence[ServerResult]) -> list[float]
     if not others:
         return []
     best = max(others, key=lambda other: statistics.median(other.output_tokens_per_s))
-    pairs = zip(result.output_tokens_per_s, best.output_tokens_per_s, strict=True)
+    pairs = zip(result.output_tokens_per_s, best.output_tokens_per_s, strict=False)
     return sorted(own / other for own, other in pairs)
 
 
 def run(
-    servers: Sequence[Peer], comparison: ServerComparison, *, core_counts: Sequence[int]
+    servers: Sequence[Peer],
+    comparison: ServerComparison,
+    *,
+    core_counts: Sequence[int],
+    measured: MeasuredLoads | None = None,
 ) -> list[ServerResult]:
-    return asyncio.run(compare(servers, comparison, core_counts=core_counts))
+    return asyncio.run(compare(servers, comparison, core_counts=core_counts, measured=measured))

@@ -114,6 +114,33 @@ async def test_a_server_that_died_is_named_with_the_end_of_its_log(tmp_path):
         await servers.compare([dying], comparison, core_counts=[1])
 
 
+class Interrupted(Exception):
+    pass
+
+
+async def test_a_comparison_that_ends_early_keeps_what_was_measured(tmp_path):
+    told: list[str] = []
+
+    def progress(line: str) -> None:
+        told.append(line)
+        if sum("in flight" in one for one in told) == 3:
+            raise Interrupted
+
+    measured = servers.MeasuredLoads()
+    comparison = ServerComparison(loads_of([1], 8, 2), 2, True, progress)
+    with pytest.raises(Interrupted):
+        await servers.compare(
+            [a_peer(name, tmp_path) for name in ("baton", "vllm")],
+            comparison,
+            core_counts=[1],
+            measured=measured,
+        )
+    found = measured.results()
+    assert [(r.peer, r.rounds) for r in found] == [("baton", 1), ("vllm", 2)]
+    own, other = (r.output_tokens_per_s[0] for r in found)
+    assert servers.ratios(found[0], found) == [own / other]
+
+
 def test_a_ratio_is_of_one_round_and_to_the_best_other_server():
     def of(peer, *rounds, concurrency=8):
         load = LoadResult(concurrency, 16, 1.0, sorted(rounds)[len(rounds) // 2], 0.1, 0.1, 0.01, 0.01)
