@@ -47,8 +47,8 @@ _KIND = "expert rank"
 
 
 class RayExpertRanks:
-    """Expert ranks as detached actors, one process each. `actor_class(spec)` has the async methods
-    `identity() -> ExpertRankIdentity` and `serve() -> reason`."""
+    """Expert ranks as detached actors, one process each. `actor_class(spec, environment)` sets these
+    variables and has the async methods `identity() -> ExpertRankIdentity` and `serve() -> reason`."""
 
     def __init__(
         self, actor_class: type, *, workers: RayReplicas, home: RayCluster, is_local: bool, on_exit: OnExit
@@ -84,7 +84,6 @@ class RayExpertRanks:
             "max_task_retries": 0,
             # Calls of killed control planes keep waiting for the rank's end.
             "max_concurrency": 1000,
-            "runtime_env": {"env_vars": worker_environment(spec.threads)},
         }
         group = group_of(_KIND, spec.model, spec.role)
         needs = Needs({"CPU": options["num_cpus"], "GPU": options["num_gpus"]}, labels)
@@ -95,7 +94,8 @@ class RayExpertRanks:
             options |= self._choice.options(spec.rank_id, group, needs, avoid=avoid)
         else:
             options |= selected(labels, avoid)
-        handle = self._home.ray.remote(self._actor_class).options(**options).remote(spec)
+        make = self._home.ray.remote(self._actor_class).options(**options).remote
+        handle = make(spec, worker_environment(spec.threads))
         self._processes.follow(spec.rank_id, handle)
 
     async def survivors(self, control_address: str) -> list[tuple[ExpertRankId, ExpertRankIdentity]]:

@@ -68,9 +68,20 @@ class WorkerIdentity(msgspec.Struct, frozen=True):
 
 
 def worker_environment(threads: int) -> dict[str, str]:
-    """Return variables that must be set before torch is imported; those that the operator set stay."""
+    """Return variables that must be set before torch is imported; those that the operator set stay.
+
+    Actors set them themselves, as the first thing they do. Ray's `runtime_env` would do it too: by an agent
+    that has to start before the first actor can, and by an interpreter that imports Ray and then starts the
+    actor's, which imports it again.
+    """
     ours = {**WORKER_ENVIRONMENT, "OMP_NUM_THREADS": str(threads)} if threads else WORKER_ENVIRONMENT
     return {name: os.environ.get(name, value) for name, value in ours.items()}
+
+
+def own_environment() -> dict[str, str]:
+    """Return the same variables as a worker's process has them, for those that it starts elsewhere."""
+    names = (*WORKER_ENVIRONMENT, "OMP_NUM_THREADS")
+    return {name: os.environ[name] for name in names if name in os.environ}
 
 
 def _nothing() -> None:
@@ -86,9 +97,10 @@ class RayReplicas:
     """Worker processes as detached Ray actors, one process each. They outlive this process, and the next
     control plane adopts them.
 
-    `actor_class(spec)` has the async methods `identity() -> WorkerIdentity`, `serve() -> reason`, which runs
-    for the life of the worker, and `drain()`. `on_exit(worker_id, reason)` is called once per worker, when
-    the process has ended or could not be started.
+    `actor_class(spec, environment)` sets these variables and has the async methods `identity() ->
+    WorkerIdentity`, `serve() -> reason`, which runs for the life of the worker, and `drain()`.
+    `on_exit(worker_id, reason)` is called once per worker, when the process has ended or could not be
+    started.
     """
 
     def __init__(
@@ -130,7 +142,6 @@ class RayReplicas:
             "max_task_retries": 0,
             # Calls of killed control planes keep waiting for the worker's end.
             "max_concurrency": 1000,
-            "runtime_env": {"env_vars": worker_environment(threads)},
         }
         cluster = self._configs[spec.model].cluster
         options["resources"] = dict(cluster.node_resources.get(spec.role, {}))
@@ -143,7 +154,8 @@ class RayReplicas:
         else:
             options |= self._stages(spec, options, labels, avoid)
             release = self._release(spec.control_address, spec.worker_id)
-        handle = self._home.ray.remote(self._actor_class).options(**options).remote(spec)
+        make = self._home.ray.remote(self._actor_class).options(**options).remote
+        handle = make(spec, worker_environment(threads))
         self._processes.follow(spec.worker_id, handle, release)
 
     def _node(

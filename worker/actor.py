@@ -1,7 +1,7 @@
 """A worker as a Ray actor: one process each, which the control plane starts, watches and ends.
 
-This module and what it imports at the top run before torch is imported. Pinning comes first, because torch
-counts the cores when it is loaded.
+This module and what it imports at the top run before torch is imported. Variables and pinning come first,
+because torch reads them and counts the cores when it is loaded.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,7 +36,8 @@ class WorkerActor:
     """An async actor. `serve` runs for the life of the worker. When it ends, however it ends, the control
     plane kills the process."""
 
-    def __init__(self, spec: WorkerSpec) -> None:
+    def __init__(self, spec: WorkerSpec, environment: Mapping[str, str]) -> None:
+        os.environ.update(environment)
         pin_to(spec.cores)
         begin_session()
         sys.setswitchinterval(SWITCH_S)

@@ -1,7 +1,7 @@
 """An expert rank as a Ray actor: one process each, which the control plane starts, watches and ends.
 
-This module and what it imports at the top run before torch is imported. Pinning comes first, because torch
-counts the cores when it is loaded.
+This module and what it imports at the top run before torch is imported. Variables and pinning come first,
+because torch reads them and counts the cores when it is loaded.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from collections.abc import Mapping
 
 from baton.config import Config
 from baton.telemetry.logs import configure_logs
@@ -22,7 +23,8 @@ class ExpertRankActor:
     """An async actor. `serve` runs for the life of the rank. When it ends, however it ends, the control plane
     kills the process."""
 
-    def __init__(self, spec: ExpertRankSpec) -> None:
+    def __init__(self, spec: ExpertRankSpec, environment: Mapping[str, str]) -> None:
+        os.environ.update(environment)
         pin_to(spec.cores)
         begin_session()
         give_way()  # it may have to load experts at any time

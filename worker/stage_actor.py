@@ -9,7 +9,7 @@ import asyncio
 import json
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from baton.core.shape import cores_of_rank
@@ -24,7 +24,9 @@ class StageActor:
     """An async actor. The leader's actor makes it, and Ray ends it with that one, however it ends. The
     followers end with this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        """environment: what the followers' processes get besides that of Ray on their host."""
+        os.environ.update(environment)
         begin_session()
         give_way()  # the followers begin to compute when the leader says so, which is not told here
         self._processes: list[subprocess.Popen[bytes]] = []

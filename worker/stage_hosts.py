@@ -16,6 +16,7 @@ from baton.core.errors import SetupError
 from baton.core.ids import WorkerId
 from baton.core.shape import Shape
 from baton.wire.address import reachable_host
+from control_plane.ray_ops import own_environment
 from worker.stage_actor import StageActor
 
 if TYPE_CHECKING:
@@ -150,4 +151,4 @@ def _stage_actor(group: Any, stage: int) -> Any:
         "max_concurrency": 16,
         "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=stage),
     }
-    return ray.remote(StageActor).options(**options).remote()
+    return ray.remote(StageActor).options(**options).remote(own_environment())

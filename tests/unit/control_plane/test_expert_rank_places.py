@@ -152,7 +152,13 @@ async def test_what_ray_is_asked_for(monkeypatch, parallel, device, node, cpus, 
     _, workers = started_workers(config, monkeypatch, is_local=False)
     home = RayCluster("h:1")
     fake = home._ray = Ray(Handle(RuntimeError()))
-    fake.remote = lambda what: fake._handle if isinstance(what, ExpertRankSpec) else fake
+    made = []
+
+    def remote(what, *environment):
+        made.extend(environment)
+        return fake._handle if isinstance(what, ExpertRankSpec) else fake
+
+    fake.remote = remote
     replicas = RayReplicas(object, config=config, home=home, is_local=False, on_exit=lambda *_: None)
     ranks = RayExpertRanks(object, workers=replicas, home=home, is_local=False, on_exit=lambda *_: None)
     spec = ExpertRankSpec(ExpertRankId("e.1"), "g", "m", Role.DECODE, "h:1", config.model_dump(), 2, 3)
@@ -160,6 +166,7 @@ async def test_what_ray_is_asked_for(monkeypatch, parallel, device, node, cpus, 
     assert (fake.chosen["num_cpus"], fake.chosen["num_gpus"]) == (cpus, gpus)
     assert fake.chosen["label_selector"] == labels
     assert fake.chosen["namespace"] == "baton h:1 experts"
+    assert [one["OMP_NUM_THREADS"] for one in made] == ["3"]
     assert ranks.rank_ids == ("e.1",)
     await ranks.close(leaves_ranks=True)
 

@@ -40,13 +40,16 @@ class Handle:
 
 
 class Ray:
-    """`remote(actor_class).options(…).remote(spec)` gives the handle."""
+    """`remote(actor_class).options(…).remote(spec, environment)` gives the handle."""
 
     def __init__(self, handle):
         self._handle = handle
 
-    def remote(self, what):
-        return self._handle if isinstance(what, WorkerSpec) else self
+    def remote(self, what, environment=None):
+        if not isinstance(what, WorkerSpec):
+            return self
+        self.environment = environment
+        return self._handle
 
     def options(self, **options):
         self.chosen = options

@@ -146,7 +146,7 @@ async def test_a_worker_has_the_shape_of_its_role_with_devices_cores_and_threads
     replicas = RayReplicas(object, config=config, home=home, is_local=False, on_exit=lambda *_: None)
     replicas.start(specs[0], threads=3)
     assert (fake.chosen["num_gpus"], fake.chosen["num_cpus"]) == (4, 12)
-    assert fake.chosen["runtime_env"]["env_vars"]["OMP_NUM_THREADS"] == "3", "threads are those of one rank"
+    assert fake.environment["OMP_NUM_THREADS"] == "3", "threads are those of one rank"
     await replicas.close()
 
 

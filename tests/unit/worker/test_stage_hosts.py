@@ -37,8 +37,9 @@ class Actors:
     def options(self, **_):
         return self
 
-    def remote(self):
+    def remote(self, environment):
         number = len(self.made)
+        self.environment = environment
 
         async def node():
             if isinstance(self.nodes[number], BaseException):
@@ -59,7 +60,9 @@ def config(**cluster):
 async def test_only_the_actor_of_a_stage_of_this_host_is_ended(monkeypatch):
     ray = Actors(["there", "here"])
     ray.install(monkeypatch)
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
     stages = await placed_stages("w.1", config(), "127.0.0.1:1")
+    assert ray.environment["OMP_NUM_THREADS"] == "3", "followers elsewhere have as many threads"
     assert [host is None for host in stages.spread.hosts] == [True, False, True]
     assert ray.killed == ray.made[1:]
     own, far = (stages.parts.setup(FollowerSetup(rank, "", (), "", "", "", "")).part for rank in (2, 1))
