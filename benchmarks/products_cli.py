@@ -39,13 +39,19 @@ def products(
     except NativeUnavailable as error:
         raise SetupError(f"the native kernels cannot run here: {error}") from error
     results: list[ProductResult] = []
-    with torch.inference_mode():
-        for result in bench.run(shapes, _rows(rows)):
-            notes.print(f"{result.shape}, {result.rows} rows: {_ratios(result.faster_than_bf16)}")
-            results.append(result)
+    try:
+        with torch.inference_mode():
+            for result in bench.run(shapes, _rows(rows)):
+                notes.print(f"{result.shape}, {result.rows} rows: {_ratios(result.faster_than_bf16)}")
+                results.append(result)
+    finally:  # an interrupted run shows what it brought
+        if results and not as_json:
+            _show(results, bench, threads)
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(results)).decode())
-        return
+
+
+def _show(results: list[ProductResult], bench: ProductBench, threads: int) -> None:
     title = (
         f"class {bench.kernels.features} on {processor_name()}, {threads} thread(s): how many times as fast "
         "as bf16; and bf16's as torch's"
