@@ -13,17 +13,16 @@ import mmap
 import os
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 from baton.core.errors import BatonError, SetupError
 from kv_store.extents import punch_hole
 from kv_store.host_memory import available_bytes
+from kv_store.large_pages import SETTINGS, SHARED, gives_large_pages, setting_of
 
 PAGE_BYTES = mmap.PAGESIZE
 SLAB_BYTES = 16 * 2**20
 """Bytes reserved or mapped in one call: some 10 ms, for which others who reserve may wait."""
 
-_SHMEM_THP = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 _MADV_POPULATE_WRITE = 23
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 """No one who has the descriptor can take pages away from under the others."""
@@ -229,10 +228,12 @@ class Arena:
 
     def _advise_huge_pages(self) -> str:
         failed = _libc.madvise(self.base_address, len(self._memory), mmap.MADV_HUGEPAGE)
-        setting = _shmem_thp_setting()
-        if not failed and setting in ("always", "advise", "within_size", "force"):
-            return f"arena: 2 MiB pages (shmem_enabled is {setting})"
-        return f"arena: 4 KiB pages ({_SHMEM_THP} is {setting or 'not there'}; advise would allow 2 MiB)"
+        setting = setting_of(SHARED)
+        if not failed and gives_large_pages(SHARED):
+            return f"arena: 2 MiB pages ({SHARED} is {setting})"
+        return (
+            f"arena: 4 KiB pages ({SETTINGS / SHARED} is {setting or 'not there'}; advise would allow 2 MiB)"
+        )
 
     def _data_ranges(self, at: int) -> Iterator[tuple[int, int]]:
         size = self.slot_bytes * self.slot_count
@@ -243,10 +244,3 @@ class Arena:
                 return
             at = os.lseek(self.fd, start, os.SEEK_HOLE)
             yield start, at
-
-
-def _shmem_thp_setting() -> str:
-    try:
-        return _SHMEM_THP.read_text().partition("[")[2].partition("]")[0]
-    except OSError:
-        return ""

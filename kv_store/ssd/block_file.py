@@ -5,6 +5,7 @@ asked for, is never given out: every read checks label and payload. That is why 
 device's cache: what a crash leaves is either the block or nothing (docs/decisions/0020).
 """
 
+import ctypes
 import itertools
 import threading
 from pathlib import Path
@@ -15,9 +16,10 @@ from baton.core.ids import BlockHash
 from baton.core.store import BlockFacts
 from kv_store.checksum import checksum as checksum_of
 from kv_store.extents import allocate, punch_hole
+from kv_store.large_pages import PRIVATE, SHARED, address_of, gives_large_pages
 from kv_store.node.events import Recovered
 from kv_store.ssd import recovery
-from kv_store.ssd.device import AlignedBuffers, IoMode, is_aligned
+from kv_store.ssd.device import LARGE_FROM_BYTES, AlignedBuffers, IoMode, is_aligned
 from kv_store.ssd.eraser import Eraser
 from kv_store.ssd.errors import CorruptBlock, DiskError
 from kv_store.ssd.folder import SizeClassFile, open_size_class_file
@@ -47,6 +49,9 @@ class BlockFile:
         self.block_bytes, self.slot_bytes = file.title.block_bytes, file.title.slot_bytes
         self._file, self._device, self._title = file, file.device, file.title
         self._buffers = AlignedBuffers()
+        self._is_staged = self.io == "direct" and pays_to_stage(self.slot_bytes)
+        if self._is_staged:
+            self.notes = (*self.notes, f"{self.path}: by way of buffers in 2 MiB pages")
         self._sequence = itertools.count(1)
         self._eraser = Eraser(self._erase, name=f"ssd-eraser-{self.block_bytes}")
         self._calls = _CallsUnderWay()
@@ -93,8 +98,8 @@ class BlockFile:
         """Fill `into` [slot_bytes, or just the payload's bytes] and return the payload's checksum.
 
         Raises CorruptBlock if the slot does not hold that block whole (`into` is then garbage), DiskError if
-        the device fails. The read goes straight into `into` if it is a whole slot at a page's address, else
-        by a copy.
+        the device fails. The read goes straight into `into` if it is a whole slot at a page's address and
+        no staging pays, else by a copy.
         """
         with self._calls:
             target, is_copied = self._io_buffer(into)
@@ -110,7 +115,7 @@ class BlockFile:
             if checksum_of(target[: self.block_bytes]) != label.payload_checksum:
                 raise CorruptBlock(f"{self.path}: slot {ssd_slot}: the checksum does not hold")
             if is_copied:
-                into[: self.block_bytes] = target[: self.block_bytes]
+                _copy(into, target, self.block_bytes)
             return label.payload_checksum
 
     def write(self, ssd_slot: int, source: memoryview, facts: BlockFacts, checksum: int = 0) -> int:
@@ -128,7 +133,7 @@ class BlockFile:
             try:
                 payload, is_copied = self._io_buffer(source)
                 if is_copied:
-                    payload[: len(source)] = source
+                    _copy(payload, source, len(source))
                 page = self._buffers.get(PAGE_BYTES)
                 page[:] = self._label_page(ssd_slot, facts, checksum)
                 self._device.write([payload, page], offset)
@@ -189,7 +194,8 @@ class BlockFile:
     def _io_buffer(self, buffer: memoryview) -> tuple[memoryview, bool]:
         """The buffer itself if the device can use it as it is, else one of this thread's, to be copied."""
         assert len(buffer) in (self.block_bytes, self.slot_bytes), f"{len(buffer)} bytes for a slot"
-        if len(buffer) == self.slot_bytes and (self.io == "buffered" or is_aligned(buffer)):
+        fits = self.io == "buffered" or (not self._is_staged and is_aligned(buffer))
+        if len(buffer) == self.slot_bytes and fits:
             return buffer, False
         return self._buffers.get(self.slot_bytes), True
 
@@ -205,6 +211,19 @@ class BlockFile:
     def _checked(self, slot: int) -> int:
         assert 0 <= slot < self.slot_count, f"slot {slot} of {self.slot_count}"
         return slot
+
+
+def pays_to_stage(slot_bytes: int) -> bool:
+    """Whether direct IO of the arena's memory is slower than by way of a buffer. A device is given a list of
+    the pieces of memory: with pages of 4 KiB, 129 for 512 KiB, which made reads and writes of a virtual disk
+    two to three times as slow (docs/benchmarks/transfer-and-store.md)."""
+    return slot_bytes >= LARGE_FROM_BYTES and gives_large_pages(PRIVATE) and not gives_large_pages(SHARED)
+
+
+def _copy(to: memoryview, source: memoryview, size: int) -> None:
+    """Copy with the GIL released, since the event loop would wait for it."""
+    assert size <= min(len(to), len(source)), "a copy beyond a buffer"
+    ctypes.memmove(address_of(to), address_of(source), size)
 
 
 class _CallsUnderWay:

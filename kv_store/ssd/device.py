@@ -7,12 +7,14 @@ import threading
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-import numpy as np
-
+from kv_store.large_pages import address_of, large_page_buffer
 from kv_store.ssd.errors import DiskError, DiskFull
 from kv_store.ssd.layout import PAGE_BYTES
 
 IoMode = Literal["direct", "buffered"]
+
+LARGE_FROM_BYTES = 64 * 2**10
+"""Buffers of this size and more are worth a large page."""
 
 _RWF_DONTCACHE = 0x80
 """Linux 6.14: buffered, but the pages go after use. Python has no name for it yet."""
@@ -24,19 +26,16 @@ def is_aligned(buffer: memoryview) -> bool:
     return len(buffer) % PAGE_BYTES == 0 and address_of(buffer) % PAGE_BYTES == 0
 
 
-def address_of(buffer: memoryview) -> int:
-    return np.frombuffer(buffer, np.uint8).ctypes.data
-
-
 class AlignedBuffers(threading.local):
-    """One page-aligned buffer per thread and size."""
+    """One page-aligned buffer per thread and size, in large pages if it is as large as they are worth."""
 
     def __init__(self) -> None:
         self._by_size: dict[int, memoryview] = {}
 
     def get(self, size: int) -> memoryview:
         if size not in self._by_size:
-            self._by_size[size] = memoryview(mmap.mmap(-1, size))
+            is_large = size >= LARGE_FROM_BYTES
+            self._by_size[size] = large_page_buffer(size) if is_large else memoryview(mmap.mmap(-1, size))
         return self._by_size[size]
 
 

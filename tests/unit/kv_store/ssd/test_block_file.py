@@ -10,6 +10,7 @@ import pytest
 import xxhash
 
 from baton.core.errors import SetupError
+from kv_store.large_pages import LARGE_PAGE_BYTES, PRIVATE, SHARED, address_of
 from kv_store.ssd import block_file as block_file_module
 from kv_store.ssd import folder as folder_module
 from kv_store.ssd.block_file import BlockFile
@@ -47,6 +48,38 @@ def test_blocks_come_back_as_they_were_after_a_restart(tmp_path, block_bytes, io
         assert read(file, slot, index) == payload_of(index, block_bytes)
         assert checksums[slot] == xxhash.xxh3_64_intdigest(payload_of(index, block_bytes))
     assert file.io == io
+    file.close()
+
+
+@pytest.mark.parametrize(
+    ("large", "block_bytes", "is_staged"),
+    [
+        ({PRIVATE}, 196_608, True),
+        ({PRIVATE, SHARED}, 196_608, False),
+        (set(), 196_608, False),
+        ({PRIVATE}, 32_768, False),
+    ],
+)
+def test_memory_in_small_pages_goes_by_way_of_a_buffer_in_large_ones(
+    tmp_path, monkeypatch, large, block_bytes, is_staged
+):
+    monkeypatch.setattr(block_file_module, "gives_large_pages", lambda kind: kind in large)
+    file, _ = open_file(tmp_path, block_bytes)
+    moved = []
+    for name in ("read", "write"):
+        call = getattr(file._device, name)
+        monkeypatch.setattr(
+            file._device, name, lambda buffers, at, call=call: (moved.append(buffers[0]), call(buffers, at))
+        )
+    source, target = aligned(payload_of(1, block_bytes)), aligned(bytes(block_bytes))
+    file.write(3, source, facts_of(1))
+    file.read(3, target, facts_of(1).block_hash)
+    assert bytes(target) == bytes(source)
+    straight = [address_of(source), address_of(target)]
+    assert ([address_of(one) for one in moved] != straight) == is_staged
+    if is_staged:
+        assert all(address_of(one) % LARGE_PAGE_BYTES == 0 for one in moved)
+    assert any("by way of" in note for note in file.notes) == is_staged
     file.close()
 
 
