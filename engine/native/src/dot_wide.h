@@ -87,11 +87,11 @@ struct Panel {
     }
 };
 
-// Vectors FIRST … FIRST + COUNT - 1 of the panel's columns, of step `step`, k = K * step + PARITY.
+// Vectors FIRST … FIRST + COUNT - 1 of the panel's columns, of step `step`, k = K * step + PLACE.
 struct StepF32 {
     static constexpr int64_t BYTES = strip_step_bytes(DENSE_F32);
     static constexpr int K = 1;
-    template <int PARITY, int FIRST, int COUNT> BATON_ALWAYS static void load(Vec* b, Panel panel, int64_t step) {
+    template <int PLACE, int FIRST, int COUNT> BATON_ALWAYS static void load(Vec* b, Panel panel, int64_t step) {
         for (int j = 0; j < COUNT; ++j) {
             const float* from = reinterpret_cast<const float*>(panel.at(step, BYTES, FIRST + j));
             b[j] = vec_load(from + (FIRST + j) % STRIP_VECTORS * WIDTH);
@@ -102,10 +102,10 @@ struct StepF32 {
 struct StepBF16 {
     static constexpr int64_t BYTES = strip_step_bytes(DENSE_BF16);
     static constexpr int K = 2;
-    template <int PARITY, int FIRST, int COUNT> BATON_ALWAYS static void load(Vec* b, Panel panel, int64_t step) {
+    template <int PLACE, int FIRST, int COUNT> BATON_ALWAYS static void load(Vec* b, Panel panel, int64_t step) {
         for (int j = 0; j < COUNT; ++j) {
             const IntVec pairs = int_load(panel.at(step, BYTES, FIRST + j) + (FIRST + j) % STRIP_VECTORS * (4 * WIDTH));
-            b[j] = as_floats(PARITY ? high_halves(pairs) : low_halves(pairs));
+            b[j] = as_floats(PLACE ? high_halves(pairs) : low_halves(pairs));
         }
     }
 };
@@ -113,9 +113,9 @@ struct StepBF16 {
 struct StepCode8 {  // of integers, packed as they are: `Codebook::is_integer`
     static constexpr int64_t BYTES = strip_step_bytes(CODE8);
     static constexpr int K = 2;
-    template <int PARITY, int FIRST, int COUNT> BATON_ALWAYS static void load(Vec* b, Panel panel, int64_t step) {
+    template <int PLACE, int FIRST, int COUNT> BATON_ALWAYS static void load(Vec* b, Panel panel, int64_t step) {
         for (int j = 0; j < COUNT; ++j) {
-            const char* from = panel.at(step, BYTES, FIRST + j) + PARITY * STRIP;
+            const char* from = panel.at(step, BYTES, FIRST + j) + PLACE * STRIP;
             b[j] = bytes_to_floats(from + (FIRST + j) % STRIP_VECTORS * WIDTH);
         }
     }
@@ -124,9 +124,9 @@ struct StepCode8 {  // of integers, packed as they are: `Codebook::is_integer`
 struct StepTable8 {
     static constexpr int64_t BYTES = strip_step_bytes(CODE8);
     static constexpr int K = 2;
-    template <int PARITY, int FIRST, int COUNT> BATON_ALWAYS static void load(Vec* b, Panel panel, int64_t step) {
+    template <int PLACE, int FIRST, int COUNT> BATON_ALWAYS static void load(Vec* b, Panel panel, int64_t step) {
         for (int j = 0; j < COUNT; ++j) {
-            const char* from = panel.at(step, BYTES, FIRST + j) + PARITY * STRIP;
+            const char* from = panel.at(step, BYTES, FIRST + j) + PLACE * STRIP;
             float values[WIDTH];
             for (int i = 0; i < WIDTH; ++i) {
                 const char code = from[(FIRST + j) % STRIP_VECTORS * WIDTH + i];
@@ -142,15 +142,15 @@ struct StepCode4 {
     static constexpr int K = 2;
 #if defined(__AVX512F__)
     // Lane c of 16 holds in nibbles 4 p … 4 p + 3 those of columns c, 16 + c, … of parity p.
-    template <int PARITY, int FIRST, int COUNT> BATON_ALWAYS static void load(Vec* b, Panel panel, int64_t step) {
+    template <int PLACE, int FIRST, int COUNT> BATON_ALWAYS static void load(Vec* b, Panel panel, int64_t step) {
         const IntVec lanes = int_load(panel.at(step, BYTES, 0));
         for (int j = 0; j < COUNT; ++j)
-            b[j] = _mm512_permutexvar_ps(_mm512_srli_epi32(lanes, 4 * (FIRST + j) + 16 * PARITY),
+            b[j] = _mm512_permutexvar_ps(_mm512_srli_epi32(lanes, 4 * (FIRST + j) + 16 * PLACE),
                                          vec_load(panel.book->wide));
     }
 #else
     // Both bytes of 32 bfloat16 are looked up at once. The compiler sees that the other parity needs the same.
-    template <int PARITY, int FIRST, int COUNT> BATON_ALWAYS static void load(Vec* b, Panel panel, int64_t step) {
+    template <int PLACE, int FIRST, int COUNT> BATON_ALWAYS static void load(Vec* b, Panel panel, int64_t step) {
         const IntVec low = int_load(panel.book->nibble_low), high = int_load(panel.book->nibble_high);
         const int64_t at = panel.first + step;
         const __m128i shift = _mm_cvtsi32_si128(static_cast<int>(at % 2 * 4));
@@ -161,7 +161,7 @@ struct StepCode4 {
             const IntVec lows = _mm256_shuffle_epi8(low, codes), highs = _mm256_shuffle_epi8(high, codes);
             const IntVec pairs =
                 (FIRST + j) % STRIP_VECTORS ? _mm256_unpackhi_epi8(lows, highs) : _mm256_unpacklo_epi8(lows, highs);
-            b[j] = as_floats(PARITY ? high_halves(pairs) : low_halves(pairs));
+            b[j] = as_floats(PLACE ? high_halves(pairs) : low_halves(pairs));
         }
     }
 #endif
@@ -171,24 +171,24 @@ struct StepCode4 {
 struct StepLanes4 {
     static constexpr int64_t BYTES = strip_step_bytes(LANES4);
     static constexpr int K = step_k(LANES4);
-    template <int PARITY, int FIRST, int COUNT> BATON_ALWAYS static void load(Vec* b, Panel panel, int64_t step) {
+    template <int PLACE, int FIRST, int COUNT> BATON_ALWAYS static void load(Vec* b, Panel panel, int64_t step) {
         for (int j = 0; j < COUNT; ++j) {
             const char* from = panel.at(step, BYTES, FIRST + j) + (FIRST + j) % STRIP_VECTORS * (4 * WIDTH);
             const IntVec words = int_load(from);
-            b[j] = _mm256_cvtepi32_ps(PARITY == K - 1
-                                          ? _mm256_srli_epi32(words, 4 * PARITY)
-                                          : _mm256_and_si256(words, _mm256_set1_epi32(15 << 4 * (PARITY % (K - 1)))));
+            b[j] = _mm256_cvtepi32_ps(PLACE == K - 1
+                                          ? _mm256_srli_epi32(words, 4 * PLACE)
+                                          : _mm256_and_si256(words, _mm256_set1_epi32(15 << 4 * (PLACE % (K - 1)))));
         }
     }
 };
 #endif
 
-template <int ROWS, typename Step, int PARITY, int FIRST, int COUNT>
+template <int ROWS, typename Step, int PLACE, int FIRST, int COUNT>
 BATON_ALWAYS inline void columns_of_rows(Vec (&c)[ROWS][COUNT], const Vec (&x)[ROWS], Panel panel, int64_t step) {
     auto column = [&](auto j) BATON_ALWAYS {
         constexpr int J = decltype(j)::value;
         Vec b;
-        Step::template load<PARITY, FIRST + J, 1>(&b, panel, step);
+        Step::template load<PLACE, FIRST + J, 1>(&b, panel, step);
 #pragma GCC unroll 16
         for (int r = 0; r < ROWS; ++r) c[r][J] = vec_fma(x[r], b, c[r][J]);
     };
@@ -198,18 +198,18 @@ BATON_ALWAYS inline void columns_of_rows(Vec (&c)[ROWS][COUNT], const Vec (&x)[R
     if constexpr (COUNT > 4) column(Number<4>()), column(Number<5>()), column(Number<6>()), column(Number<7>());
 }
 
-// c[r][j] += a[r] * the weights of column vector FIRST + j, for one k: PARITY of the step. Of two factors the fewer
+// c[r][j] += a[r] * the weights of column vector FIRST + j, for one k: PLACE of the step. Of two factors the fewer
 // stay in registers, of which AVX2 has sixteen.
-template <int ROWS, typename Step, int PARITY, int FIRST, int COUNT>
+template <int ROWS, typename Step, int PLACE, int FIRST, int COUNT>
 BATON_ALWAYS inline void multiply_k(Vec (&c)[ROWS][COUNT], const float* a, Panel panel, int64_t step) {
     if constexpr (WIDTH == 8 && ROWS < COUNT) {
         Vec x[ROWS];
 #pragma GCC unroll 16
         for (int r = 0; r < ROWS; ++r) x[r] = vec_same(a + r);
-        columns_of_rows<ROWS, Step, PARITY, FIRST, COUNT>(c, x, panel, step);
+        columns_of_rows<ROWS, Step, PLACE, FIRST, COUNT>(c, x, panel, step);
     } else {
         Vec b[COUNT];
-        Step::template load<PARITY, FIRST, COUNT>(b, panel, step);
+        Step::template load<PLACE, FIRST, COUNT>(b, panel, step);
 #pragma GCC unroll 16
         for (int r = 0; r < ROWS; ++r) {
             const Vec x = vec_same(a + r);
@@ -227,13 +227,13 @@ template <bool IS_FULL> BATON_ALWAYS inline void forget() {
 #endif
 }
 
-// All k of a step, from PARITY on.
-template <int ROWS, typename Step, int FIRST, int COUNT, int PARITY = 0>
+// All k of a step, from PLACE on.
+template <int ROWS, typename Step, int FIRST, int COUNT, int PLACE = 0>
 BATON_ALWAYS inline void multiply_step(Vec (&c)[ROWS][COUNT], const float* a, Panel panel, int64_t step) {
-    multiply_k<ROWS, Step, PARITY, FIRST, COUNT>(c, a + (Step::K * step + PARITY) * ROWS, panel, step);
-    if constexpr (PARITY + 1 < Step::K) {
+    multiply_k<ROWS, Step, PLACE, FIRST, COUNT>(c, a + (Step::K * step + PLACE) * ROWS, panel, step);
+    if constexpr (PLACE + 1 < Step::K) {
         forget<(ROWS * COUNT > 8)>();
-        multiply_step<ROWS, Step, FIRST, COUNT, PARITY + 1>(c, a, panel, step);
+        multiply_step<ROWS, Step, FIRST, COUNT, PLACE + 1>(c, a, panel, step);
     }
 }
 
@@ -346,11 +346,11 @@ void dot_groups(const float* a, Panel panel, const Groups& groups, float* total,
             for (int j = 0; j < COUNT; ++j) {
                 const int64_t column = WIDTH * (FIRST + j);
                 Vec value = c[r][j];
-                const float* sum = groups.sums + r * groups.sums_stride + g;
+                const auto sum = [&] { return vec_same(groups.sums + r * groups.sums_stride + g); };
                 if (groups.zeros)
-                    value = vec_minus_product(vec_load(groups.zeros + g * PANEL + column), vec_same(sum), value);
+                    value = vec_minus_product(vec_load(groups.zeros + g * PANEL + column), sum(), value);
                 else if (groups.offset != 0)
-                    value = vec_fma(vec_same(&groups.offset), vec_same(sum), value);
+                    value = vec_fma(vec_same(&groups.offset), sum(), value);
                 const Vec scale = vec_load(groups.scales + g * PANEL + column);
                 float* to = total + r * PANEL + column;
                 vec_store(to, adds ? vec_fma(scale, value, vec_load(to)) : vec_mul(scale, value));
@@ -374,11 +374,11 @@ void dot_groups_alone(const float* a, Panel panel, const Groups& groups, float* 
 }
 
 // A strip of a block of a panel to float32: [k][STRIP].
-template <typename Step, int PARITY = 0> BATON_ALWAYS inline void widen_step(Panel panel, int64_t step, float* to) {
+template <typename Step, int PLACE = 0> BATON_ALWAYS inline void widen_step(Panel panel, int64_t step, float* to) {
     Vec b[STRIP_VECTORS];
-    Step::template load<PARITY, 0, STRIP_VECTORS>(b, panel, step);
-    for (int j = 0; j < STRIP_VECTORS; ++j) vec_store(to + (Step::K * step + PARITY) * STRIP + WIDTH * j, b[j]);
-    if constexpr (PARITY + 1 < Step::K) widen_step<Step, PARITY + 1>(panel, step, to);
+    Step::template load<PLACE, 0, STRIP_VECTORS>(b, panel, step);
+    for (int j = 0; j < STRIP_VECTORS; ++j) vec_store(to + (Step::K * step + PLACE) * STRIP + WIDTH * j, b[j]);
+    if constexpr (PLACE + 1 < Step::K) widen_step<Step, PLACE + 1>(panel, step, to);
 }
 
 template <typename Step> void widen_strip(Panel panel, int64_t steps, float* to) {
