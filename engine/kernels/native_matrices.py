@@ -53,6 +53,12 @@ class NativeMatrix:
         count: int = _functions().baton_matrix_bytes(self.pointer)
         return count
 
+    @property
+    def layout(self) -> int:
+        """How the weights lie: `Format` of src/dot_tile.h."""
+        number: int = _functions().baton_matrix_format(self.pointer)
+        return number
+
 
 @cache
 def _functions() -> RecordableLibrary:
@@ -70,6 +76,8 @@ def _functions() -> RecordableLibrary:
     native.baton_matrix_free.restype = None
     native.baton_matrix_bytes.argtypes = [_POINTER]
     native.baton_matrix_bytes.restype = _I64
+    native.baton_matrix_format.argtypes = [_POINTER]
+    native.baton_matrix_format.restype = _I32
     native.baton_matrix_sections.argtypes = [_POINTER] * 3
     native.baton_matrix_sections.restype = None
     native.baton_matrices_place.argtypes = [_POINTER, _I64, _POINTER, _POINTER]

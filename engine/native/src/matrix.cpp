@@ -170,21 +170,34 @@ void pack_codes4(Matrix* m, const uint8_t* codes, int64_t panel, uint8_t code_of
     }
 }
 
-// Whether words of eight codes serve: a row of integers, of which no word belongs to two groups.
-bool fits_lanes(const bf16* values, int64_t k, int64_t group_k) {
-    for (int i = 1; i < 16; ++i)
-        if (to_float(values[i]) != to_float(values[0]) + static_cast<float>(i)) return false;
-    return group_k >= k || group_k % step_k(LANES4) == 0;
+// Codes whose values are sixteen integers in a row, in any order: the place of each code's value among them.
+struct IntegerCodes {
+    float least;
+    uint8_t places[16];
+    bool is_row;
+};
+
+IntegerCodes integer_codes(const bf16* values) {
+    IntegerCodes found{to_float(values[0]), {}, true};
+    for (int i = 1; i < 16; ++i) found.least = std::min(found.least, to_float(values[i]));
+    unsigned seen = 0;
+    for (int i = 0; i < 16 && found.is_row; ++i) {
+        const float place = to_float(values[i]) - found.least;
+        found.is_row = place >= 0 && place < 16 && place == std::floor(place);
+        if (found.is_row) found.places[i] = static_cast<uint8_t>(place), seen |= 1u << found.places[i];
+    }
+    found.is_row = found.is_row && seen == 0xffff;
+    return found;
 }
 
-void pack_lanes4(Matrix* m, const uint8_t* codes, int64_t panel) {
+void pack_lanes4(Matrix* m, const uint8_t* codes, const uint8_t* places, int64_t panel) {
     uint32_t* to = reinterpret_cast<uint32_t*>(m->panels + panel * m->panel_bytes);
     std::memset(to, 0, static_cast<size_t>(m->panel_bytes));
     const int64_t columns = std::min<int64_t>(PANEL, m->n - panel * PANEL);
     for (int64_t c = 0; c < columns; ++c) {
         const uint8_t* from = codes + (panel * PANEL + c) * m->k;
         uint32_t* strip = to + c / STRIP * m->steps * STRIP + c % STRIP;
-        for (int64_t i = 0; i < m->k; ++i) strip[i / 8 * STRIP] |= (from[i] & 15u) << i % 8 * 4;
+        for (int64_t i = 0; i < m->k; ++i) strip[i / 8 * STRIP] |= static_cast<uint32_t>(places[from[i] & 15]) << i % 8 * 4;
     }
 }
 #else
@@ -323,13 +336,17 @@ BATON_API void* baton_matrix_coded(const uint8_t* codes, int32_t bits, int64_t n
                                    const int32_t* order, const float* bias) {
     int format = bits == 4 ? CODE4 : CODE8;
 #if BATON_FEW_SUMS
-    if (bits == 4 && fits_lanes(values, k, group_k)) format = LANES4;
+    // No word of eight codes belongs to two groups.
+    const IntegerCodes integers = bits == 4 ? integer_codes(values) : IntegerCodes{};
+    if (integers.is_row && (group_k >= k || group_k % step_k(LANES4) == 0)) format = LANES4;
 #endif
     Matrix* m = create(format, n, k, bias);
     if (!m) return nullptr;
     m->group_k = group_k;
     m->group_count = (k + group_k - 1) / group_k;
-    if (format == LANES4) m->code_offset = to_float(values[0]);
+#if BATON_FEW_SUMS
+    if (format == LANES4) m->code_offset = integers.least;
+#endif
     fill_book(m->book, m->format, values);
     uint8_t code_of_zero = 0;
     for (int i = 0; bits == 4 && i < 16; ++i)
@@ -354,7 +371,7 @@ BATON_API void* baton_matrix_coded(const uint8_t* codes, int32_t bits, int64_t n
 #endif
     parallel_for(m->panel_count, [&](int64_t panel, int) {
 #if BATON_FEW_SUMS
-        if (format == LANES4) return pack_lanes4(m, codes, panel);
+        if (format == LANES4) return pack_lanes4(m, codes, integers.places, panel);
 #endif
         if (bits == 4)
             pack_codes4(m, codes, panel, code_of_zero);
@@ -415,6 +432,9 @@ BATON_API void baton_matrices_place(void* const* matrices, int64_t count, char* 
 BATON_API void baton_end_arena() { end_arena(); }
 
 BATON_API void baton_matrix_free(void* matrix) { destroy(static_cast<Matrix*>(matrix)); }
+
+// As `Format`: how the weights lie.
+BATON_API int32_t baton_matrix_format(const void* matrix) { return static_cast<const Matrix*>(matrix)->format; }
 
 BATON_API int64_t baton_matrix_bytes(const void* matrix) {
     const Matrix* m = static_cast<const Matrix*>(matrix);

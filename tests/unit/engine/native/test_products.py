@@ -10,7 +10,7 @@ from baton.core.geometry import KVGeometry
 from engine.kernels.native import NativeKernels
 from engine.kernels.weights import DenseMatrix, ExpertMatrices, Fp8Matrix, IntMatrix, to_dense
 from engine.kv.pool import KVPool
-from engine.native.library import set_threads
+from engine.native.library import features, set_threads
 
 BF16, F32 = torch.bfloat16, torch.float32
 TOLERANCE = {BF16: 6e-3, F32: 3e-6}
@@ -106,6 +106,20 @@ def test_quantised_products_mean_what_the_matrix_says(kernels, name, dtype):
         x = random(rows, matrix.values.shape[1], seed=rows, dtype=dtype)
         tolerance = 2e-2 if name == "int4 in odd groups" else TOLERANCE[dtype]
         assert_close(kernels.linear(x, packed), exact(x, matrix), tolerance)
+
+
+CODE4, LANES4 = 3, 5
+"""`Format` of src/dot_tile.h."""
+
+
+@pytest.mark.parametrize("name", [name for name in CODED if name.startswith("int4")])
+def test_integers_of_four_bits_lie_in_words_with_avx2(kernels, name):
+    """The figures of docs/benchmarks/engine.md are of these, so that they must be what is used."""
+    has_short_groups = name in ("int4 in odd groups", "int4 in groups of six")
+    if name == "int4 in odd groups":
+        pytest.skip("made dense in the model's dtype")
+    is_in_words = features() == "avx2" and not has_short_groups
+    assert kernels.pack(CODED[name]).layout == (LANES4 if is_in_words else CODE4)
 
 
 def test_every_code_has_its_value(kernels):
