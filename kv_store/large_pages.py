@@ -36,6 +36,7 @@ def address_of(buffer: memoryview) -> int:
 def large_page_buffer(size: int) -> memoryview:
     """Return private memory of so many bytes, from a large page's address on, in large pages if the system
     gives them. It is freed with the last view of it."""
+    # One page more to begin at its address, and one so that the last one is whole.
     memory = mmap.mmap(-1, size + 2 * LARGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # a kernel without them
         memory.madvise(mmap.MADV_HUGEPAGE)
