@@ -33,5 +33,5 @@ def test_variables_are_set_before_anything_else(monkeypatch, module, step, make)
         raise Reached(os.environ[NAME])
 
     monkeypatch.setattr(module, step, reached)
-    with pytest.raises(Reached, match="^7$"):
+    with pytest.raises(Reached, match=r"^7$"):
         make({NAME: "7"})
