@@ -8,29 +8,46 @@ differs between processors. So it is tried.
 """
 
 import ctypes
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
 
 import xxhash
 
 SLICE_BYTES = 2**20
-"""Bytes of adjacent blocks that are copied in one call: 50 us or so. A slice is still in the core's cache
-when its checksum is computed. Smaller slices with a running XXH3 are slower: that has no AVX-512 here."""
+"""Bytes of adjacent blocks that are copied in one call: 50 us or so."""
 
 Move = Callable[[int, int, int], object]
 """Copies (destination, source, bytes)."""
+CheckedMove = Callable[[int, int, int], int]
+"""Copies (destination, source, bytes), and returns the XXH3-64 of what arrived."""
+AnyMove = TypeVar("AnyMove", bound=Move)
 
-TRIED_BYTES, TRIED_BLOCK_BYTES, TRIED_ROUNDS = 32 * 2**20, 2**19, 3
-"""More than a cache holds, so that the memory is what is measured: 20 ms or so in all."""
-STREAM_GAIN = 1.1
-"""A streaming copy is used if it is so many times as fast as the C library's."""
+TRIED_BYTES, TRIED_BLOCK_BYTES, TRIED_ROUNDS = 64 * 2**20, 2**19, 2
+"""More than a cache holds, so that the memory is what is measured: 25 ms or so for each way."""
+CLEAR_GAIN = 1.1
+"""Another way than the first is chosen if it is so many times as fast. So the one that takes least of the
+caches comes first."""
 
 
-def is_faster(stream: Move, *, now: Callable[[], float] = time.perf_counter) -> bool:
-    """Whether `stream` copies blocks faster than the C library does on this machine. Both take turns, and the
-    best of each counts."""
+def _checked_by_libraries(to: int, origin: int, size: int) -> int:
+    ctypes.memmove(to, origin, size)
+    return xxhash.xxh3_64_intdigest((ctypes.c_char * size).from_address(to))
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """The two ways in which a block is copied."""
+
+    plain: Move = ctypes.memmove
+    checked: CheckedMove = _checked_by_libraries
+
+
+def fastest(moves: Sequence[AnyMove], *, now: Callable[[], float] = time.perf_counter) -> AnyMove:
+    """Choose how blocks are copied on this machine. They take turns, and the best of each counts. The first
+    is taken if none is clearly faster."""
     source = ctypes.create_string_buffer(TRIED_BYTES)
     target = ctypes.create_string_buffer(TRIED_BYTES)
     places = [
@@ -39,7 +56,6 @@ def is_faster(stream: Move, *, now: Callable[[], float] = time.perf_counter) -> 
     ]
     ctypes.memset(target, 1, TRIED_BYTES)  # pages that were never written are not what is compared
     ctypes.memset(source, 1, TRIED_BYTES)
-    moves: tuple[Move, Move] = (ctypes.memmove, stream)
     best = [float("inf")] * len(moves)
     for _ in range(TRIED_ROUNDS):
         for number, move in enumerate(moves):
@@ -47,18 +63,17 @@ def is_faster(stream: Move, *, now: Callable[[], float] = time.perf_counter) -> 
             for to, origin in places:
                 move(to, origin, TRIED_BLOCK_BYTES)
             best[number] = min(best[number], now() - began_s)
-    return best[0] > STREAM_GAIN * best[1]
+    quickest = best.index(min(best))
+    return moves[quickest if best[0] > CLEAR_GAIN * best[quickest] else 0]
 
 
 class BlockCopier:
     """Copies blocks. Addresses are of this process, and must stay valid until `copy` returns. Thread-safe."""
 
-    def __init__(self, threads: int = 1, *, stream: Move | None = None) -> None:
-        """`threads` work on one `copy`, the caller's among them. `stream` copies in place of the C
-        library."""
+    def __init__(self, threads: int = 1, *, moves: Moves | None = None) -> None:
+        """`threads` work on one `copy`, the caller's among them. `moves` copy in place of the libraries."""
         assert threads > 0, "somebody must copy"
-        self._stream = stream
-        self._staging = threading.local()
+        self._moves = moves or Moves()
         self._threads = threads
         self._helpers = ThreadPoolExecutor(threads - 1, "block-copier") if threads > 1 else None
 
@@ -96,37 +111,12 @@ class BlockCopier:
     def _copy(
         self, sources: Sequence[int], destinations: Sequence[int], block_bytes: int, has_checksums: bool
     ) -> list[int]:
-        checksums: list[int] = []
+        if has_checksums:
+            places = zip(destinations, sources, strict=True)
+            return [self._moves.checked(to, origin, block_bytes) for to, origin in places]
         for first, end in _runs(sources, destinations, block_bytes):
-            size = (end - first) * block_bytes
-            if self._stream is None:
-                ctypes.memmove(destinations[first], sources[first], size)
-                arrived = destinations[first]
-            elif has_checksums:
-                # By way of memory that stays in the core's cache: what was streamed is in none.
-                arrived = self._staged(size)
-                ctypes.memmove(arrived, sources[first], size)
-                self._stream(destinations[first], arrived, size)
-            else:
-                self._stream(destinations[first], sources[first], size)
-                continue
-            if has_checksums:
-                checksums += _checksums(arrived, size, block_bytes)
-        return checksums
-
-    def _staged(self, size: int) -> int:
-        """Address of memory of this thread, at least so many bytes."""
-        memory: ctypes.Array[ctypes.c_char] | None = getattr(self._staging, "memory", None)
-        if memory is None or len(memory) < size:
-            memory = self._staging.memory = ctypes.create_string_buffer(max(size, SLICE_BYTES))
-        return ctypes.addressof(memory)
-
-
-def _checksums(address: int, size: int, block_bytes: int) -> list[int]:
-    block_type = ctypes.c_char * block_bytes
-    return [
-        xxhash.xxh3_64_intdigest(block_type.from_address(address + at)) for at in range(0, size, block_bytes)
-    ]
+            self._moves.plain(destinations[first], sources[first], (end - first) * block_bytes)
+        return []
 
 
 def _runs(sources: Sequence[int], destinations: Sequence[int], block_bytes: int) -> Iterator[tuple[int, int]]:

@@ -75,7 +75,7 @@ from worker.spans import PhaseSpans
 from worker.stage_hosts import PlacedStages
 from worker.step_runner import StepRunner
 from worker.store import WorkerStore
-from worker.store_pool import copies_of, fastest_stream, stream_copy
+from worker.store_pool import copies_of, fastest_moves, stream_copies
 from worker.transfer import grant_sender, part_transfer
 
 log = logging.getLogger(__name__)
@@ -163,7 +163,7 @@ class WorkerProcess:
             model, engine = self._config.model, self._config.engine
             self._host = reachable_host(self._config.cluster.worker_host, towards=self._control_address)
             spread, launch = self._place_ranks(stack)
-            self._threads.submit(stream_copy)  # beside the load: it may compile a library
+            self._threads.submit(stream_copies)  # beside the load: it may compile a library
             access = expert_access(self._config, self._worker_id, self._role, self._control_address)
             executor = await self._engine.run(
                 Executor.load, model, engine, spread=spread, launch=launch, access=access
@@ -176,7 +176,7 @@ class WorkerProcess:
                 self._compiling.submit(warm_compiler, executor.grammars)
                 await self._engine.run(executor.warm_up)
             self._measured = await self._engine.run(time_executor, executor, engine.self_timing_s)
-            self._stream = await asyncio.to_thread(fastest_stream) if self._config.store.socket else None
+            self._moves = await asyncio.to_thread(fastest_moves) if self._config.store.socket else None
             transfer = await self._start_transfer(stack, executor)
             self._spans = spans_for(
                 self._worker_id, self._config.telemetry, facts={"baton.worker.shape": engine.shape}
@@ -296,7 +296,7 @@ class WorkerProcess:
         return WorkerStore(
             "" if executor.has_remote_parts else self._config.store.socket,
             hello=StoreHello(self._worker_id, executor.fingerprint, whole.block_bytes),
-            open_copies=copies_of(parts, whole, self._stream),
+            open_copies=copies_of(parts, whole, self._moves),
             block_count=executor.kv.block_count,
             post=self._driver.post,
         )

@@ -17,9 +17,9 @@ from baton.core.geometry import KVGeometry
 from baton.core.store import StoreWelcome
 from engine.kv.parts import PoolPart
 from engine.kv.staging import Staging
-from engine.kv.stream_copy import stream_copy
+from engine.kv.stream_copy import checked_copies, stream_copies
 from kv_store.arena import Arena
-from kv_store.copying import BlockCopier, Move, is_faster
+from kv_store.copying import BlockCopier, Moves, fastest
 from kv_transfer.layout import Places, whole_places
 from kv_transfer.part_copies import PartCopies, Rows, rows_at
 from worker.store_copier import ArenaCopies, OpenCopies
@@ -34,16 +34,18 @@ MAP_AHEAD_BYTES = 32 * 2**20
 
 
 @cache
-def fastest_stream() -> Move | None:
-    """Return the native streaming copy, where this machine is faster with it than with the C library's. It
-    may be compiled now, which takes many seconds, and it is timed: never call this on the event loop."""
-    stream = stream_copy()
-    return stream if stream is not None and is_faster(stream) else None
+def fastest_moves() -> Moves:
+    """Return the ways to copy that are fastest on this machine, of the native library's and of others'. It
+    may be compiled now, which takes many seconds, and they are timed: never call this on the event loop."""
+    libraries = Moves()
+    return Moves(
+        fastest([*stream_copies(), libraries.plain]), fastest(checked_copies() or [libraries.checked])
+    )
 
 
-def copies_of(parts: Sequence[PoolPart], whole: KVGeometry, stream: Move | None = None) -> OpenCopies:
+def copies_of(parts: Sequence[PoolPart], whole: KVGeometry, moves: Moves | None = None) -> OpenCopies:
     """Choose the copies of a worker's pools for `StoreCopier`. `whole` is the geometry of the whole model;
-    `stream` copies in place of the C library."""
+    `moves` copy in place of the libraries."""
 
     def open_copies(descriptor: int, welcome: StoreWelcome) -> ArenaCopies:
         if welcome.slot_bytes < whole.block_bytes:
@@ -53,7 +55,7 @@ def copies_of(parts: Sequence[PoolPart], whole: KVGeometry, stream: Move | None 
         except SetupError as error:
             raise ValueError(str(error)) from None
         kind = HostCopies if all(part.pool.device.type == "cpu" for part in parts) else DeviceCopies
-        return kind(parts, whole, arena, has_checksums=welcome.has_checksums, stream=stream)
+        return kind(parts, whole, arena, has_checksums=welcome.has_checksums, moves=moves)
 
     return open_copies
 
@@ -140,11 +142,11 @@ class _MappedArena:
         arena: Arena,
         *,
         has_checksums: bool,
-        stream: Move | None = None,
+        moves: Moves | None = None,
     ) -> None:
         self._parts, self._whole = parts, whole
         self._arena, self._has_checksums = arena, has_checksums
-        self._copier = BlockCopier(stream=stream)
+        self._copier = BlockCopier(moves=moves)
         self._closing, self._is_near_end = threading.Event(), threading.Event()
         self._mapped_slots = 0
         """Slots before this one are mapped, as long as the node takes memory in their order."""
@@ -197,9 +199,9 @@ class HostCopies(_MappedArena):
         arena: Arena,
         *,
         has_checksums: bool,
-        stream: Move | None = None,
+        moves: Moves | None = None,
     ) -> None:
-        super().__init__(parts, whole, arena, has_checksums=has_checksums, stream=stream)
+        super().__init__(parts, whole, arena, has_checksums=has_checksums, moves=moves)
         self._copies = self._between([_pool_rows(part) for part in parts])
 
     def to_slots(self, blocks: Sequence[int], slots: Sequence[int]) -> tuple[int, ...]:
@@ -230,11 +232,11 @@ class DeviceCopies(_MappedArena):
         arena: Arena,
         *,
         has_checksums: bool,
-        stream: Move | None = None,
+        moves: Moves | None = None,
     ) -> None:
         self._count = max(1, STAGING_BYTES // 2 // whole.block_bytes)
         self._halves = [[Staging(part.pool, self._count) for part in parts] for _ in range(2)]
-        super().__init__(parts, whole, arena, has_checksums=has_checksums, stream=stream)
+        super().__init__(parts, whole, arena, has_checksums=has_checksums, moves=moves)
         self._copies = [
             self._between([_staged_rows(part, stage) for part, stage in zip(parts, half, strict=True)])
             for half in self._halves

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "kv.h"
+#include "xxh3.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -27,22 +28,27 @@ inline void stream_line(char* to, Line line) {
 }
 #endif
 
-constexpr int64_t LINE = 64, PAGE = 4096, PAGES = 2, AHEAD = 8 * LINE;
+constexpr int64_t LINE = 64, PAGE = 4096, AHEAD = 8 * LINE;
 
-// Two pages at once, a line of each in turn: more reads are under way, in more banks of the memory.
+// Of two pages at once, a line of each in turn: more reads are under way, in more banks of the memory. Where that is
+// slower, of one.
 #if defined(__AVX2__)
+template <int PAGES>
 void stream_lines(char* to, const char* from, int64_t bytes) {
     int64_t at = 0;
     for (; at + PAGES * PAGE <= bytes; at += PAGES * PAGE)
         for (int64_t i = at; i < at + PAGE; i += 2 * LINE) {
-            _mm_prefetch(from + i + AHEAD, _MM_HINT_T0);
-            _mm_prefetch(from + i + AHEAD + LINE, _MM_HINT_T0);
-            _mm_prefetch(from + i + PAGE + AHEAD, _MM_HINT_T0);
-            _mm_prefetch(from + i + PAGE + AHEAD + LINE, _MM_HINT_T0);
-            const Line a = load_line(from + i), b = load_line(from + i + LINE);
-            const Line c = load_line(from + i + PAGE), d = load_line(from + i + PAGE + LINE);
-            stream_line(to + i, a), stream_line(to + i + LINE, b);
-            stream_line(to + i + PAGE, c), stream_line(to + i + PAGE + LINE, d);
+            Line lines[2 * PAGES];
+            for (int p = 0; p < PAGES; ++p) {
+                const char* place = from + i + p * PAGE;
+                _mm_prefetch(place + AHEAD, _MM_HINT_T0);
+                _mm_prefetch(place + AHEAD + LINE, _MM_HINT_T0);
+                lines[2 * p] = load_line(place), lines[2 * p + 1] = load_line(place + LINE);
+            }
+            for (int p = 0; p < PAGES; ++p) {
+                stream_line(to + i + p * PAGE, lines[2 * p]);
+                stream_line(to + i + p * PAGE + LINE, lines[2 * p + 1]);
+            }
         }
     for (; at < bytes; at += LINE) stream_line(to + at, load_line(from + at));
     _mm_sfence();
@@ -52,17 +58,31 @@ void stream_lines(char* to, const char* from, int64_t bytes) {
 }  // namespace
 
 // Copies past the caches, which a block that is put away would only push others out of. The C library does so too,
-// but from sizes on that are larger than a block. The two ranges must not overlap.
-BATON_API void baton_stream_copy(char* to, const char* from, int64_t bytes) {
+// but from sizes on that are larger than a block. `pages`, 1 or 2, are read at once. The two ranges must not overlap.
+BATON_API void baton_stream_copy(char* to, const char* from, int64_t bytes, int32_t pages) {
 #if defined(__AVX2__)
     const int64_t head = std::min<int64_t>(bytes, -reinterpret_cast<uintptr_t>(to) & (LINE - 1));
     const int64_t lines = (bytes - head) / LINE * LINE;
     std::memcpy(to, from, static_cast<size_t>(head));
-    stream_lines(to + head, from + head, lines);
+    (pages == 2 ? stream_lines<2> : stream_lines<1>)(to + head, from + head, lines);
     std::memcpy(to + head + lines, from + head + lines, static_cast<size_t>(bytes - head - lines));
 #else
     std::memcpy(to, from, static_cast<size_t>(bytes));
 #endif
+}
+
+// Copies more than 240 bytes and returns the XXH3 of what it wrote, in one pass. Past the caches if it is asked to and
+// `to` lies as vectors do. The two ranges must not overlap.
+BATON_API uint64_t baton_copy_checked(char* to, const char* from, int64_t bytes, int32_t is_streamed) {
+    using namespace baton::xxh3;
+#if defined(__AVX2__)
+    if (is_streamed && reinterpret_cast<uintptr_t>(to) % sizeof(Lanes) == 0) {
+        const uint64_t checksum = copy<Put::STREAMED>(to, from, bytes);
+        _mm_sfence();
+        return checksum;
+    }
+#endif
+    return copy<Put::STORED>(to, from, bytes);
 }
 
 // pairs [count][2]: source, destination; one after another, since one may read what another writes.

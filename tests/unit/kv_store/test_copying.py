@@ -1,4 +1,5 @@
 import ctypes
+import random
 import sys
 import threading
 
@@ -7,11 +8,11 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.kv.stream_copy import stream_copy
-from kv_store.copying import SLICE_BYTES, BlockCopier, is_faster
+from engine.kv.stream_copy import checked_copies, stream_copies
+from kv_store.copying import SLICE_BYTES, BlockCopier, Moves, fastest
 
 
-def copied(order_from, order_to, block_bytes, *, threads, has_checksums, stream=None):
+def copied(order_from, order_to, block_bytes, *, threads, has_checksums, moves=None):
     """(what arrived, by position; checksums), of blocks with contents of their own."""
     count = len(order_from)
     contents = [bytes([index % 251 + 1]) * (block_bytes - 1) + bytes([index % 7]) for index in range(count)]
@@ -22,7 +23,7 @@ def copied(order_from, order_to, block_bytes, *, threads, has_checksums, stream=
     place_from = {index: at for at, index in enumerate(order_from)}
     sources = [ctypes.addressof(source) + place_from[index] * block_bytes for index in range(count)]
     targets = [ctypes.addressof(target) + order_to[index] * block_bytes for index in range(count)]
-    copier = BlockCopier(threads, stream=stream)
+    copier = BlockCopier(threads, moves=moves)
     checksums = copier.copy(sources, targets, block_bytes, has_checksums=has_checksums)
     copier.close()
     arrived = target.raw
@@ -76,40 +77,60 @@ def test_others_run_while_it_copies():
         thread.join()
 
 
+@pytest.fixture(scope="module")
+def native():
+    """The native library's moves: ([plain], [checked])."""
+    plain, checked = stream_copies(), checked_copies()
+    if not plain:
+        pytest.skip("no compiler for the native library")
+    return plain, checked
+
+
 @pytest.mark.parametrize("block_bytes", [1, 100, 4096, 3 * 8192 + 77, SLICE_BYTES // 2, SLICE_BYTES + 5])
-@pytest.mark.parametrize("has_checksums", [False, True])
-def test_streamed_blocks_arrive_as_others_do(block_bytes, has_checksums):
-    stream = stream_copy()
-    if stream is None:
-        pytest.skip("no compiler for the native library")
+def test_streamed_blocks_arrive_as_others_do(block_bytes, native):
+    plain, checked = native
     order, targets = [2, 0, 1, 3, 4], [4, 3, 0, 1, 2]
-    contents, arrived, checksums = copied(
-        order, targets, block_bytes, threads=2, has_checksums=has_checksums, stream=stream
-    )
-    assert arrived == contents
-    assert checksums == ([xxhash.xxh3_64_intdigest(c) for c in contents] if has_checksums else [])
+    for move in plain:
+        contents, arrived, _ = copied(
+            order, targets, block_bytes, threads=2, has_checksums=False, moves=Moves(plain=move)
+        )
+        assert arrived == contents
+    for move in checked:
+        contents, arrived, checksums = copied(
+            order, targets, block_bytes, threads=2, has_checksums=True, moves=Moves(checked=move)
+        )
+        assert arrived == contents
+        assert checksums == [xxhash.xxh3_64_intdigest(c) for c in contents]
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.integers(0, 100), st.integers(0, 100), st.integers(0, 40_000))
-def test_a_stream_copies_any_bytes_and_no_others(to, start, size):
-    stream = stream_copy()
-    if stream is None:
-        pytest.skip("no compiler for the native library")
-    source = ctypes.create_string_buffer(bytes(i * 31 % 251 for i in range(start + size)), start + size + 1)
-    target = ctypes.create_string_buffer(b"#" * (to + size + 100), to + size + 100)
-    stream(ctypes.addressof(target) + to, ctypes.addressof(source) + start, size)
-    assert target.raw == b"#" * to + source.raw[start : start + size] + b"#" * 100
+sizes = st.one_of(st.integers(0, 300), st.integers(0, 20).map(lambda n: 1024 * n), st.integers(0, 40_000))
 
 
-@pytest.mark.parametrize(("stream_s", "is_chosen"), [(0.001, True), (0.0095, False), (0.02, False)])
-def test_a_stream_is_used_where_it_is_clearly_faster(stream_s, is_chosen):
+@settings(max_examples=100, deadline=None)
+@given(to=st.integers(0, 100), start=st.integers(0, 100), size=sizes)
+def test_native_copies_are_of_any_bytes_and_no_others(native, to, start, size):
+    plain, checked = native
+    source = ctypes.create_string_buffer(random.Random(size).randbytes(start + size), start + size + 1)
+    content = source.raw[start : start + size]
+    for move in (*plain, *checked):
+        target = ctypes.create_string_buffer(b"#" * (to + size + 100), to + size + 100)
+        result = move(ctypes.addressof(target) + to, ctypes.addressof(source) + start, size)
+        assert target.raw == b"#" * to + content + b"#" * 100
+        assert move in plain or result == xxhash.xxh3_64_intdigest(content)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "chosen"),
+    [((10, 9, 1), 2), ((10, 9.5, 9.2), 0), ((10, 20, 30), 0), ((10, 2, 3), 1), ((10,), 0)],
+)
+def test_another_way_is_taken_where_it_is_clearly_faster(seconds, chosen):
     clock = [0.0]
-    streamed = []
 
-    def now():
-        clock[0] += 0.01 - streamed.count(1) * (0.01 - stream_s) / 64
-        streamed.clear()
-        return clock[0]
+    def moves_of(number):
+        def move(*_):
+            clock[0] += seconds[number]
 
-    assert is_faster(lambda *_: streamed.append(1), now=now) is is_chosen
+        return move
+
+    moves = [moves_of(number) for number in range(len(seconds))]
+    assert fastest(moves, now=lambda: clock[0]) is moves[chosen]
