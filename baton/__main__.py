@@ -15,10 +15,13 @@ if platform.machine() in ("x86_64", "AMD64"):  # elsewhere torch's own products 
 def main() -> None:
     """Run the command line. A SetupError, wherever it is raised, prints one line and sets its own exit
     status."""
-    from baton.core.errors import SetupError
-    from commands.app import app
-    from commands.run import run_app
-    from commands.standard_output import checked_stdout
+    from baton.core import garbage
+
+    with garbage.uncollected():
+        from baton.core.errors import SetupError
+        from commands.app import app
+        from commands.run import run_app
+        from commands.standard_output import checked_stdout
 
     try:
         with checked_stdout():

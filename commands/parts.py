@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import typer
 
+from baton.core import garbage
 from baton.core.errors import SetupError
 from commands.run import run_app
 
@@ -19,7 +20,8 @@ def run_part(name: str, module_name: str, *, extra: str, args: Sequence[str], ex
     command. `extra` names the optional dependencies it needs. Raises SetupError if they are not installed.
     """
     try:
-        module = importlib.import_module(module_name)
+        with garbage.uncollected():
+            module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         advice = f": pip install 'baton[{extra}]'" if extra else ""
         raise SetupError(f"`baton {name}` needs {error.name}, which is not installed{advice}") from error

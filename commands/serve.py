@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from baton.config import Config
+from baton.core import garbage
 from baton.core.errors import PlatformLost, SetupError
 from baton.core.ids import WorkerId
 from baton.core.messages import Member, Role
@@ -30,7 +31,8 @@ DASHBOARD_NICENESS = 5
 
 def serve_cluster(config: Config, *, with_router: bool) -> None:
     """Raises SetupError."""
-    from control_plane.launch import run_cluster
+    with garbage.uncollected():
+        from control_plane.launch import run_cluster
 
     configure_logs("serve", config.telemetry)
     secure(config.tls, config.access)
@@ -93,8 +95,9 @@ def serve_control(config: Config, *, is_local: bool, exit_with_parent: bool) -> 
 def _told_where_ray_is(config: Config) -> Config:
     """Return the configuration with the address of Ray, which the parent writes when Ray has started. The
     control plane's libraries are loaded meanwhile."""
-    for name in ("ray", "control_plane.control", "worker.actor", "worker.expert_rank_actor"):
-        importlib.import_module(name)
+    with garbage.uncollected():
+        for name in ("ray", "control_plane.control", "worker.actor", "worker.expert_rank_actor"):
+            importlib.import_module(name)
     address = sys.stdin.readline().strip()
     if not address:
         raise SystemExit(1)  # the parent has ended, or Ray did not start, which it says
@@ -113,7 +116,8 @@ def serve_dashboard(config: Config, *, control_address: str, exit_with_parent: b
     if exit_with_parent:
         die_with_parent()
     try:
-        from control_plane.dashboard.process import run_dashboard
+        with garbage.uncollected():
+            from control_plane.dashboard.process import run_dashboard
 
         secure(config.tls, config.access)
         asyncio.run(
@@ -171,8 +175,9 @@ def serve_router(
 ) -> None:
     """Raises SetupError."""
     _leave_torch_out()
-    from control_plane.child import READY_PREFIX, SETUP_ERROR_PREFIX, SETUP_ERROR_STATUS
-    from router.process import run_router
+    with garbage.uncollected():
+        from control_plane.child import READY_PREFIX, SETUP_ERROR_PREFIX, SETUP_ERROR_STATUS
+        from router.process import run_router
 
     configure_logs("router", config.telemetry)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # uvicorn would repeat our own messages
@@ -241,8 +246,9 @@ def serve_worker(config: Config, *, role_name: str, replica: str, control_addres
 
 
 async def _worker(worker_id: WorkerId, role: Role, config: Config, control_address: str, port: int) -> int:
-    from control_plane.shutdown import Shutdown
-    from worker.process import WorkerProcess
+    with garbage.uncollected():
+        from control_plane.shutdown import Shutdown
+        from worker.process import WorkerProcess
 
     def ready(member: Member) -> None:
         tell_parent(f"ready {member.address}")

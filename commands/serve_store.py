@@ -5,6 +5,7 @@ import secrets
 import socket
 
 from baton.config import Config
+from baton.core import garbage
 from baton.core.errors import SetupError
 from baton.core.ids import NodeId
 from baton.core.store_admin import NodeStatus
@@ -34,11 +35,12 @@ def serve_store(config: Config, *, control_address: str, exit_with_parent: bool)
 
 
 async def _store(node_id: NodeId, config: Config, control_address: str, *, is_child: bool) -> None:
-    from control_plane.child import READY_PREFIX
-    from control_plane.shutdown import Shutdown
-    from kv_store.directory.connect import connect
-    from kv_store.process.store_node import StoreProcess
-    from kv_store.ssd.folder import own_folder
+    with garbage.uncollected():
+        from control_plane.child import READY_PREFIX
+        from control_plane.shutdown import Shutdown
+        from kv_store.directory.connect import connect
+        from kv_store.process.store_node import StoreProcess
+        from kv_store.ssd.folder import own_folder
 
     if not config.store.socket:
         raise SetupError("no socket for the workers: name one with --socket")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from baton.config import Config
+from baton.core import garbage
 from baton.telemetry.logs import configure_logs
 from baton.wire.sessions import begin_session, give_way
 from baton.wire.transport import secure
@@ -65,7 +66,8 @@ class WorkerActor:
         return await asyncio.shield(self._serving)
 
     async def _serve(self) -> str:
-        from worker.process import WorkerProcess  # torch: after pinning
+        with garbage.uncollected():
+            from worker.process import WorkerProcess  # torch: after pinning
 
         spec = self._spec
         secure(self._config.tls, self._config.access)

@@ -7,9 +7,10 @@ from baton.core import garbage
 
 
 @pytest.fixture(autouse=True)
-def as_before() -> Iterator[None]:
+def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Each test begins with nothing spared, and ends with what the others' run spares."""
     thresholds = gc.get_threshold()
+    monkeypatch.setattr(garbage, "_stays", False)
     gc.unfreeze()
     yield
     gc.set_threshold(*thresholds)
@@ -84,3 +85,37 @@ def test_what_a_process_spares_for_good_is_spared_after_such_a_while_too() -> No
     assert not {id(one) for one in gc.get_objects()} & {id(one) for one in kept}
     gc.collect()
     assert Knot.count == 0
+
+
+def test_imports_are_not_collected_and_are_spared_afterwards() -> None:
+    collected: list[str] = []
+
+    def note(phase: str, _: object) -> None:
+        collected.append(phase)
+
+    gc.callbacks.append(note)
+    try:
+        with garbage.uncollected():
+            with garbage.uncollected():
+                kept = [[number] for number in range(2 * garbage.THRESHOLDS[0])]
+            assert not gc.isenabled()  # the inner one leaves the end to the outer one
+        assert collected == []
+    finally:
+        gc.callbacks.remove(note)
+    assert gc.isenabled()
+    assert not {id(one) for one in gc.get_objects()} & {id(one) for one in kept}
+
+
+def test_an_import_that_fails_leaves_the_collector_on() -> None:
+    with pytest.raises(ImportError), garbage.uncollected():
+        raise ImportError
+    assert gc.isenabled()
+
+
+def test_imports_that_are_spared_do_not_keep_a_while_from_being_spared() -> None:
+    with garbage.uncollected():
+        pass
+    kept = [[number] for number in range(1000)]
+    with garbage.spared():
+        assert not {id(one) for one in gc.get_objects()} & {id(one) for one in kept}
+    assert {id(one) for one in gc.get_objects()} >= {id(one) for one in kept}

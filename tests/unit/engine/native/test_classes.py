@@ -204,3 +204,18 @@ def test_a_worker_measures_again_before_it_warns(monkeypatch, shares, told, warn
     assert not left
     assert f"{told} times" in note
     assert note.startswith(INFO_NOTE) is not warns
+
+
+@pytest.mark.parametrize(("torch_s", "rounds"), [(0.03, 1), (0.015, beside_torch.ROUNDS)])
+def test_one_round_is_enough_where_torch_is_far_behind(torch_s, rounds):
+    clock, looks = [0.0], [0]
+
+    def now():
+        """Each round looks five times, of which the second ends our call and the fourth torch's."""
+        looks[0] += 1
+        clock[0] += {3: 0.01, 0: torch_s}.get(looks[0] % 5, 0.0)
+        return clock[0]
+
+    share = share_of_torch(small_kernels(), now=now)
+    assert share == pytest.approx(torch_s / 0.01)
+    assert looks[0] == 1 + 5 * rounds
