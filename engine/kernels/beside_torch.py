@@ -23,8 +23,8 @@ BUDGET_S = 0.25
 """Seconds of all rounds but the first, which cannot be cut short."""
 SLOW_BELOW = 0.8
 CLEARLY_FASTER = 2
-"""So many times as fast as torch's after a round, no more rounds are needed. Torch's products in bfloat16 take
-50 ms and more without instructions for it."""
+"""Where ours is so many times as fast, one round is enough. Torch's products in bfloat16 take 50 ms and more
+without instructions for it."""
 SECOND_LOOKS = 2
 """Measurements more, at most, before a worker warns."""
 
