@@ -38,7 +38,7 @@ def _checked_by_libraries(to: int, origin: int, size: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Moves:
+class BlockMoves:
     """The two ways in which a block is copied."""
 
     plain: Move = ctypes.memmove
@@ -70,10 +70,10 @@ def fastest(moves: Sequence[AnyMove], *, now: Callable[[], float] = time.perf_co
 class BlockCopier:
     """Copies blocks. Addresses are of this process, and must stay valid until `copy` returns. Thread-safe."""
 
-    def __init__(self, threads: int = 1, *, moves: Moves | None = None) -> None:
+    def __init__(self, threads: int = 1, *, moves: BlockMoves | None = None) -> None:
         """`threads` work on one `copy`, the caller's among them. `moves` copy in place of the libraries."""
         assert threads > 0, "somebody must copy"
-        self._moves = moves or Moves()
+        self._moves = moves or BlockMoves()
         self._threads = threads
         self._helpers = ThreadPoolExecutor(threads - 1, "block-copier") if threads > 1 else None
 

@@ -19,7 +19,7 @@ from engine.kv.parts import PoolPart
 from engine.kv.staging import Staging
 from engine.kv.stream_copy import checked_copies, stream_copies
 from kv_store.arena import Arena
-from kv_store.copying import BlockCopier, Moves, fastest
+from kv_store.copying import BlockCopier, BlockMoves, fastest
 from kv_transfer.layout import Places, whole_places
 from kv_transfer.part_copies import PartCopies, Rows, rows_at
 from worker.store_copier import ArenaCopies, OpenCopies
@@ -34,16 +34,16 @@ MAP_AHEAD_BYTES = 32 * 2**20
 
 
 @cache
-def fastest_moves() -> Moves:
+def fastest_moves() -> BlockMoves:
     """Return the ways to copy that are fastest on this machine, of the native library's and of others'. It
     may be compiled now, which takes many seconds, and they are timed: never call this on the event loop."""
-    libraries = Moves()
-    return Moves(
+    libraries = BlockMoves()
+    return BlockMoves(
         fastest([*stream_copies(), libraries.plain]), fastest(checked_copies() or [libraries.checked])
     )
 
 
-def copies_of(parts: Sequence[PoolPart], whole: KVGeometry, moves: Moves | None = None) -> OpenCopies:
+def copies_of(parts: Sequence[PoolPart], whole: KVGeometry, moves: BlockMoves | None = None) -> OpenCopies:
     """Choose the copies of a worker's pools for `StoreCopier`. `whole` is the geometry of the whole model;
     `moves` copy in place of the libraries."""
 
@@ -142,7 +142,7 @@ class _MappedArena:
         arena: Arena,
         *,
         has_checksums: bool,
-        moves: Moves | None = None,
+        moves: BlockMoves | None = None,
     ) -> None:
         self._parts, self._whole = parts, whole
         self._arena, self._has_checksums = arena, has_checksums
@@ -199,7 +199,7 @@ class HostCopies(_MappedArena):
         arena: Arena,
         *,
         has_checksums: bool,
-        moves: Moves | None = None,
+        moves: BlockMoves | None = None,
     ) -> None:
         super().__init__(parts, whole, arena, has_checksums=has_checksums, moves=moves)
         self._copies = self._between([_pool_rows(part) for part in parts])
@@ -232,7 +232,7 @@ class DeviceCopies(_MappedArena):
         arena: Arena,
         *,
         has_checksums: bool,
-        moves: Moves | None = None,
+        moves: BlockMoves | None = None,
     ) -> None:
         self._count = max(1, STAGING_BYTES // 2 // whole.block_bytes)
         self._halves = [[Staging(part.pool, self._count) for part in parts] for _ in range(2)]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.kv.stream_copy import checked_copies, stream_copies
-from kv_store.copying import SLICE_BYTES, BlockCopier, Moves, fastest
+from kv_store.copying import SLICE_BYTES, BlockCopier, BlockMoves, fastest
 
 
 def copied(order_from, order_to, block_bytes, *, threads, has_checksums, moves=None):
@@ -92,12 +92,12 @@ def test_streamed_blocks_arrive_as_others_do(block_bytes, native):
     order, targets = [2, 0, 1, 3, 4], [4, 3, 0, 1, 2]
     for move in plain:
         contents, arrived, _ = copied(
-            order, targets, block_bytes, threads=2, has_checksums=False, moves=Moves(plain=move)
+            order, targets, block_bytes, threads=2, has_checksums=False, moves=BlockMoves(plain=move)
         )
         assert arrived == contents
     for move in checked:
         contents, arrived, checksums = copied(
-            order, targets, block_bytes, threads=2, has_checksums=True, moves=Moves(checked=move)
+            order, targets, block_bytes, threads=2, has_checksums=True, moves=BlockMoves(checked=move)
         )
         assert arrived == contents
         assert checksums == [xxhash.xxh3_64_intdigest(c) for c in contents]
