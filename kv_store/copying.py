@@ -8,6 +8,7 @@ differs between processors. So it is tried.
 """
 
 import ctypes
+import mmap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -48,14 +49,13 @@ class BlockMoves:
 def fastest(moves: Sequence[AnyMove], *, now: Callable[[], float] = time.perf_counter) -> AnyMove:
     """Choose how blocks are copied on this machine. They take turns, and the best of each counts. The first
     is taken if none is clearly faster."""
-    source = ctypes.create_string_buffer(TRIED_BYTES)
-    target = ctypes.create_string_buffer(TRIED_BYTES)
+    if len(moves) == 1:
+        return moves[0]
+    source, target = _pages(TRIED_BYTES), _pages(TRIED_BYTES)
     places = [
         (ctypes.addressof(target) + at, ctypes.addressof(source) + at)
         for at in range(0, TRIED_BYTES, TRIED_BLOCK_BYTES)
     ]
-    ctypes.memset(target, 1, TRIED_BYTES)  # pages that were never written are not what is compared
-    ctypes.memset(source, 1, TRIED_BYTES)
     best = [float("inf")] * len(moves)
     for _ in range(TRIED_ROUNDS):
         for number, move in enumerate(moves):
@@ -65,6 +65,14 @@ def fastest(moves: Sequence[AnyMove], *, now: Callable[[], float] = time.perf_co
             best[number] = min(best[number], now() - began_s)
     quickest = best.index(min(best))
     return moves[quickest if best[0] > CLEAR_GAIN * best[quickest] else 0]
+
+
+def _pages(size: int) -> "ctypes.Array[ctypes.c_char]":
+    """Memory at the beginning of a page, as that of pools and arenas is: ways past the caches need that. It
+    is written to, since pages that were never written are not what is compared."""
+    memory = (ctypes.c_char * size).from_buffer(mmap.mmap(-1, size))
+    ctypes.memset(memory, 1, size)
+    return memory
 
 
 class BlockCopier:

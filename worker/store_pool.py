@@ -39,7 +39,7 @@ def fastest_moves() -> BlockMoves:
     may be compiled now, which takes many seconds, and they are timed: never call this on the event loop."""
     libraries = BlockMoves()
     return BlockMoves(
-        fastest([*stream_copies(), libraries.plain]), fastest(checked_copies() or [libraries.checked])
+        fastest([*stream_copies(), libraries.plain]), fastest([*checked_copies(), libraries.checked])
     )
 
 

@@ -10,8 +10,8 @@ import gc
 from collections.abc import Generator
 from contextlib import contextmanager
 
-_stays = False
-"""Whether this process spares what it has for good."""
+_only_imports = False
+"""Whether what is kept out of collections was imported by `uncollected`, and nothing else is kept out."""
 
 THRESHOLDS = (10_000, 20, 20)
 """Arguments of gc.set_threshold: net allocations before the youngest generation is collected, and collections
@@ -21,11 +21,13 @@ before the older ones' turn."""
 @contextmanager
 def uncollected() -> Generator[None]:
     """Import modules without looking through what was imported before, again and again, which takes a sixth
-    of the time (worker, AMD EPYC Zen 3, 2026-11-29), and keep them out of later collections. Inside of
-    another such block it does nothing."""
+    of the time (worker, AMD EPYC Zen 3, 2026-11-29), and keep them out of later collections, until a block
+    of `spared` ends. Inside of another such block it does nothing."""
+    global _only_imports
     if not gc.isenabled():
         yield
         return
+    _only_imports = _only_imports or gc.get_freeze_count() == 0
     gc.disable()
     try:
         yield
@@ -37,8 +39,8 @@ def uncollected() -> Generator[None]:
 def spare_what_stays() -> None:
     """Keep present objects out of all later collections, and collect younger ones less often. It is meant for
     a process that serves until its end."""
-    global _stays
-    _stays = True
+    global _only_imports
+    _only_imports = False
     gc.collect()
     gc.freeze()
     gc.set_threshold(*THRESHOLDS)
@@ -46,10 +48,14 @@ def spare_what_stays() -> None:
 
 @contextmanager
 def spared(thresholds: tuple[int, int, int] = THRESHOLDS) -> Generator[None]:
-    """Do the same as `spare_what_stays` while a block of code runs. What was kept out before stays out."""
+    """Do the same as `spare_what_stays` while a block of code runs. What that kept out before stays out, and
+    imports do not."""
+    global _only_imports
     before = gc.get_threshold()
     # Python knows one set of objects that are kept out, and cannot let go of a part of it.
-    was_spared = _stays
+    had_only_imports = _only_imports
+    was_spared = gc.get_freeze_count() > 0 and not had_only_imports
+    _only_imports = False
     gc.collect()
     if not was_spared:
         gc.freeze()
@@ -57,6 +63,7 @@ def spared(thresholds: tuple[int, int, int] = THRESHOLDS) -> Generator[None]:
     try:
         yield
     finally:
+        _only_imports = had_only_imports
         gc.set_threshold(*before)
         if not was_spared:
             gc.unfreeze()

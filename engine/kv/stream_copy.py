@@ -14,8 +14,8 @@ _SHORT_BYTES = 240
 
 
 def stream_copies() -> Sequence[Callable[[int, int, int], object]]:
-    """Return functions (destination, source, bytes), which work without the GIL. There are none where the
-    library cannot be made."""
+    """Return functions (destination, source, bytes), which work without the GIL: one page after another, and
+    two in turn. They go past the caches with AVX2. There are none where the library cannot be made."""
     try:
         copy = library().baton_stream_copy
     except NativeUnavailable:
@@ -27,7 +27,8 @@ def stream_copies() -> Sequence[Callable[[int, int, int], object]]:
 
 def checked_copies() -> Sequence[Callable[[int, int, int], int]]:
     """Return two functions (destination, source, bytes) -> XXH3-64 of what arrived, which work without the
-    GIL: past the caches, and by way of them. There are none where the library cannot be made."""
+    GIL: past the caches, with AVX2 and where `destination` is a multiple of 64, and by way of them. There are
+    none where the library cannot be made."""
     try:
         copy = library().baton_copy_checked
     except NativeUnavailable:

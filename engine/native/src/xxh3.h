@@ -1,4 +1,5 @@
-// XXH3 with 64 bits and seed 0, of more than 240 bytes, made of what a copy has in registers anyway.
+// XXH3 with 64 bits and seed 0, of more than 240 bytes, made of what a copy has in registers anyway. Of processors
+// whose least byte comes first, as all that Baton runs on.
 // https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md
 #pragma once
 #include <algorithm>

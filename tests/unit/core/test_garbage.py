@@ -10,7 +10,7 @@ from baton.core import garbage
 def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Each test begins with nothing spared, and ends with what the others' run spares."""
     thresholds = gc.get_threshold()
-    monkeypatch.setattr(garbage, "_stays", False)
+    monkeypatch.setattr(garbage, "_only_imports", False)
     gc.unfreeze()
     yield
     gc.set_threshold(*thresholds)
@@ -117,5 +117,7 @@ def test_imports_that_are_spared_do_not_keep_a_while_from_being_spared() -> None
         pass
     kept = [[number] for number in range(1000)]
     with garbage.spared():
+        with garbage.spared():
+            pass
         assert not {id(one) for one in gc.get_objects()} & {id(one) for one in kept}
     assert {id(one) for one in gc.get_objects()} >= {id(one) for one in kept}

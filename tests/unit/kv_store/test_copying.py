@@ -5,7 +5,7 @@ import threading
 
 import pytest
 import xxhash
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine.kv.stream_copy import checked_copies, stream_copies
@@ -19,7 +19,9 @@ def copied(order_from, order_to, block_bytes, *, threads, has_checksums, moves=N
     source = ctypes.create_string_buffer(
         b"".join(contents[index] for index in order_from), count * block_bytes
     )
-    target = ctypes.create_string_buffer(count * block_bytes)
+    room = ctypes.create_string_buffer(count * block_bytes + 64)
+    skipped = -ctypes.addressof(room) % 64  # blocks at a multiple of 64 are written past the caches
+    target = (ctypes.c_char * (count * block_bytes)).from_buffer(room, skipped)
     place_from = {index: at for at, index in enumerate(order_from)}
     sources = [ctypes.addressof(source) + place_from[index] * block_bytes for index in range(count)]
     targets = [ctypes.addressof(target) + order_to[index] * block_bytes for index in range(count)]
@@ -103,19 +105,26 @@ def test_streamed_blocks_arrive_as_others_do(block_bytes, native):
         assert checksums == [xxhash.xxh3_64_intdigest(c) for c in contents]
 
 
-sizes = st.one_of(st.integers(0, 300), st.integers(0, 20).map(lambda n: 1024 * n), st.integers(0, 40_000))
+EDGES = [0, 1, 63, 64, 240, 241, 255, 256, 257, 1023, 1024, 1025, 1088, 2048, 4096, 8192, 65_537]
+sizes = st.one_of(st.sampled_from(EDGES), st.integers(0, 300), st.integers(0, 40_000))
+starts = st.one_of(st.sampled_from([0, 32, 64]), st.integers(0, 100))
 
 
-@settings(max_examples=100, deadline=None)
-@given(to=st.integers(0, 100), start=st.integers(0, 100), size=sizes)
+@settings(max_examples=150, deadline=None)
+@given(to=starts, start=starts, size=sizes)
+@example(to=0, start=3, size=241)
+@example(to=64, start=0, size=2048)
+@example(to=0, start=1, size=65_537)
 def test_native_copies_are_of_any_bytes_and_no_others(native, to, start, size):
+    """Only targets at a multiple of 64 are written past the caches."""
     plain, checked = native
     source = ctypes.create_string_buffer(random.Random(size).randbytes(start + size), start + size + 1)
     content = source.raw[start : start + size]
     for move in (*plain, *checked):
-        target = ctypes.create_string_buffer(b"#" * (to + size + 100), to + size + 100)
-        result = move(ctypes.addressof(target) + to, ctypes.addressof(source) + start, size)
-        assert target.raw == b"#" * to + content + b"#" * 100
+        target = ctypes.create_string_buffer(b"#" * (to + size + 164), to + size + 164)
+        before = to + -ctypes.addressof(target) % 64
+        result = move(ctypes.addressof(target) + before, ctypes.addressof(source) + start, size)
+        assert target.raw == b"#" * before + content + b"#" * (to + 164 - before)
         assert move in plain or result == xxhash.xxh3_64_intdigest(content)
 
 
@@ -134,3 +143,9 @@ def test_another_way_is_taken_where_it_is_clearly_faster(seconds, chosen):
 
     moves = [moves_of(number) for number in range(len(seconds))]
     assert fastest(moves, now=lambda: clock[0]) is moves[chosen]
+
+
+def test_what_is_tried_lies_as_pools_and_arenas_do():
+    places = set()
+    fastest([lambda to, origin, size: places.add((to % 4096, origin % 4096, size))] * 2)
+    assert places == {(0, 0, 2**19)}

@@ -206,7 +206,7 @@ def test_a_worker_measures_again_before_it_warns(monkeypatch, shares, told, warn
     assert note.startswith(INFO_NOTE) is not warns
 
 
-@pytest.mark.parametrize(("torch_s", "rounds"), [(0.03, 1), (0.015, beside_torch.ROUNDS)])
+@pytest.mark.parametrize(("torch_s", "rounds"), [(0.06, 1), (0.03, beside_torch.ROUNDS)])
 def test_one_round_is_enough_where_torch_is_far_behind(torch_s, rounds):
     clock, looks = [0.0], [0]
 
