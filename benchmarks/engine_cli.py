@@ -130,21 +130,22 @@ def engine(
         if not as_json:
             _show_engine(engines)
         measured = servers.MeasuredLoads()
-        if with_servers:
+        try:
+            if not with_servers:
+                return
             slots = Slots(max(loads), max(SLOT_TOKENS, prompt_tokens + output_tokens))
             comparison = servers.ServerComparison(
                 servers.loads_of(loads, prompt_tokens, output_tokens), rounds, not restarts, notes.print
             )
             others = Others(not model, tensor, peer_dtype)
             found = peers_of(folder, kinds, peer, slots, others, tpot_slo_s=tpot_slo_s)
-            try:
-                servers.run(found, comparison, core_counts=counts, measured=measured)
-            finally:  # an interrupted run has taken minutes: it shows what they brought
-                if not as_json:
-                    _show_servers(measured.results())
-        if as_json:
-            report = EngineReport(engines, measured.results())
-            print(msgspec.json.format(msgspec.json.encode(report)).decode())
+            servers.run(found, comparison, core_counts=counts, measured=measured)
+        finally:  # an interrupted run has taken minutes: it shows what they brought
+            if as_json:
+                report = EngineReport(engines, measured.results())
+                print(msgspec.json.format(msgspec.json.encode(report)).decode())
+            elif with_servers:
+                _show_servers(measured.results())
 
 
 def _cache(temporary: str) -> Path:

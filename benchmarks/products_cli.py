@@ -45,10 +45,10 @@ def products(
                 notes.print(f"{result.shape}, {result.rows} rows: {_ratios(result.faster_than_bf16)}")
                 results.append(result)
     finally:  # an interrupted run shows what it brought
-        if results and not as_json:
+        if as_json:
+            print(msgspec.json.format(msgspec.json.encode(results)).decode())
+        elif results:
             _show(results, bench, threads)
-    if as_json:
-        print(msgspec.json.format(msgspec.json.encode(results)).decode())
 
 
 def _show(results: list[ProductResult], bench: ProductBench, threads: int) -> None:
