@@ -237,6 +237,18 @@ BATON_ALWAYS inline void multiply_step(Vec (&c)[ROWS][COUNT], const float* a, Pa
     }
 }
 
+// Steps of one input are so short that several stand in a round of the loop.
+constexpr int STEPS_OF_ROUND = 4;
+template <typename Step, bool IS_FULL, typename Do>
+BATON_ALWAYS inline void each_step(int64_t first, int64_t end, Do&& act) {
+    int64_t s = first;
+    if constexpr (Step::K == 1 && STRIP < PANEL)
+        for (; s + STEPS_OF_ROUND <= end; s += STEPS_OF_ROUND)
+#pragma GCC unroll 16
+            for (int i = 0; i < STEPS_OF_ROUND; ++i) act(s + i), forget<IS_FULL>();
+    for (; s < end; ++s) act(s);
+}
+
 // acc[r][c] (+)= sum over the steps, of a few vectors of columns. What follows in strips is fetched as fast as they are
 // read. Loops over rows and vectors are unrolled by order: left to itself, g++ 12 keeps AVX2's sums in memory.
 template <int ROWS, typename Step, int FIRST, int COUNT>
@@ -261,7 +273,7 @@ void dot_columns(const float* a, Panel panel, int64_t steps, float* acc, bool ac
     if (prefetch.from)
         for (int64_t s = 0; s < steps; ++s) step(s), fetch(s);
     else
-        for (int64_t s = 0; s < steps; ++s) step(s);
+        each_step<Step, (ROWS * COUNT > 8)>(0, steps, step);
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 16
@@ -338,23 +350,26 @@ void dot_groups(const float* a, Panel panel, const Groups& groups, float* total,
         if (STRIP == PANEL && prefetch.from)
             for (int64_t s = g * steps; s < end; s += 2) step(s), step(s + 1), prefetch_step(prefetch, s / 2);
         else
-            for (int64_t s = g * steps; s < end; ++s) step(s);
+            each_step<Step, (ROWS * COUNT > 8)>(g * steps, end, step);
         const bool adds = accumulate || g > 0;
+        // What is the same for all rows is read once: compilers do not know that no sum lies there.
 #pragma GCC unroll 16
-        for (int r = 0; r < ROWS; ++r)
+        for (int j = 0; j < COUNT; ++j) {
+            const int64_t column = WIDTH * (FIRST + j);
+            const Vec scale = vec_load(groups.scales + g * PANEL + column);
+            const Vec zero = groups.zeros ? vec_load(groups.zeros + g * PANEL + column) : vec_same(&groups.offset);
 #pragma GCC unroll 16
-            for (int j = 0; j < COUNT; ++j) {
-                const int64_t column = WIDTH * (FIRST + j);
+            for (int r = 0; r < ROWS; ++r) {
                 Vec value = c[r][j];
                 const auto sum = [&] { return vec_same(groups.sums + r * groups.sums_stride + g); };
                 if (groups.zeros)
-                    value = vec_minus_product(vec_load(groups.zeros + g * PANEL + column), sum(), value);
+                    value = vec_minus_product(zero, sum(), value);
                 else if (groups.offset != 0)
-                    value = vec_fma(vec_same(&groups.offset), sum(), value);
-                const Vec scale = vec_load(groups.scales + g * PANEL + column);
+                    value = vec_fma(zero, sum(), value);
                 float* to = total + r * PANEL + column;
                 vec_store(to, adds ? vec_fma(scale, value, vec_load(to)) : vec_mul(scale, value));
             }
+        }
     }
 }
 
