@@ -131,21 +131,23 @@ def engine(
             _show_engine(engines)
         measured = servers.MeasuredLoads()
         try:
-            if not with_servers:
-                return
-            slots = Slots(max(loads), max(SLOT_TOKENS, prompt_tokens + output_tokens))
-            comparison = servers.ServerComparison(
-                servers.loads_of(loads, prompt_tokens, output_tokens), rounds, not restarts, notes.print
-            )
-            others = Others(not model, tensor, peer_dtype)
-            found = peers_of(folder, kinds, peer, slots, others, tpot_slo_s=tpot_slo_s)
-            servers.run(found, comparison, core_counts=counts, measured=measured)
+            if with_servers:
+                slots = Slots(max(loads), max(SLOT_TOKENS, prompt_tokens + output_tokens))
+                comparison = servers.ServerComparison(
+                    servers.loads_of(loads, prompt_tokens, output_tokens), rounds, not restarts, notes.print
+                )
+                others = Others(not model, tensor, peer_dtype)
+                found = peers_of(folder, kinds, peer, slots, others, tpot_slo_s=tpot_slo_s)
+                servers.run(found, comparison, core_counts=counts, measured=measured)
         finally:  # an interrupted run has taken minutes: it shows what they brought
             if as_json:
-                report = EngineReport(engines, measured.results())
-                print(msgspec.json.format(msgspec.json.encode(report)).decode())
+                _print_json(EngineReport(engines, measured.results()))
             elif with_servers:
                 _show_servers(measured.results())
+
+
+def _print_json(report: EngineReport) -> None:
+    print(msgspec.json.format(msgspec.json.encode(report)).decode())
 
 
 def _cache(temporary: str) -> Path:

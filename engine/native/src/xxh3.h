@@ -2,7 +2,6 @@
 // whose least byte comes first, as all that Baton runs on.
 // https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md
 #pragma once
-#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
