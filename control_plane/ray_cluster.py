@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 from baton.core.errors import SetupError
+from control_plane.ray_agents import small_agents
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +135,7 @@ class RayCluster:
                 common["_node_ip_address"] = "127.0.0.1"
             self._ray.init(address=self._address, **common)
             return
-        with without_helpers():
+        with without_helpers(), small_agents():
             self._ray.init(
                 address="local",
                 include_dashboard=False,
