@@ -22,6 +22,7 @@ from baton.wire.parent import end_with_parent
 from baton.wire.transport import secure
 from control_plane.child import PARENT_VARIABLE
 from control_plane.ray_ops import worker_environment
+from engine.lean_torch import import_torch
 
 log = logging.getLogger(__name__)
 
@@ -247,6 +248,7 @@ def serve_worker(config: Config, *, role_name: str, replica: str, control_addres
 
 async def _worker(worker_id: WorkerId, role: Role, config: Config, control_address: str, port: int) -> int:
     with garbage.uncollected():
+        import_torch()
         from control_plane.shutdown import Shutdown
         from worker.process import WorkerProcess
 

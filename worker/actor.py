@@ -21,6 +21,7 @@ from baton.telemetry.logs import configure_logs
 from baton.wire.sessions import begin_session, give_way
 from baton.wire.transport import secure
 from control_plane.ray_ops import WorkerIdentity, WorkerSpec
+from engine.lean_torch import import_torch
 from worker.stage_hosts import placed_stages
 
 if TYPE_CHECKING:
@@ -67,7 +68,8 @@ class WorkerActor:
 
     async def _serve(self) -> str:
         with garbage.uncollected():
-            from worker.process import WorkerProcess  # torch: after pinning
+            import_torch()  # after pinning
+            from worker.process import WorkerProcess
 
         spec = self._spec
         secure(self._config.tls, self._config.access)

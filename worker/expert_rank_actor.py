@@ -12,10 +12,12 @@ import socket
 from collections.abc import Mapping
 
 from baton.config import Config
+from baton.core import garbage
 from baton.telemetry.logs import configure_logs
 from baton.wire.sessions import begin_session, give_way
 from baton.wire.transport import secure
 from control_plane.ray_experts import ExpertRankIdentity, ExpertRankSpec
+from engine.lean_torch import import_torch
 from worker.actor import node_id, pin_to
 
 
@@ -47,7 +49,9 @@ class ExpertRankActor:
         return await asyncio.shield(self._serving)
 
     async def _serve(self) -> str:
-        from worker.expert_rank import run_expert_rank  # torch: after pinning
+        with garbage.uncollected():
+            import_torch()  # after pinning
+            from worker.expert_rank import run_expert_rank
 
         secure(self._config.tls, self._config.access)
         return await run_expert_rank(self._spec, self._config, node=node_id())

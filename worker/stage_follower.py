@@ -1,9 +1,8 @@
 """The process of a follower whose KV the leader does not map: its orders, and its part in KV transfer.
 
-`python -m worker.stage_follower PARENT_PID`, with a `StageSetup` as JSON on its standard input.
+`engine.execution.follower_process` starts it, with a `StageSetup` as JSON on its standard input.
 """
 
-import logging
 import sys
 
 import msgspec
@@ -18,9 +17,3 @@ def main(parent_pid: int) -> int:
     if (part := setup.part) is None:
         return follow(setup.follower)
     return follow(setup.follower, lambda executor: PartThread(part, executor))
-
-
-if __name__ == "__main__":
-    code = main(int(sys.argv[1]))
-    logging.shutdown()
-    sys.exit(code)

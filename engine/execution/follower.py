@@ -1,7 +1,7 @@
 """The process of a follower: it reads its rank's part of the model and executes the leader's orders.
 
-`python -m engine.execution.follower PARENT_PID`, with a `FollowerSetup` as JSON on its standard input. It
-ends with its leader, however that ends.
+`engine.execution.follower_process` starts it, with a `FollowerSetup` as JSON on its standard input. It ends
+with its leader, however that ends.
 """
 
 import contextlib
@@ -174,9 +174,3 @@ def _tell(orders: OrderReceiver | OrderStreamReceiver, failed: FollowerFailed) -
         orders.report(failed)
     except GroupBroken as error:
         log.error("%s", error)
-
-
-if __name__ == "__main__":
-    code = main(int(sys.argv[1]))
-    logging.shutdown()
-    sys.exit(code)

@@ -18,6 +18,7 @@ from torch import Tensor
 from baton.core.errors import SetupError
 from engine.kernels.interface import BatchLayout, Kernels, RopeTables, Span
 from engine.kv.pool import KVPool
+from engine.lean_torch import complete_torch
 from engine.model_files.spec import ModelSpec
 from engine.models.fallback_experts import count_experts
 from engine.models.paged_hook import PagedHook
@@ -38,6 +39,7 @@ class FallbackModel:
 
     def __init__(self, spec: ModelSpec, folder: Path, kernels: Kernels[Any, Any, Any], kv: KVPool) -> None:
         """Raises SetupError: transformers cannot load it, or its attention cannot be plugged in."""
+        complete_torch()  # before transformers, which imports parts of it in an order that does not work
         self._spec, self._kernels, self._kv = spec, kernels, kv
         self._hook = PagedHook(kernels, kv.geometry)
         self._given: Tensor | None = None
