@@ -46,6 +46,7 @@ from router.live.driver import Driver
 from router.live.drivers import Drivers
 from router.live.peers.follower import PeerFollower
 from router.live.peers.publisher import PeerPublisher
+from router.live.quick_tokenizers import QuickTokenizers
 from router.live.recent_requests import RecentRequests
 from router.live.request_log import RequestLog
 from router.live.sessions import Dial, DirectoryWatch, WorkerSessions
@@ -147,19 +148,17 @@ async def run_router(
 
 async def _tokenizer(config: Config) -> Tokenizer:
     """Load the tokenizer of one model. Raises SetupError."""
-    model, may_be_quick = config.model, config.router.quick_tokenizer
+    model = config.model
     tokenizer = await asyncio.to_thread(
         Tokenizer.load,
         model.path,
         model.revision,
-        may_be_quick=may_be_quick,
+        may_be_quick=config.router.quick_tokenizer,
+        is_quick_later=True,
         defaults_of=lambda folder: read_sampling_defaults(
             folder, model.generation_config, model.generation_overrides
         ),
     )
-    why_not = tokenizer.why_not_quick
-    how = f"the tokenizers library: no quick tokeniser, {why_not}" if why_not else "fastokens"
-    log.info("prompts for %s are tokenised by %s", model.path, how)
     defaults = msgspec.to_builtins(tokenizer.card.sampling)
     if defaults:
         log.info("requests for %s that leave sampling out have the model's own: %s", model.path, defaults)
@@ -242,6 +241,8 @@ class RouterProcess:
             keys, budgets_of(config, control_address, router_id), router_id=router_id
         )
         self._configs = each_model(config)
+        expected = 0 if workers else sum(map(_configured_workers, self._configs.values()))
+        self._quick = QuickTokenizers(tokenizers, workers=expected)
         self._responses = keeper_of(config)
         self.models = Models(
             [self._service(name, one, tokenizers[name]) for name, one in self._configs.items()]
@@ -312,6 +313,7 @@ class RouterProcess:
         async with self._sessions, self._peers() as member, asyncio.TaskGroup() as group:
             background = [group.create_task(driver.run()) for driver in self.drivers.all]
             background.append(group.create_task(self._publisher.run()))
+            background.append(group.create_task(self._quick.run()))
             batches = group.create_task(self._batches.run())
             if self._directory is not None:
                 self._watch = DirectoryWatch(self._directory, member)
@@ -353,6 +355,7 @@ class RouterProcess:
 
     def _on_view(self, view: MembershipView) -> None:
         self._sessions.on_view(view)
+        self._quick.on_view(view)
         self._follower.on_view(view)
 
     @contextlib.asynccontextmanager

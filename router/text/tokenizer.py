@@ -93,9 +93,11 @@ class Tokenizer:
     """The tokenizer of a model, shared by all requests. Encoding runs in threads unless it is short; decoding
     is quick enough for the event loop."""
 
-    def __init__(self, pretrained: Any, card: ModelCard, *, may_be_quick: bool = True) -> None:
-        """`pretrained` is a transformers tokenizer. `may_be_quick` is the setting
-        `router.quick_tokenizer`."""
+    def __init__(
+        self, pretrained: Any, card: ModelCard, *, may_be_quick: bool = True, is_quick_later: bool = False
+    ) -> None:
+        """`pretrained` is a transformers tokenizer. `may_be_quick` is the setting `router.quick_tokenizer`.
+        `is_quick_later` leaves the quick encoder to `become_quick`."""
         self._pretrained = pretrained
         self.card = card
         rust = getattr(pretrained, "backend_tokenizer", None)
@@ -107,10 +109,13 @@ class Tokenizer:
         """True if the tokenizer knows ids that the model has no embedding for. Its texts are checked."""
         rust_json = "" if rust is None else rust.to_str()
         self._quick: QuickEncoder | None = None
-        self.why_not_quick = "it is written in Python" if may_be_quick else "it was switched off"
+        self.why_not_quick = "it was switched off"
         """Reason why there is no quick encoder; empty: there is one."""
-        if rust is not None and may_be_quick:
-            self._quick, self.why_not_quick = remembered_encoder(rust, rust_json)
+        if may_be_quick:
+            self.why_not_quick = "it is written in Python" if rust is None else "it is not built yet"
+        self._may_be_quick = may_be_quick
+        if not is_quick_later:
+            self.become_quick()
         self._characters_per_token = None if rust is None else characters_per_token_max(rust_json)
         added: dict[int, Any] = pretrained.added_tokens_decoder
         self._token_bytes: dict[int, bytes] = {}
@@ -134,6 +139,7 @@ class Tokenizer:
         revision: str = "main",
         *,
         may_be_quick: bool = True,
+        is_quick_later: bool = False,
         defaults_of: Callable[[Path], SamplingDefaults] = lambda _: NO_DEFAULTS,
     ) -> "Tokenizer":
         """Load a tokenizer. `defaults_of` reads the model's own sampling from its folder. Raises SetupError
@@ -144,11 +150,24 @@ class Tokenizer:
         try:
             pretrained = transformers.AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
             _check_templates(pretrained, folder)
-            return cls(pretrained, card, may_be_quick=may_be_quick)
+            return cls(pretrained, card, may_be_quick=may_be_quick, is_quick_later=is_quick_later)
         except (SetupError, KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # libraries' code on the folder's files, Rust's panics included
             raise SetupError(f"no usable tokenizer in {folder}: {first_line(error)}") from error
+
+    def become_quick(self) -> None:
+        """Get the quick encoder, if this tokenizer may have one. It takes a second of a core, and may run in
+        any thread while others encode."""
+        rust = self._rust
+        if rust is None or not self._may_be_quick:
+            return
+        try:
+            self._quick, self.why_not_quick = remembered_encoder(rust, rust.to_str())
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # Panics of either library in Rust.
+            self.why_not_quick = f"its test failed: {first_line(error)}"
 
     def limit_context(self, tokens_max: int) -> None:
         """Limit the context to what the operator allows; 0: the model's own limit."""
