@@ -18,7 +18,7 @@ from baton.core.geometry import KVGeometry
 from engine.kv.pool import KVPool
 from kv_store.arena import Arena, slot_bytes_for
 from kv_store.copying import BlockCopier
-from worker.store_pool import fastest_moves
+from worker.store_pool import choose_fastest, usual_moves
 
 Progress = Callable[[str], None]
 
@@ -70,7 +70,9 @@ def bench_copies(
     slot_bytes = slot_bytes_for(block_bytes)
     pool, other = (make_pool(block_bytes, block_count) for _ in range(2))
     arena = Arena.create(slot_bytes, block_count, name="baton-bench")
-    copier = BlockCopier(threads, moves=fastest_moves())
+    moves = usual_moves()
+    choose_fastest(moves)
+    copier = BlockCopier(threads, moves=moves)
     try:
         progress("copies: making the arena ready")
         while arena.reserve_slab():

@@ -38,9 +38,9 @@ def _checked_by_libraries(to: int, origin: int, size: int) -> int:
     return xxhash.xxh3_64_intdigest((ctypes.c_char * size).from_address(to))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class BlockMoves:
-    """The two ways in which a block is copied."""
+    """The two ways in which a block is copied. Others may take their places while copies run."""
 
     plain: Move = ctypes.memmove
     checked: CheckedMove = _checked_by_libraries

@@ -75,7 +75,7 @@ from worker.spans import PhaseSpans
 from worker.stage_hosts import PlacedStages
 from worker.step_runner import StepRunner
 from worker.store import WorkerStore
-from worker.store_pool import copies_of, fastest_moves, stream_copies
+from worker.store_pool import choose_fastest, copies_of, stream_copies, usual_moves
 from worker.transfer import grant_sender, part_transfer
 
 log = logging.getLogger(__name__)
@@ -176,7 +176,7 @@ class WorkerProcess:
                 self._compiling.submit(warm_compiler, executor.grammars)
                 await self._engine.run(executor.warm_up)
             self._measured = await self._engine.run(time_executor, executor, engine.self_timing_s)
-            self._moves = await asyncio.to_thread(fastest_moves) if self._config.store.socket else None
+            self._moves = await asyncio.to_thread(usual_moves) if self._config.store.socket else None
             transfer = await self._start_transfer(stack, executor)
             self._spans = spans_for(
                 self._worker_id, self._config.telemetry, facts={"baton.worker.shape": engine.shape}
@@ -192,6 +192,8 @@ class WorkerProcess:
             member = await self._open_doors(stack, executor)
             executor.kv.populate_in_background()
             on_ready(member)
+            if self._moves is not None:
+                self._threads.submit(choose_fastest, self._moves)
             if executor.on_cpu:  # until here the model had all of it
                 self._compiling.submit(warm_compiler, executor.grammars)
             await self._serve(stop, stop_now)

@@ -7,7 +7,6 @@ worker that wrote it. So workers of all shapes share what is stored.
 import os
 import threading
 from collections.abc import Sequence
-from functools import cache
 from typing import NamedTuple, Protocol
 
 import xxhash
@@ -19,7 +18,7 @@ from engine.kv.parts import PoolPart
 from engine.kv.staging import Staging
 from engine.kv.stream_copy import checked_copies, stream_copies
 from kv_store.arena import Arena
-from kv_store.copying import BlockCopier, BlockMoves, fastest
+from kv_store.copying import BlockCopier, BlockMoves, CheckedMove, Move, fastest
 from kv_transfer.layout import Places, whole_places
 from kv_transfer.part_copies import PartCopies, Rows, rows_at
 from worker.store_copier import ArenaCopies, OpenCopies
@@ -33,14 +32,25 @@ MAP_AHEAD_BYTES = 32 * 2**20
 """Copies this near to the end of what is mapped start another look."""
 
 
-@cache
-def fastest_moves() -> BlockMoves:
-    """Return the ways to copy that are fastest on this machine, of the native library's and of others'. It
-    may be compiled now, which takes many seconds, and they are timed: never call this on the event loop."""
-    libraries = BlockMoves()
-    return BlockMoves(
-        fastest([*stream_copies(), libraries.plain]), fastest([*checked_copies(), libraries.checked])
-    )
+def usual_moves() -> BlockMoves:
+    """Return the ways to copy that are fastest on most machines. The native library may be compiled now,
+    which takes many seconds: never call this on the event loop."""
+    return BlockMoves(_plain_ways()[0], _checked_ways()[0])
+
+
+def choose_fastest(moves: BlockMoves) -> None:
+    """Have blocks copied in the ways that are fastest on this machine, which are timed now: 0.4 s of a
+    core."""
+    moves.plain = fastest(_plain_ways())
+    moves.checked = fastest(_checked_ways())
+
+
+def _plain_ways() -> list[Move]:
+    return [*stream_copies(), BlockMoves().plain]
+
+
+def _checked_ways() -> list[CheckedMove]:
+    return [*checked_copies(), BlockMoves().checked]
 
 
 def copies_of(parts: Sequence[PoolPart], whole: KVGeometry, moves: BlockMoves | None = None) -> OpenCopies:
