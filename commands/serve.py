@@ -23,6 +23,7 @@ from baton.wire.transport import secure
 from control_plane.child import PARENT_VARIABLE
 from control_plane.ray_ops import worker_environment
 from engine.lean_torch import import_torch
+from engine.model_files.quick_transformers import import_transformers
 
 log = logging.getLogger(__name__)
 
@@ -177,6 +178,7 @@ def serve_router(
     """Raises SetupError."""
     _leave_torch_out()
     with garbage.uncollected():
+        import_transformers()
         from control_plane.child import READY_PREFIX, SETUP_ERROR_PREFIX, SETUP_ERROR_STATUS
         from router.process import run_router
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from baton.wire.parent import end_with_parent
+from engine.model_files.quick_transformers import import_transformers
 from engine.stand_ins import leave_out
 
 READ_S = 120.0
@@ -57,6 +58,7 @@ def main(folder: Path, vocab: int, stop_token_ids: Sequence[int]) -> None:
     os.dup2(2, 1)
     modules: dict[str, Any] = sys.modules
     modules["torch"] = None  # None makes Python act as if the module did not exist
+    import_transformers()
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
