@@ -1,5 +1,5 @@
 """The folder for what can be made again: compiled kernels, unpacked GGUF files, streamed layers,
-vocabularies, timings of steps."""
+vocabularies, timings of steps, and what transformers finds in its own sources."""
 
 import os
 from collections.abc import Iterable
