@@ -29,17 +29,18 @@ _AVX512_BF16 = _AVX512 | {"avx512_bf16", "avx512vbmi", "avx512_vnni"}
 _AVX512_VNNI = _AVX512 | {"avx512_vnni"}
 _AMX = _AVX512_BF16 | {"amx_tile", "amx_bf16", "amx_int8"}
 
+_GENERIC = "-march=x86-64" if platform.machine() == "x86_64" else "-march=native"
+"""What every processor of the kind has: bits of a class may not depend on what else one of them has."""
+
 CLASSES = (
     CpuClass("amx", _AMX, ("-march=native", "-mamx-tile", "-mamx-bf16", "-mamx-int8", "-DBATON_AMX=1")),
     CpuClass("avx512_bf16", _AVX512_BF16, ("-march=native",)),
     CpuClass("avx512_vnni", _AVX512_VNNI, ("-march=native", "-mno-avx512bf16")),
     CpuClass("avx512", _AVX512, ("-march=native", "-mno-avx512bf16", "-mno-avx512vnni")),
     CpuClass("avx2", _AVX2, ("-march=native", "-mno-avx512f")),
-    CpuClass("generic", frozenset(), ("-march=native",)),
+    CpuClass("generic", frozenset(), (_GENERIC,)),
     CpuClass("amx-emulated", frozenset(), ("-march=native", "-DBATON_AMX=2"), is_emulated=True),
 )
-_GENERIC_HERE = ("-march=x86-64",)
-"""Asked for by name on a processor that has more: the compiler must not use it."""
 
 
 def candidates() -> tuple[CpuClass, ...]:
@@ -57,8 +58,6 @@ def candidates() -> tuple[CpuClass, ...]:
         raise ValueError(f"{ENVIRONMENT}={asked}: choose one of {names}, or leave it unset")
     if missing := found.needs - here:
         raise ValueError(f"{ENVIRONMENT}={asked}: this processor has no {', '.join(sorted(missing))}")
-    if found.name == "generic" and here >= _AVX2:
-        return (CpuClass(found.name, found.needs, _GENERIC_HERE),)
     return (found,)
 
 

@@ -5,7 +5,7 @@ import logging
 import os
 from functools import cache
 
-from engine.native.build import NativeUnavailable, build
+from engine.native.build import NativeUnavailable, build_here, find_ahead
 from engine.native.classes import CpuClass, candidates
 from engine.native.recording import RecordableLibrary
 
@@ -17,7 +17,7 @@ F32, BF16 = 0, 1
 
 @cache
 def library() -> RecordableLibrary:
-    """Compile if needed, load, check. The fastest class of kernels that processor, compiler and operating
+    """Find or compile, load, check. The fastest class of kernels that processor, compiler and operating
     system allow. Raises NativeUnavailable."""
     try:
         classes = candidates()
@@ -34,11 +34,13 @@ def library() -> RecordableLibrary:
 
 
 def _load(cpu_class: CpuClass) -> RecordableLibrary:
-    path = build(cpu_class)
-    try:
-        native = RecordableLibrary(ctypes.CDLL(str(path)))
-    except OSError as error:
-        raise NativeUnavailable(f"cannot load {path}: {error}") from error
+    native = _opened_ahead(cpu_class)
+    if native is None:
+        path = build_here(cpu_class)
+        try:
+            native = RecordableLibrary(ctypes.CDLL(str(path)))
+        except OSError as error:
+            raise NativeUnavailable(f"cannot load {path}: {error}") from error
     native.baton_start.restype = ctypes.c_int32
     if native.baton_start():
         raise NativeUnavailable("the operating system gives this process no AMX tiles")
@@ -46,6 +48,18 @@ def _load(cpu_class: CpuClass) -> RecordableLibrary:
     native.baton_set_threads.argtypes = [ctypes.c_int]
     native.baton_thread_count.restype = ctypes.c_int
     return native
+
+
+def _opened_ahead(cpu_class: CpuClass) -> RecordableLibrary | None:
+    """The library of the class that was compiled ahead, if there is one and it can be loaded here."""
+    path = find_ahead(cpu_class)
+    if path is None:
+        return None
+    try:
+        return RecordableLibrary(ctypes.CDLL(str(path)))
+    except OSError as error:  # made for another C library, for example
+        log.warning("kernels compiled ahead cannot be loaded, and are compiled here: %s", error)
+        return None
 
 
 def features() -> str:
