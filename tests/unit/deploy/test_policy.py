@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import yaml
 
 from commands.app import app
 from control_plane.ray_cluster import RAY_ENVIRONMENT
+from engine.native.build import AHEAD_FOLDER
 from tests.unit.deploy.chart import EXAMPLES, ROOT, containers, documents, of_kind, pods, settings, values_of
 from worker.leave import arguments
 
@@ -298,12 +300,14 @@ def test_images_run_without_rights_and_from_pinned_versions(path):
 def test_a_change_of_the_code_changes_the_last_layer_only(kind, extra):
     """Dependencies are installed before anything of the project is copied, and alone in their layer."""
     lines = (ROOT / f"deploy/docker/Dockerfile.{kind}").read_text()
-    dependencies, code, final = re.split(r"^FROM .+$", lines, flags=re.M)[1:]
+    dependencies, *kernels, code, final = re.split(r"^FROM .+$", lines, flags=re.M)[1:]
     copied = re.findall(r"^COPY (.+)$", dependencies, re.M)
     assert copied == ["pyproject.toml constraints.txt ./", "deploy/docker/requirements.py deploy/docker/"]
     assert "--no-deps --target /opt/code ." in code
     copies = re.findall(r"^COPY --from=(\w+) (\S+)", final, re.M)
-    assert copies == [("dependencies", "/opt/baton"), ("code", "/opt/code")]
+    compiled = [("kernels", "/kernels")] if kernels else []
+    assert bool(kernels) == (kind != "light")
+    assert copies == [("dependencies", "/opt/baton"), *compiled, ("code", "/opt/code")]
     asked = re.search(r"requirements\.py pyproject\.toml ?([\w-]*) >", dependencies)[1]
     assert (asked or "dependencies") == extra
     script = [sys.executable, str(ROOT / "deploy/docker/requirements.py"), str(ROOT / "pyproject.toml")]
@@ -312,6 +316,31 @@ def test_a_change_of_the_code_changes_the_last_layer_only(kind, extra):
     assert {"ray", "grpcio", "transformers"} <= names
     assert ("torch" in names) == (kind != "light")
     assert ("triton" in names, "nixl-cu13" in names) == (kind == "cuda", kind == "cuda")
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_kernels_are_compiled_while_the_image_is_built(kind, tmp_path):
+    """The stage copies all that the compilation imports, its folder is where a start looks, and the image has
+    no C++ compiler."""
+    lines = (ROOT / f"deploy/docker/Dockerfile.{kind}").read_text()
+    _, kernels, code, final = re.split(r"^FROM .+$", lines, flags=re.M)[1:]
+    for line in re.findall(r"^COPY (.+)$", kernels, re.M):
+        *sources, folder = line.split()
+        for source in sources:
+            place = tmp_path / folder
+            if (ROOT / source).is_dir():
+                shutil.copytree(ROOT / source, place, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+            else:
+                place.mkdir(parents=True, exist_ok=True)
+                shutil.copy(ROOT / source, place)
+    command = re.search(r"^RUN python (-m engine\.native --ahead /kernels)$", kernels, re.M)[1].split()
+    isolated = [sys.executable, "-S", *command[:2], "--help"]
+    done = subprocess.run(isolated, cwd=tmp_path, env={}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (copied,) = re.findall(r"^COPY --from=kernels /kernels /opt/code/(\S+)$", final, re.M)
+    assert ROOT / copied == AHEAD_FOLDER
+    assert "g++" in kernels
+    assert "g++" not in code + final
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda p: p.suffix)
