@@ -9,7 +9,7 @@ PORT   ?= 8000
 TORCH_INDEX ?=
 ARGS   ?=
 
-.PHONY: help setup resolve serve test check lint types imports proto chart render images unit sim integration pods pictures explore fmt clean
+.PHONY: help setup packages kernels resolve serve test check lint types imports proto chart render images unit sim integration pods pictures explore fmt clean
 .DEFAULT_GOAL := help
 
 help: ## Show these targets
@@ -20,11 +20,18 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "Setting up $(VENV) (once; a few minutes)"
 	$(PYTHON) -m venv $(if $(wildcard $(VENV)/.installing),--clear) $(VENV)
 	@touch $(VENV)/.installing
+	@$(MAKE) --no-print-directory --jobs 2 packages kernels
+	@rm $(VENV)/.installing
+	@touch $@
+
+packages:
 	$(BIN)/pip install --quiet --disable-pip-version-check \
 	    $(if $(TORCH_INDEX),--no-deps --index-url $(TORCH_INDEX)) -c constraints.txt torch
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[worker,dev]'
-	@rm $(VENV)/.installing
-	@touch $@
+
+# Beside pip, which mostly waits. It needs the standard library alone. Where it fails, the first start says so.
+kernels:
+	@nice $(PYTHON) -m engine.native 2> /dev/null || true
 
 setup: $(VENV)/.installed ## Create the environment
 
@@ -141,4 +148,4 @@ fmt: $(VENV)/.installed ## Format the code and apply automatic fixes
 	$(BIN)/ruff format .
 
 clean: ## Remove everything that was built, models included
-	rm -rf $(VENV) build models *.egg-info
+	rm -rf $(VENV) build models *.egg-info engine/native/compiled
