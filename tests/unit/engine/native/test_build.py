@@ -11,6 +11,12 @@ from engine.native.classes import CLASSES, candidates
 from engine.native.library import features, library, set_threads
 
 
+@pytest.fixture(autouse=True)
+def nothing_ahead(monkeypatch, tmp_path):
+    """The tests here are of the cache: what was compiled ahead in this checkout does not come before it."""
+    monkeypatch.setattr(build_module, "AHEAD_FOLDER", tmp_path / "none")
+
+
 def summed(task_count):
     sums = (ctypes.c_int64 * 8)()
     library().baton_sum_tasks(ctypes.c_int64(task_count), sums)
