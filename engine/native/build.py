@@ -85,10 +85,12 @@ def compile_ahead(folder: Path, say: Callable[[str], None]) -> bool:
     """Compile every class for all its processors into the folder, all cores at work, and say a line of each.
     False: the compiler cannot compile some of them.
 
-    Raises NativeUnavailable: there is no compiler, or the folder cannot be made.
+    Raises NativeUnavailable: there is no compiler, or the folder cannot be made or written.
     """
     compiler, began_s, is_complete = find_compiler(), time.monotonic(), True
     _make_folder(folder, "choose another folder")
+    if not os.access(folder, os.W_OK):
+        raise NativeUnavailable(f"cannot write {folder} (choose another folder)")
     classes = ahead_classes()
     with ThreadPoolExecutor(os.cpu_count() or 1) as runner, ThreadPoolExecutor(len(classes)) as libraries:
         started = {

@@ -134,6 +134,9 @@ def test_the_command_says_what_is_missing(small, monkeypatch, capsys):
     for arguments in ([], ["--ahead", str(small / "elsewhere")]):
         assert command.main(arguments) == 1
         assert "no C++ compiler" in capsys.readouterr().err
+    monkeypatch.delenv("CXX")
+    assert command.main(["--ahead", "/proc/nowhere"]) == 1
+    assert "cannot write /proc/nowhere" in capsys.readouterr().err
     monkeypatch.setenv("BATON_CPU_CLASS", "sse")
     assert command.main([]) == 1
     assert "choose one of" in capsys.readouterr().err
