@@ -1,7 +1,7 @@
 // Making matrices: from rows in memory to panels.
 #include "matrix.h"
 
-#include "quads.h"
+#include "packing.h"
 
 #include <sys/mman.h>
 
@@ -126,108 +126,6 @@ Matrix* create(int format, int64_t n, int64_t k, const float* bias) {
     if (complete) return m;
     destroy(m);
     return nullptr;
-}
-
-template <typename T> void pack_panel(Matrix* m, const T* weight, int64_t stride, int64_t panel) {
-    constexpr int pair = sizeof(T) == 2 ? 2 : 1;
-    T* to = reinterpret_cast<T*>(m->panels + panel * m->panel_bytes);
-    for (int64_t c = 0; c < PANEL; ++c) {
-        const int64_t row = panel * PANEL + c;
-        const T* from = weight + row * stride;
-        T* strip = to + c / STRIP * m->steps * STRIP * pair + c % STRIP * pair;
-        for (int64_t i = 0; i < m->steps * pair; ++i)
-            strip[(i / pair) * STRIP * pair + i % pair] = row < m->n && i < m->k ? from[i] : T{0};
-    }
-}
-
-void pack_codes8(Matrix* m, const uint8_t* codes, int64_t panel) {
-    const auto packed = [m](uint8_t code) {
-        if (!m->factors) return code8_packed(m->book, code);
-        return static_cast<uint8_t>(code < 0x80 ? 0x80 + code : code == 0x80 ? 0 : 0x100 - code);  // the integer + 128
-    };
-    constexpr int64_t BYTES = strip_step_bytes(CODE8);
-    uint8_t* to = reinterpret_cast<uint8_t*>(m->panels + panel * m->panel_bytes);
-    for (int c = 0; c < PANEL; ++c) {
-        const int64_t row = panel * PANEL + c;
-        uint8_t* strip = to + c / STRIP * m->steps * BYTES;
-        for (int64_t i = 0; i < m->steps * 2; ++i)
-            strip[i / 2 * BYTES + code8_position(c % STRIP, static_cast<int>(i % 2))] =
-                packed(row < m->n && i < m->k ? codes[row * m->k + i] : 0);
-    }
-}
-
-#if BATON_FEW_SUMS
-void pack_codes4(Matrix* m, const uint8_t* codes, int64_t panel, uint8_t code_of_zero) {
-    uint8_t* to = reinterpret_cast<uint8_t*>(m->panels + panel * m->panel_bytes);
-    std::memset(to, 0, static_cast<size_t>(m->panel_bytes));
-    for (int c = 0; c < PANEL; ++c) {
-        const int64_t row = panel * PANEL + c;
-        uint8_t* strip = to + c / STRIP * m->steps * strip_step_bytes(CODE4);
-        for (int64_t i = 0; i < m->steps * 2; ++i) {
-            const int code = row < m->n && i < m->k ? codes[row * m->k + i] & 15 : code_of_zero;
-            strip[code4_byte(c % STRIP, i)] |= static_cast<uint8_t>(code << code4_shift(i));
-        }
-    }
-}
-
-// Codes whose values are sixteen integers in a row, in any order: the place of each code's value among them.
-struct IntegerCodes {
-    float least;
-    uint8_t places[16];
-    bool is_row;
-};
-
-IntegerCodes integer_codes(const bf16* values) {
-    IntegerCodes found{to_float(values[0]), {}, true};
-    for (int i = 1; i < 16; ++i) found.least = std::min(found.least, to_float(values[i]));
-    unsigned seen = 0;
-    for (int i = 0; i < 16 && found.is_row; ++i) {
-        const float place = to_float(values[i]) - found.least;
-        found.is_row = place >= 0 && place < 16 && place == std::floor(place);
-        if (found.is_row) found.places[i] = static_cast<uint8_t>(place), seen |= 1u << found.places[i];
-    }
-    found.is_row = found.is_row && seen == 0xffff;
-    return found;
-}
-
-void pack_lanes4(Matrix* m, const uint8_t* codes, const uint8_t* places, int64_t panel) {
-    uint32_t* to = reinterpret_cast<uint32_t*>(m->panels + panel * m->panel_bytes);
-    std::memset(to, 0, static_cast<size_t>(m->panel_bytes));
-    const int64_t columns = std::min<int64_t>(PANEL, m->n - panel * PANEL);
-    for (int64_t c = 0; c < columns; ++c) {
-        const uint8_t* from = codes + (panel * PANEL + c) * m->k;
-        uint32_t* strip = to + c / STRIP * m->steps * STRIP + c % STRIP;
-        for (int64_t i = 0; i < m->k; ++i) strip[i / 8 * STRIP] |= static_cast<uint32_t>(places[from[i] & 15]) << i % 8 * 4;
-    }
-}
-#else
-void pack_codes4(Matrix* m, const uint8_t* codes, int64_t panel, uint8_t code_of_zero) {
-    uint16_t* to = reinterpret_cast<uint16_t*>(m->panels + panel * m->panel_bytes);
-    std::memset(to, 0, static_cast<size_t>(m->panel_bytes));
-    for (int c = 0; c < PANEL; ++c) {
-        const int64_t row = panel * PANEL + c;
-        for (int64_t i = 0; i < m->steps * 2; ++i) {
-            const unsigned code = row < m->n && i < m->k ? codes[row * m->k + i] & 15u : code_of_zero;
-            uint16_t& word = to[(i / 2) * 32 + (c % 16) * 2 + i % 2];
-            word = static_cast<uint16_t>(word | code << (4 * (c / 16)));
-        }
-    }
-}
-#endif
-
-// And minus the offset of activations times the sum of each column's weights, by group.
-void pack_quads(Matrix* m, const int8_t* weight, int64_t panel) {
-    int8_t* to = reinterpret_cast<int8_t*>(m->panels + panel * m->panel_bytes);
-    for (int64_t c = 0; c < PANEL; ++c) {
-        const int64_t row = panel * PANEL + c;
-        for (int64_t i = 0; i < m->steps * 4; ++i)
-            to[(i / 4) * 256 + c * 4 + i % 4] = row < m->n && i < m->k ? weight[row * m->k + i] : int8_t{0};
-        for (int64_t g = 0; g < m->group_count; ++g) {
-            int64_t sum = 0;
-            for (int64_t i = g * m->group_k; row < m->n && i < (g + 1) * m->group_k; ++i) sum += weight[row * m->k + i];
-            m->offsets[(panel * m->group_count + g) * PANEL + c] = static_cast<int32_t>(-BATON_QUAD_OFFSET * sum);
-        }
-    }
 }
 
 // [n][groups] to [panel][groups][PANEL]
