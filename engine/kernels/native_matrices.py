@@ -20,6 +20,8 @@ _SECTIONS = 4
 """Panels, scales, zeros and factors of a matrix."""
 _EVEN = 2
 """Pairs of inputs share a step (`dot_tile.h`), so groups must be even."""
+_INTEGERS = -8
+"""In place of a number of bits: integers, whose codes are made while they are packed (src/matrix.cpp)."""
 _QUAD = 4
 """Inputs that share a step of bytes (`quads.h`)."""
 _QUAD_INPUTS_MAX = 1 << 17
@@ -174,14 +176,11 @@ def _quads(matrix: IntMatrix) -> NativeMatrix:
 def _int(matrix: IntMatrix) -> NativeMatrix:
     group = matrix.group_size or matrix.values.shape[1]
     if matrix.bits == 4:
-        codes = matrix.values.view(torch.uint8) & 15
-        values = torch.tensor([*range(8), *range(-8, 0)], dtype=torch.bfloat16)
+        bits, values = 4, torch.tensor([*range(8), *range(-8, 0)], dtype=torch.bfloat16)
     else:
-        magnitude = matrix.values.abs().view(torch.uint8) & 127
-        codes = magnitude | (matrix.values.view(torch.uint8) & 128)  # -128 becomes 0x80
-        values = torch.cat((torch.arange(128), torch.tensor([-128]))).bfloat16()
+        bits, values = _INTEGERS, torch.cat((torch.arange(128), torch.tensor([-128]))).bfloat16()
     return _coded(
-        *(codes, matrix.bits, values, group),
+        *(matrix.values.view(torch.uint8), bits, values, group),
         *(matrix.scales, matrix.zeros, matrix.order, matrix.bias),
     )
 

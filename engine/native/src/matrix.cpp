@@ -226,8 +226,9 @@ BATON_API void* baton_matrix_dense(const void* weight, int32_t dtype, int64_t n,
     return m;
 }
 
-// codes [n, k], one a byte. bits = 8: values are 128 magnitudes and the value of code 0x80; bits = 4: the
-// values of the 16 codes. scales, zeros (or null): [n, groups], group g being columns g * group_k …; group_k
+// codes [n, k], one a byte. bits = 8: values are 128 magnitudes and the value of code 0x80; bits = -8: the same, and
+// instead of codes there are the integers themselves, which the values have to be; bits = 4: the values of the 16 codes,
+// which are the lower bits. scales, zeros (or null): [n, groups], group g being columns g * group_k …; group_k
 // is even. order [k] or null.
 BATON_API void* baton_matrix_coded(const uint8_t* codes, int32_t bits, int64_t n, int64_t k, const bf16* values,
                                    int64_t group_k, const float* scales, const float* zeros,
@@ -274,7 +275,7 @@ BATON_API void* baton_matrix_coded(const uint8_t* codes, int32_t bits, int64_t n
         if (bits == 4)
             pack_codes4(m, codes, panel, code_of_zero);
         else
-            pack_codes8(m, codes, panel);
+            pack_codes8(m, codes, bits < 0, panel);
     });
     return m;
 }

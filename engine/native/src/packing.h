@@ -62,18 +62,19 @@ template <typename T> void pack_panel(Matrix* m, const T* weight, int64_t stride
     });
 }
 
-// What a panel holds of each code of eight bits.
-inline void packed_codes(const Matrix* m, uint8_t* packed) {
-    for (int code = 0; code < 256; ++code) {
-        const auto integer = code < 0x80 ? 0x80 + code : code == 0x80 ? 0 : 0x100 - code;  // the integer + 128
-        packed[code] = m->factors ? static_cast<uint8_t>(integer) : code8_packed(m->book, static_cast<uint8_t>(code));
+// What a panel holds of each byte: of a code of eight bits, or of an integer whose code is its sign and magnitude.
+inline void packed_bytes(const Matrix* m, bool are_integers, uint8_t* packed) {
+    for (int byte = 0; byte < 256; ++byte) {
+        const int code = are_integers && byte > 0x80 ? 0x80 | (0x100 - byte) : byte;
+        const int integer = code < 0x80 ? 0x80 + code : code == 0x80 ? 0 : 0x100 - code;  // the integer + 128
+        packed[byte] = m->factors ? static_cast<uint8_t>(integer) : code8_packed(m->book, static_cast<uint8_t>(code));
     }
 }
 
-inline void pack_codes8(Matrix* m, const uint8_t* codes, int64_t panel) {
+inline void pack_codes8(Matrix* m, const uint8_t* codes, bool are_integers, int64_t panel) {
     constexpr int64_t BYTES = strip_step_bytes(CODE8);
     uint8_t packed[256];
-    packed_codes(m, packed);
+    packed_bytes(m, are_integers, packed);
     each_column(m, codes, m->k, panel, uint8_t{0}, [&](int64_t c, const uint8_t* inputs, int64_t first, int64_t count) {
         const int column = static_cast<int>(c % STRIP);
         uint8_t* to = reinterpret_cast<uint8_t*>(m->panels + panel * m->panel_bytes) +

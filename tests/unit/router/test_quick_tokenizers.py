@@ -24,7 +24,8 @@ def late(tmp_path) -> Tokenizer:
     return Tokenizer.load(str(make_folder(tmp_path / "tiny")), is_quick_later=True)
 
 
-async def test_it_waits_for_the_workers_that_the_cluster_starts_with(late, caplog):
+async def test_it_waits_for_the_workers_that_the_cluster_starts_with(late, caplog, monkeypatch):
+    monkeypatch.setattr(quick_tokenizers, "FIRST_ANSWER_S", 0.0)
     quick = QuickTokenizers({"tiny": late}, workers=2)
     running = asyncio.create_task(quick.run())
     quick.on_view(view(1))
