@@ -75,7 +75,7 @@ from worker.spans import PhaseSpans
 from worker.stage_hosts import PlacedStages
 from worker.step_runner import StepRunner
 from worker.store import WorkerStore
-from worker.store_pool import choose_fastest, copies_of, stream_copies, usual_moves
+from worker.store_pool import choose_later, copies_of, stream_copies, usual_moves
 from worker.transfer import grant_sender, part_transfer
 
 log = logging.getLogger(__name__)
@@ -84,8 +84,6 @@ LAST_READ_S = 3.0
 """The longest time that the end of a worker waits for routers to read what was said last."""
 LAST_STEP_S = 10.0
 """The time at the end for the step under way."""
-CHOICE_AFTER_S = 5.0
-"""Time after the ready line at which ways to copy are tried, so that they do not delay the first answer."""
 
 
 def expert_access(
@@ -194,11 +192,7 @@ class WorkerProcess:
             member = await self._open_doors(stack, executor)
             executor.kv.populate_in_background()
             on_ready(member)
-            if (moves := self._moves) is not None:
-                choice = self._loop.call_later(
-                    CHOICE_AFTER_S, lambda: self._threads.submit(choose_fastest, moves)
-                )
-                stack.callback(choice.cancel)
+            stack.callback(choose_later(self._moves, self._threads))
             if executor.on_cpu:  # until here the model had all of it
                 self._compiling.submit(warm_compiler, executor.grammars)
             await self._serve(stop, stop_now)

@@ -4,9 +4,11 @@ A slot of the arena holds a block of the whole model as a worker of one rank has
 worker that wrote it. So workers of all shapes share what is stored.
 """
 
+import asyncio
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from typing import NamedTuple, Protocol
 
 import xxhash
@@ -26,6 +28,9 @@ from worker.store_copier import ArenaCopies, OpenCopies
 STAGING_BYTES = 32 * 2**20
 """The pinned memory of a worker whose pool is on a GPU."""
 
+FIRST_ANSWER_S = 5.0
+"""Time after the ready line at which ways to copy are tried: the first request wants the cores, too."""
+
 MAP_ROUND_S = 0.5
 """Least time between two looks for memory of the arena that the node has taken since."""
 MAP_AHEAD_BYTES = 32 * 2**20
@@ -43,6 +48,15 @@ def choose_fastest(moves: BlockMoves) -> None:
     core."""
     moves.plain = fastest(_plain_ways())
     moves.checked = fastest(_checked_ways())
+
+
+def choose_later(moves: BlockMoves | None, threads: Executor) -> Callable[[], None]:
+    """Call `choose_fastest` in a thread when the first answer has had time; None: there is nothing to copy.
+    Returns what calls it off, before `threads` ends. Needs a running event loop."""
+    if moves is None:
+        return lambda: None
+    loop = asyncio.get_running_loop()
+    return loop.call_later(FIRST_ANSWER_S, lambda: threads.submit(choose_fastest, moves)).cancel
 
 
 def _plain_ways() -> list[Move]:

@@ -13,15 +13,7 @@ from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from baton.config.autoscale import AutoscaleConfig
-from baton.config.base import (
-    HAS_DESCRIPTIONS,
-    EvictionPolicyName,
-    OffloadText,
-    Seconds,
-    SecretText,
-    Section,
-    ShapeText,
-)
+from baton.config.base import EvictionPolicyName, OffloadText, Seconds, SecretText, Section, ShapeText
 from baton.config.experts import ExpertsConfig
 from baton.config.models import NAME_PATTERN, OWN_SECTIONS, ModelEntry, with_own
 from baton.config.operators import AccessConfig, DashboardConfig, TelemetryConfig, TlsConfig
@@ -364,7 +356,7 @@ class Config(BaseSettings):
         env_nested_delimiter="__",
         frozen=True,
         extra="forbid",
-        use_attribute_docstrings=HAS_DESCRIPTIONS,
+        use_attribute_docstrings=True,
     )
 
     model: ModelConfig = ModelConfig()

@@ -1,6 +1,5 @@
 """Base class and common types of the sections of `baton.config`."""
 
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any, cast
@@ -42,18 +41,8 @@ def in_bytes(text: str) -> int | None:
     return int(float(found[1]) * (1024 if found[3] else 1000) ** _POWERS[found[2]])
 
 
-RUN_VARIABLE = "RUN_OF_BATON"
-"""Environment variable of the processes that `baton serve` starts."""
-
-HAS_DESCRIPTIONS = RUN_VARIABLE not in os.environ
-"""Whether settings have their documentation, which takes half of the time that it takes to import them. It is
-for people who ask, and they ask none of these processes."""
-
-
 class Section(BaseModel):
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=HAS_DESCRIPTIONS, allow_inf_nan=False
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
