@@ -250,7 +250,7 @@ def serve_worker(config: Config, *, role_name: str, replica: str, control_addres
 
 async def _worker(worker_id: WorkerId, role: Role, config: Config, control_address: str, port: int) -> int:
     with garbage.uncollected():
-        import_torch()
+        import_torch(config.model.device)
         from control_plane.shutdown import Shutdown
         from worker.process import WorkerProcess
 

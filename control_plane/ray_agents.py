@@ -31,6 +31,9 @@ PORTS = {
 
 NO_PORT = -1
 
+NODE_VARIABLE = "RAY_RAYLET_PID"
+"""Environment variable by which an agent of Ray knows its node's process."""
+
 TESTED_VERSIONS = ("2.60.",)
 """Beginnings of the versions of Ray whose nodes wait for these files. Others get their own agents."""
 
@@ -88,7 +91,10 @@ def await_call(parent_fd: int, listener: socket.socket) -> bool:
 
 
 def main(kind: str, *command: str) -> None:
-    parent_fd = os.pidfd_open(os.getppid())
+    node = int(os.environ[NODE_VARIABLE])
+    parent_fd = os.pidfd_open(node)
+    if os.getppid() != node:
+        return  # it has ended already
     options = command[1:]
     if kind == DASHBOARD:
         tell_ports(kind, options, NO_PORT)

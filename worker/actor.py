@@ -68,7 +68,7 @@ class WorkerActor:
 
     async def _serve(self) -> str:
         with garbage.uncollected():
-            import_torch()  # after pinning
+            import_torch(self._config.model.device)  # after pinning
             from worker.process import WorkerProcess
 
         spec = self._spec

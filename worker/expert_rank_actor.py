@@ -50,7 +50,7 @@ class ExpertRankActor:
 
     async def _serve(self) -> str:
         with garbage.uncollected():
-            import_torch()  # after pinning
+            import_torch(self._config.model.device)  # after pinning
             from worker.expert_rank import run_expert_rank
 
         secure(self._config.tls, self._config.access)

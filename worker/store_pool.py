@@ -5,6 +5,7 @@ worker that wrote it. So workers of all shapes share what is stored.
 """
 
 import asyncio
+import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -24,6 +25,8 @@ from kv_store.copying import BlockCopier, BlockMoves, CheckedMove, Move, fastest
 from kv_transfer.layout import Places, whole_places
 from kv_transfer.part_copies import PartCopies, Rows, rows_at
 from worker.store_copier import ArenaCopies, OpenCopies
+
+log = logging.getLogger(__name__)
 
 STAGING_BYTES = 32 * 2**20
 """The pinned memory of a worker whose pool is on a GPU."""
@@ -55,8 +58,15 @@ def choose_later(moves: BlockMoves | None, threads: Executor) -> Callable[[], No
     Returns what calls it off, before `threads` ends. Needs a running event loop."""
     if moves is None:
         return lambda: None
+
+    def choose() -> None:
+        try:
+            choose_fastest(moves)
+        except Exception:
+            log.exception("ways to copy were not tried; the usual ones stay")
+
     loop = asyncio.get_running_loop()
-    return loop.call_later(FIRST_ANSWER_S, lambda: threads.submit(choose_fastest, moves)).cancel
+    return loop.call_later(FIRST_ANSWER_S, lambda: threads.submit(choose)).cancel
 
 
 def _plain_ways() -> list[Move]:

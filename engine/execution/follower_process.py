@@ -11,7 +11,6 @@ import subprocess
 import sys
 
 from baton.core import garbage
-from engine.lean_torch import import_torch
 
 
 def start_follower(setup: bytes, *, module: str = "engine.execution.follower") -> subprocess.Popen[bytes]:
@@ -35,7 +34,6 @@ def how_ended(process: subprocess.Popen[bytes]) -> str:
 
 def _run(module: str, parent_pid: int) -> int:
     with garbage.uncollected():
-        import_torch()
         follower = importlib.import_module(module)
     code: int = follower.main(parent_pid)
     logging.shutdown()

@@ -64,12 +64,16 @@ class _Remembered:
         folder = Path(os.path.dirname(module_path) if os.path.isfile(module_path) else module_path)
         if folder.name != "models":
             return self._theirs(module_path)
-        file = cache_folder(_NAME) / _key(folder)
+        try:
+            file = cache_folder(_NAME) / _key(folder)
+        except (OSError, RuntimeError):  # a user without a home, for example
+            return self._theirs(module_path)
         if (known := _read(file)) is not None:
             return known
         found = self._theirs(module_path)
         with contextlib.suppress(TypeError):  # another version may find something else
-            keep_in_cache(file, [json.dumps(_to_json(found)).encode()], kept=KEPT_FILES)
+            content = json.dumps(_to_json(found)).encode()
+            keep_in_cache(file, [_digest(content), b"\n", content], kept=KEPT_FILES)
         return found
 
 
@@ -78,12 +82,17 @@ def _key(folder: Path) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32] + ".json"
 
 
+def _digest(content: bytes) -> bytes:
+    return hashlib.sha256(content).hexdigest().encode()
+
+
 def _read(file: Path) -> Any:
-    """What the file says; None: it is not there, or broken."""
+    """What the file says; None: it is not there, or is not as it was written."""
     try:
-        return _from_json(json.loads(file.read_bytes()))
-    except (OSError, ValueError, TypeError, KeyError):
+        digest, _, content = file.read_bytes().partition(b"\n")
+    except OSError:
         return None
+    return _from_json(json.loads(content)) if digest == _digest(content) else None
 
 
 def _to_json(value: Any) -> Any:

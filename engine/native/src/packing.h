@@ -181,7 +181,7 @@ inline void pack_quads(Matrix* m, const int8_t* weight, int64_t panel) {
         for (int64_t g = 0; g < m->group_count; ++g) {
             int32_t sum = 0;  // of 2^17 inputs at most
             for (int64_t i = g * m->group_k; row < m->n && i < (g + 1) * m->group_k; ++i) sum += weight[row * m->k + i];
-            m->offsets[(panel * m->group_count + g) * PANEL + c] = -BATON_QUAD_OFFSET * sum;
+            m->offsets[(panel * m->group_count + g) * PANEL + c] = static_cast<int32_t>(-int64_t{BATON_QUAD_OFFSET} * sum);
         }
     }
 }

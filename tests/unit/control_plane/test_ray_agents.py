@@ -12,11 +12,19 @@ import ray
 from ray._private import services
 
 from control_plane import ray_agents
-from control_plane.ray_agents import DASHBOARD, PORTS, RUNTIME_ENV, RUNTIME_ENV_PORT, small_agents
+from control_plane.ray_agents import (
+    DASHBOARD,
+    NODE_VARIABLE,
+    PORTS,
+    RUNTIME_ENV,
+    RUNTIME_ENV_PORT,
+    small_agents,
+)
 
 STANDS_IN_FOR_RAYLET = """
-import subprocess, sys
-agent = subprocess.Popen([sys.executable, "-I", "-S", *sys.argv[1:]])
+import os, subprocess, sys
+environment = {**os.environ, "RAY_RAYLET_PID": str(os.getpid())}
+agent = subprocess.Popen([sys.executable, "-I", "-S", *sys.argv[1:]], env=environment)
 print(agent.pid, flush=True)
 agent.wait()
 """
@@ -103,6 +111,19 @@ def test_the_agent_of_environments_ends_with_its_node(agent, tmp_path):
     node.kill()
     until(lambda: is_gone(pid))
     assert not (tmp_path / "main.py.started").exists()
+
+
+def test_an_agent_whose_node_has_ended_already_ends(tmp_path):
+    """It has another parent by then."""
+    options = (f"--session-dir={tmp_path}", "--node-id=n1")
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", ray_agents.__file__, DASHBOARD, "agent.py", *options],
+            env={NODE_VARIABLE: str(other.pid)},
+            timeout=30,
+        )
+        other.kill()
+    assert (done.returncode, list(tmp_path.iterdir())) == (0, [])
 
 
 def command_of(component: str) -> list[str]:
