@@ -17,6 +17,9 @@ from tests.simulator.mutants import ALL_MUTANTS
 
 SEEDS = 60
 
+pytestmark = pytest.mark.timeout(300)
+"""Sixty seeds take 90 s of a slow core, and more beside other tests."""
+
 OFTEN = (
     "note: placed",
     "note: retried",
