@@ -43,10 +43,10 @@ def small_agents() -> Generator[None]:
     """A Ray of this machine that starts within this context starts these processes as agents, if it is of a
     version that is known and has no `ray[default]`."""
     services: Any = importlib.import_module("ray._private.services")
-    theirs = services._build_python_executable_command_memory_profileable
     if not _are_enough(services):
         yield
         return
+    theirs = services._build_python_executable_command_memory_profileable
 
     def command(component: str, *args: Any, **fields: Any) -> list[str]:
         if component not in PORTS:
@@ -61,9 +61,11 @@ def small_agents() -> Generator[None]:
 
 
 def _are_enough(services: Any) -> bool:
-    version: str = importlib.import_module("ray").__version__
-    has_dashboard = services.ray._private.utils.get_dashboard_dependency_error() is None
-    return version.startswith(TESTED_VERSIONS) and not has_dashboard and hasattr(os, "pidfd_open")
+    """Whether these processes do. Of a version that is not known nothing else is looked at."""
+    version: str = services.ray.__version__
+    if not version.startswith(TESTED_VERSIONS) or not hasattr(os, "pidfd_open"):
+        return False
+    return services.ray._private.utils.get_dashboard_dependency_error() is not None
 
 
 # --- the process of an agent -----------------------------------------------------------------------

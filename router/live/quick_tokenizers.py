@@ -31,7 +31,7 @@ class QuickTokenizers:
             self._is_time.set()
 
     def on_view(self, view: MembershipView) -> None:
-        if len(view.members) >= self._workers:
+        if len(view.members) >= self._workers and not self._is_time.is_set():
             asyncio.get_running_loop().call_later(FIRST_ANSWER_S, self._is_time.set)
 
     async def run(self) -> None:

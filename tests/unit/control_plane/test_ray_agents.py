@@ -149,6 +149,14 @@ def test_a_ray_that_is_not_known_or_has_a_dashboard_gets_its_own_agents(monkeypa
         assert command_of(DASHBOARD) == before
 
 
+def test_a_ray_that_is_not_known_may_have_other_names(monkeypatch):
+    monkeypatch.setattr(ray, "__version__", "3.0.0")
+    monkeypatch.delattr(services, "_build_python_executable_command_memory_profileable")
+    monkeypatch.delattr(ray._private.utils, "get_dashboard_dependency_error")
+    with small_agents():
+        pass
+
+
 ASKS_FOR_AN_ENVIRONMENT = """
 import asyncio, os
 from control_plane.ray_cluster import RayCluster
