@@ -9,6 +9,7 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -25,6 +26,8 @@ from loadgen.client import ServerUrl, parse_url
 
 START_S = 420.0
 STOP_S = 20.0
+PAUSE_WAIT_S = 30.0
+PAUSE_LOOK_S = 0.005
 MODEL_NAME = "bench"
 
 
@@ -107,14 +110,21 @@ class RunningPeer:
     process: psutil.Process
     log: Path
 
-    def pause(self) -> None:
-        """Stop all its processes where they are. They keep their memory, and take no processor time."""
+    async def pause(self) -> None:
+        """Stop all its processes where they are, and return when they stand still. They keep their memory,
+        and take no processor time. Raises SetupError if one still runs after PAUSE_WAIT_S."""
         paused: set[psutil.Process] = set()
         while fresh := set(self._tree()) - paused:  # one may have started another before it was stopped
             for process in fresh:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.suspend()
             paused |= fresh
+        # The signal is only noted by the call: a process stops when the kernel next lets it run.
+        ends_s = time.monotonic() + PAUSE_WAIT_S
+        while any(map(_runs, paused)):
+            if time.monotonic() > ends_s:
+                raise SetupError(f"{self.process.pid} does not stop {PAUSE_WAIT_S} s after SIGSTOP")
+            await asyncio.sleep(PAUSE_LOOK_S)
 
     def resume(self) -> None:
         for process in self._tree():
@@ -129,6 +139,13 @@ class RunningPeer:
             return [self.process, *self.process.children(recursive=True)]
         except psutil.NoSuchProcess:
             return []
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def inherited_environment() -> dict[str, str]:

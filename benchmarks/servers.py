@@ -146,7 +146,7 @@ class _Turns:
 
     async def keep(self, peer: Peer) -> None:
         server = await self._stack.enter_async_context(self._started(peer))
-        server.pause()
+        await server.pause()
         self._kept[peer.name] = server
 
     @asynccontextmanager
@@ -159,7 +159,7 @@ class _Turns:
         server.resume()
         await self._warm_up(server, peer, WAKE_UP)
         yield server
-        server.pause()
+        await server.pause()
 
     @asynccontextmanager
     async def _started(self, peer: Peer) -> AsyncGenerator[RunningPeer]:

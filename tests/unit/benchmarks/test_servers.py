@@ -72,12 +72,12 @@ async def test_a_paused_server_stands_still_with_its_children_and_goes_on(tmp_pa
     peer = a_peer("one", tmp_path)
     async with peers.running(peer, cores=sorted(os.sched_getaffinity(0))[:1], log=tmp_path / "log") as server:
         pids = asked(tmp_path, "one")[0]
-        server.pause()
+        await server.pause()
         assert status(pids["pid"]) == status(pids["child"]) == psutil.STATUS_STOPPED
         server.resume()
         result = await servers.closed_loop.run(server.url, peer.model_name, load, seed=0)
         assert result.requests == load.requests
-        server.pause()
+        await server.pause()
     assert not psutil.pid_exists(pids["pid"]), "a paused server ends too"
 
 
