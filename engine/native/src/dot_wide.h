@@ -199,10 +199,11 @@ BATON_ALWAYS inline void columns_of_rows(Vec (&c)[ROWS][COUNT], const Vec (&x)[R
 }
 
 // c[r][j] += a[r] * the weights of column vector FIRST + j, for one k: PLACE of the step. Of two factors the fewer
-// stay in registers, of which AVX2 has sixteen.
-template <int ROWS, typename Step, int PLACE, int FIRST, int COUNT>
-BATON_ALWAYS inline void multiply_k(Vec (&c)[ROWS][COUNT], const float* a, Panel panel, int64_t step) {
+// stay in registers, of which AVX2 has sixteen. With KEEP the weights of a strip are stored to `kept`: [k][STRIP].
+template <int ROWS, typename Step, int PLACE, int FIRST, int COUNT, bool KEEP = false>
+BATON_ALWAYS inline void multiply_k(Vec (&c)[ROWS][COUNT], const float* a, Panel panel, int64_t step, float* kept) {
     if constexpr (WIDTH == 8 && ROWS < COUNT) {
+        static_assert(!KEEP, "of tiles that hold the weights");
         Vec x[ROWS];
 #pragma GCC unroll 16
         for (int r = 0; r < ROWS; ++r) x[r] = vec_same(a + r);
@@ -210,6 +211,9 @@ BATON_ALWAYS inline void multiply_k(Vec (&c)[ROWS][COUNT], const float* a, Panel
     } else {
         Vec b[COUNT];
         Step::template load<PLACE, FIRST, COUNT>(b, panel, step);
+        if constexpr (KEEP)
+#pragma GCC unroll 16
+            for (int j = 0; j < COUNT; ++j) vec_store(kept + (Step::K * step + PLACE) * STRIP + WIDTH * j, b[j]);
 #pragma GCC unroll 16
         for (int r = 0; r < ROWS; ++r) {
             const Vec x = vec_same(a + r);
@@ -228,12 +232,13 @@ template <bool IS_FULL> BATON_ALWAYS inline void forget() {
 }
 
 // All k of a step, from PLACE on.
-template <int ROWS, typename Step, int FIRST, int COUNT, int PLACE = 0>
-BATON_ALWAYS inline void multiply_step(Vec (&c)[ROWS][COUNT], const float* a, Panel panel, int64_t step) {
-    multiply_k<ROWS, Step, PLACE, FIRST, COUNT>(c, a + (Step::K * step + PLACE) * ROWS, panel, step);
+template <int ROWS, typename Step, int FIRST, int COUNT, bool KEEP = false, int PLACE = 0>
+BATON_ALWAYS inline void multiply_step(Vec (&c)[ROWS][COUNT], const float* a, Panel panel, int64_t step,
+                                       float* kept = nullptr) {
+    multiply_k<ROWS, Step, PLACE, FIRST, COUNT, KEEP>(c, a + (Step::K * step + PLACE) * ROWS, panel, step, kept);
     if constexpr (PLACE + 1 < Step::K) {
         forget<(ROWS * COUNT > 8)>();
-        multiply_step<ROWS, Step, FIRST, COUNT, PLACE + 1>(c, a, panel, step);
+        multiply_step<ROWS, Step, FIRST, COUNT, KEEP, PLACE + 1>(c, a, panel, step, kept);
     }
 }
 
@@ -251,15 +256,16 @@ BATON_ALWAYS inline void each_step(int64_t first, int64_t end, Do&& act) {
 
 // acc[r][c] (+)= sum over the steps, of a few vectors of columns. What follows in strips is fetched as fast as they are
 // read. Loops over rows and vectors are unrolled by order: left to itself, g++ 12 keeps AVX2's sums in memory.
-template <int ROWS, typename Step, int FIRST, int COUNT>
-void dot_columns(const float* a, Panel panel, int64_t steps, float* acc, bool accumulate, Prefetch prefetch) {
+template <int ROWS, typename Step, int FIRST, int COUNT, bool KEEP = false>
+void dot_columns(const float* a, Panel panel, int64_t steps, float* acc, bool accumulate, Prefetch prefetch,
+                 float* kept = nullptr) {
     Vec c[ROWS][COUNT];
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 16
         for (int j = 0; j < COUNT; ++j)
-            c[r][j] = accumulate ? vec_load(acc + r * PANEL + WIDTH * (FIRST + j)) : vec_zero();
-    auto step = [&](int64_t s) BATON_ALWAYS { multiply_step<ROWS, Step, FIRST, COUNT>(c, a, panel, s); };
+            c[r][j] = accumulate ? vec_load(acc + r * ROW_SUMS + WIDTH * (FIRST + j)) : vec_zero();
+    auto step = [&](int64_t s) BATON_ALWAYS { multiply_step<ROWS, Step, FIRST, COUNT, KEEP>(c, a, panel, s, kept); };
     auto fetch = [&](int64_t s) BATON_ALWAYS {
         if constexpr (STRIP < PANEL) {
             if (s % (64 / Step::BYTES)) return;
@@ -277,7 +283,7 @@ void dot_columns(const float* a, Panel panel, int64_t steps, float* acc, bool ac
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 16
-        for (int j = 0; j < COUNT; ++j) vec_store(acc + r * PANEL + WIDTH * (FIRST + j), c[r][j]);
+        for (int j = 0; j < COUNT; ++j) vec_store(acc + r * ROW_SUMS + WIDTH * (FIRST + j), c[r][j]);
 }
 
 // Vectors of columns whose sums fit into registers beside the weights.
@@ -334,43 +340,65 @@ void dot_tile(const float* a, Panel panel, int64_t steps, float* acc, bool accum
     }
 }
 
+enum Zero { NO_ZERO, ONE_ZERO, ZEROS };
+
+// What a group adds to `total`, `at` in scales and zeros. Which zeros there are is known when this is compiled: decided
+// for every sum it took a tenth of the time of groups of 32. What is the same for all rows is read once: compilers do not
+// know that no sum lies there.
+template <int ROWS, int COUNT, int ZERO, bool ADDS>
+BATON_ALWAYS inline void fold_sums(Vec (&c)[ROWS][COUNT], const Groups& groups, int64_t g, int64_t at, float* total) {
+#pragma GCC unroll 16
+    for (int j = 0; j < COUNT; ++j) {
+        const Vec scale = vec_load(groups.scales + at + WIDTH * j);
+        const Vec zero = ZERO == ZEROS ? vec_load(groups.zeros + at + WIDTH * j) : vec_same(&groups.offset);
+#pragma GCC unroll 16
+        for (int r = 0; r < ROWS; ++r) {
+            Vec value = c[r][j];
+            const float* sum = groups.sums + r * groups.sums_stride + g;
+            if constexpr (ZERO == ZEROS) value = vec_minus_product(zero, vec_same(sum), value);
+            if constexpr (ZERO == ONE_ZERO) value = vec_fma(zero, vec_same(sum), value);
+            float* to = total + r * ROW_SUMS + WIDTH * j;
+            vec_store(to, ADDS ? vec_fma(scale, value, vec_load(to)) : vec_mul(scale, value));
+        }
+    }
+}
+
 // The groups in turn. The sums of a group never leave the registers. `prefetch` is of lines per group, or per step
 // where columns are not in strips.
-template <int ROWS, typename Step, int FIRST, int COUNT>
-void dot_groups(const float* a, Panel panel, const Groups& groups, float* total, bool accumulate, Prefetch prefetch) {
+template <int ROWS, typename Step, int FIRST, int COUNT, int ZERO, bool KEEP>
+void dot_groups_with(const float* a, Panel panel, const Groups& groups, float* total, bool accumulate,
+                     Prefetch prefetch, float* kept) {
     for (int64_t g = 0; g < groups.count; ++g) {
         Vec c[ROWS][COUNT];
 #pragma GCC unroll 16
         for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 16
             for (int j = 0; j < COUNT; ++j) c[r][j] = vec_zero();
-        auto step = [&](int64_t s) BATON_ALWAYS { multiply_step<ROWS, Step, FIRST, COUNT>(c, a, panel, s); };
+        auto step = [&](int64_t s) BATON_ALWAYS { multiply_step<ROWS, Step, FIRST, COUNT, KEEP>(c, a, panel, s, kept); };
         const int64_t steps = groups.k / Step::K, end = (g + 1) * steps;
         if (STRIP < PANEL && prefetch.from) prefetch_step(prefetch, g);
         if (STRIP == PANEL && prefetch.from)
             for (int64_t s = g * steps; s < end; s += 2) step(s), step(s + 1), prefetch_step(prefetch, s / 2);
         else
             each_step<Step, (ROWS * COUNT > 8)>(g * steps, end, step);
-        const bool adds = accumulate || g > 0;
-        // What is the same for all rows is read once: compilers do not know that no sum lies there.
-#pragma GCC unroll 16
-        for (int j = 0; j < COUNT; ++j) {
-            const int64_t column = WIDTH * (FIRST + j);
-            const Vec scale = vec_load(groups.scales + g * PANEL + column);
-            const Vec zero = groups.zeros ? vec_load(groups.zeros + g * PANEL + column) : vec_same(&groups.offset);
-#pragma GCC unroll 16
-            for (int r = 0; r < ROWS; ++r) {
-                Vec value = c[r][j];
-                const auto sum = [&] { return vec_same(groups.sums + r * groups.sums_stride + g); };
-                if (groups.zeros)
-                    value = vec_minus_product(zero, sum(), value);
-                else if (groups.offset != 0)
-                    value = vec_fma(zero, sum(), value);
-                float* to = total + r * PANEL + column;
-                vec_store(to, adds ? vec_fma(scale, value, vec_load(to)) : vec_mul(scale, value));
-            }
-        }
+        const int64_t at = g * PANEL + WIDTH * FIRST;
+        float* to = total + WIDTH * FIRST;
+        if (accumulate || g > 0)
+            fold_sums<ROWS, COUNT, ZERO, true>(c, groups, g, at, to);
+        else
+            fold_sums<ROWS, COUNT, ZERO, false>(c, groups, g, at, to);
     }
+}
+
+template <int ROWS, typename Step, int FIRST, int COUNT, bool KEEP = false>
+void dot_groups(const float* a, Panel panel, const Groups& groups, float* total, bool accumulate, Prefetch prefetch,
+                float* kept = nullptr) {
+    if (groups.zeros)
+        dot_groups_with<ROWS, Step, FIRST, COUNT, ZEROS, KEEP>(a, panel, groups, total, accumulate, prefetch, kept);
+    else if (groups.offset != 0)
+        dot_groups_with<ROWS, Step, FIRST, COUNT, ONE_ZERO, KEEP>(a, panel, groups, total, accumulate, prefetch, kept);
+    else
+        dot_groups_with<ROWS, Step, FIRST, COUNT, NO_ZERO, KEEP>(a, panel, groups, total, accumulate, prefetch, kept);
 }
 
 // One tile times all columns of a panel. Each pass fetches some of what its first strip comes to.

@@ -179,12 +179,12 @@ void add_bias(const Matrix& m, int64_t panel, float* sums, int64_t rows) {
     if (!m.bias) return;
     const float* bias = m.bias + panel * PANEL;
     for (int64_t r = 0; r < rows; ++r)
-        for (int c = 0; c < PANEL; ++c) sums[r * PANEL + c] += bias[c];
+        for (int c = 0; c < PANEL; ++c) sums[r * ROW_SUMS + c] += bias[c];
 }
 
 template <typename T>
 void store_rows(const Output& out, int64_t row_first, int64_t rows, int64_t column, int64_t columns, float* sums) {
-    for (int64_t r = 0; r < rows; ++r, sums += PANEL) {
+    for (int64_t r = 0; r < rows; ++r, sums += ROW_SUMS) {
         const int64_t at = (row_first + r) * out.stride + column;
         if (out.residual) {
             const T* residual = static_cast<const T*>(out.residual) + at;
@@ -215,9 +215,10 @@ struct PanelEnd {
         add_bias(m, gate ? panel + job->panel_count : panel, sums, rows);
         if (gate) {
             columns = m.n / 2;
-            float* gated = gate + (row - gate_row) * PANEL;
+            float* gated = gate + (row - gate_row) * ROW_SUMS;
             add_bias(m, panel, gated, rows);
-            gate_rows(job->out.activation, gated, sums, rows * PANEL);
+            for (int64_t r = 0; r < rows; ++r)
+                gate_rows(job->out.activation, gated + r * ROW_SUMS, sums + r * ROW_SUMS, PANEL);
             sums = gated;
         }
         store(job->out, row, rows, panel * PANEL, std::min<int64_t>(PANEL, columns - panel * PANEL), sums);
@@ -369,9 +370,9 @@ void fold_group(const Matrix& m, int64_t panel, int64_t group, const float* acc,
         const bool has_zero = m.zeros || m.code_offset != 0;
         const f32x16 zero = m.zeros ? -load16(m.zeros + at + c) : splat(m.code_offset);
         for (int64_t r = 0; r < rows; ++r) {
-            f32x16 value = load16(acc + r * PANEL + c);
+            f32x16 value = load16(acc + r * ROW_SUMS + c);
             if (has_zero) value = multiply_add(zero, splat(sums[r * m.group_count + group]), value);
-            float* to = total + r * PANEL + c;
+            float* to = total + r * ROW_SUMS + c;
             store16(to, group ? multiply_add(scale, value, load16(to)) : scale * value);
         }
     }
@@ -414,10 +415,56 @@ BATON_INLINE void dot_groups_of(int64_t rows, const GroupInput* const* a, const 
     }
 }
 
+#if BATON_WIDE
+// Where a strip of a block is decoded.
+float* decoded_strip() { return static_cast<float*>(thread_scratch(WIDENED, WIDENED_BYTES)); }
+#endif
+
+#if BATON_FEW_SUMS
+// Whether the first of several tiles decodes a strip as it multiplies by it, and keeps it for those after it: the units
+// that decode are mostly others than those that multiply.
+bool decodes_while_multiplying(const Matrix& m) { return m.format == LANES4 || (m.format == CODE8 && m.book.is_integer); }
+
+// A strip of a coded panel, from step `first` on.
+Panel coded_strip(const Matrix& m, const char* panel, int64_t first, int64_t strip) {
+    const int64_t strip_bytes = m.steps * strip_step_bytes(m.format);
+    return Panel{panel, strip_bytes, &m.book, first}.of_strip(static_cast<int>(strip));
+}
+
+template <typename Step>
+void dot_and_keep_groups(int64_t rows, const float* a, const Panel& strip, const Groups& groups, float* total,
+                         bool accumulate, Prefetch prefetch) {
+    static_assert(TILE_ROWS == 6, "the first of several tiles has three rows at least");
+    constexpr int COUNT = STRIP_VECTORS;
+    float* const kept = decoded_strip();
+    switch (rows) {
+        case 3: return dot_groups<3, Step, 0, COUNT, true>(a, strip, groups, total, accumulate, prefetch, kept);
+        case 4: return dot_groups<4, Step, 0, COUNT, true>(a, strip, groups, total, accumulate, prefetch, kept);
+        case 5: return dot_groups<5, Step, 0, COUNT, true>(a, strip, groups, total, accumulate, prefetch, kept);
+        default: return dot_groups<6, Step, 0, COUNT, true>(a, strip, groups, total, accumulate, prefetch, kept);
+    }
+}
+
+// The first of several tiles times some groups of a strip. Returns where the strip is now, decoded.
+const char* dot_coded_groups(const Matrix& m, int64_t rows, const float* a, const char* panel, int64_t first,
+                             int64_t strip, const Groups& groups, float* total, bool accumulate, Prefetch prefetch) {
+    const Panel codes = coded_strip(m, panel, first, strip);
+    if (m.format == LANES4)
+        dot_and_keep_groups<StepLanes4>(rows, a, codes, groups, total, accumulate, prefetch);
+    else
+        dot_and_keep_groups<StepCode8>(rows, a, codes, groups, total, accumulate, prefetch);
+    return reinterpret_cast<const char*>(decoded_strip());
+}
+#else
+bool decodes_while_multiplying(const Matrix&) { return false; }
+
+template <typename... Arguments> const char* dot_coded_groups(Arguments&&...) { return nullptr; }
+#endif
+
 // A strip of a block, as `dot_groups` reads it.
 const char* strip_of(const Matrix& m, const char* panel, int64_t first, int64_t count, int strip) {
 #if BATON_WIDE
-    float* to = static_cast<float*>(thread_scratch(WIDENED, WIDENED_BYTES));
+    float* to = decoded_strip();
     const Panel block{panel, m.steps * strip_step_bytes(m.format), &m.book, first};
     widen(m, block.of_strip(strip), count, to);
     return reinterpret_cast<const char*>(to);
@@ -452,7 +499,9 @@ void panel_sums_of_groups(const Job& job, int64_t tile_first, int64_t tile_end, 
     for (int64_t first = 0; first < m.group_count; first += at_once) {
         const int64_t count = std::min(at_once, m.group_count - first), end = first + count;
         for (int64_t column = 0; column < PANEL; column += STRIP) {
-            const char* block = strip_of(m, weights, first * group_steps, count * group_steps, column / STRIP);
+            const bool keeps = decodes_while_multiplying(m);
+            const char* block =
+                keeps ? nullptr : strip_of(m, weights, first * group_steps, count * group_steps, column / STRIP);
             const int64_t at = (panel * m.group_count + first) * PANEL + column;
             for (int64_t tile = tile_first; tile < tile_end; ++tile) {
                 const int64_t row = job.row_of_tile(tile), tile_rows = job.row_of_tile(tile + 1) - row;
@@ -462,8 +511,13 @@ void panel_sums_of_groups(const Job& job, int64_t tile_first, int64_t tile_end, 
                                     job.sums ? job.sums + row * m.group_count + first : nullptr, m.group_count,
                                     m.code_offset};
                 const Prefetch prefetch = fetch_groups(m, weights, next_panel, end, column, tile - tile_first, count);
-                dot_groups_of(tile_rows, reinterpret_cast<const GroupInput* const*>(a), block, groups,
-                              result + (row - row_first) * PANEL + column, first > 0, prefetch);
+                float* const to = result + (row - row_first) * ROW_SUMS + column;
+                const GroupInput* const* const x = reinterpret_cast<const GroupInput* const*>(a);
+                if (block)
+                    dot_groups_of(tile_rows, x, block, groups, to, first > 0, prefetch);
+                else
+                    block = dot_coded_groups(m, tile_rows, *x, weights, first * group_steps, column / STRIP, groups, to,
+                                             first > 0, prefetch);
             }
         }
     }
@@ -532,6 +586,20 @@ BATON_INLINE void dot_strip(int64_t rows, const float* a, const char* strip, int
     }
 }
 
+template <typename Step>
+void dot_and_keep_strip(int64_t rows, const float* a, const Panel& strip, int64_t steps, float* sums, bool accumulate,
+                        Prefetch prefetch) {
+    static_assert(TILE_ROWS == 6, "the first of several tiles has three rows at least");
+    constexpr int COUNT = STRIP_VECTORS;
+    float* const kept = decoded_strip();
+    switch (rows) {
+        case 3: return dot_columns<3, Step, 0, COUNT, true>(a, strip, steps, sums, accumulate, prefetch, kept);
+        case 4: return dot_columns<4, Step, 0, COUNT, true>(a, strip, steps, sums, accumulate, prefetch, kept);
+        case 5: return dot_columns<5, Step, 0, COUNT, true>(a, strip, steps, sums, accumulate, prefetch, kept);
+        default: return dot_columns<6, Step, 0, COUNT, true>(a, strip, steps, sums, accumulate, prefetch, kept);
+    }
+}
+
 // Several tiles times some steps of a strip, the first of which fetches what comes next.
 template <typename Step>
 void strip_sums(const Job& job, int64_t tile_first, int64_t tile_end, const char* strip, int64_t first, int64_t count,
@@ -540,7 +608,7 @@ void strip_sums(const Job& job, int64_t tile_first, int64_t tile_end, const char
     for (int64_t tile = tile_first; tile < tile_end; ++tile) {
         const int64_t row = job.row_of_tile(tile), rows = job.row_of_tile(tile + 1) - row;
         const float* a = reinterpret_cast<const float*>(row_pointer(job.rows, row)) + first * Step::K * rows;
-        dot_strip<Step>(rows, a, strip, count, result + (row - row_first) * PANEL, first > 0,
+        dot_strip<Step>(rows, a, strip, count, result + (row - row_first) * ROW_SUMS, first > 0,
                         {tile == tile_first ? next : nullptr, 1});
     }
 }
@@ -557,9 +625,22 @@ void panel_sums_by_decoded_strips(const Job& job, int64_t tile_first, int64_t ti
             const int64_t count = std::min(steps, m.steps - first);
             const bool is_last = strip + 1 == PANEL / STRIP && first + count == m.steps;
             const char* next = is_last ? next_panel : weights + (strip * m.steps + first + count) * bytes;
-            const char* block = strip_of(m, weights, first, count, static_cast<int>(strip));
-            strip_sums<StepF32>(job, tile_first, tile_end, block, step_inputs * first, step_inputs * count,
-                                result + strip * STRIP, next);
+            float* const sums = result + strip * STRIP;
+            if (!decodes_while_multiplying(m)) {
+                const char* block = strip_of(m, weights, first, count, static_cast<int>(strip));
+                strip_sums<StepF32>(job, tile_first, tile_end, block, step_inputs * first, step_inputs * count, sums,
+                                    next);
+                continue;
+            }
+            const int64_t row = job.row_of_tile(tile_first), rows = job.row_of_tile(tile_first + 1) - row;
+            const float* a = reinterpret_cast<const float*>(row_pointer(job.rows, row)) + first * step_inputs * rows;
+            const Panel codes = coded_strip(m, weights, first, strip);
+            if (m.format == LANES4)
+                dot_and_keep_strip<StepLanes4>(rows, a, codes, count, sums, first > 0, {next, 1});
+            else
+                dot_and_keep_strip<StepCode8>(rows, a, codes, count, sums, first > 0, {next, 1});
+            strip_sums<StepF32>(job, tile_first + 1, tile_end, reinterpret_cast<const char*>(decoded_strip()),
+                                step_inputs * first, step_inputs * count, sums + rows * ROW_SUMS, nullptr);
         }
 }
 
@@ -584,7 +665,7 @@ void panel_sums_by_strips(const Job& job, int64_t tile_first, int64_t tile_end, 
 }
 #endif
 
-// Sums of rows [row_first, row_end) times one panel into `result` [rows][PANEL].
+// Sums of rows [row_first, row_end) times one panel into `result` [rows][ROW_SUMS].
 void panel_sums(const Job& job, int64_t tile_first, int64_t tile_end, int64_t panel, const char* next_panel,
                 float* result) {
     const Matrix& m = *job.m;
@@ -608,7 +689,7 @@ void panel_sums(const Job& job, int64_t tile_first, int64_t tile_end, int64_t pa
     const int64_t group_steps = m.group_count > 1 ? m.group_k / step_k(m.format) : m.steps;
     const int64_t block_max = decode ? decode_steps_max(m) : tiles > 1 ? BLOCK_STEPS : m.steps;
     float* acc = m.group_count > 1
-                     ? static_cast<float*>(thread_scratch(ACC, static_cast<size_t>(rows) * PANEL * 4))
+                     ? static_cast<float*>(thread_scratch(ACC, static_cast<size_t>(rows) * ROW_SUMS * 4))
                      : result;
     for (int64_t group = 0; group < m.group_count; ++group) {
         const int64_t group_end = std::min(m.steps, (group + 1) * group_steps);
@@ -631,7 +712,7 @@ void panel_sums(const Job& job, int64_t tile_first, int64_t tile_end, int64_t pa
                 const Prefetch prefetch =
                     prefetch_for(m, weights + offset, next_panel ? next_panel + offset : nullptr, count,
                                  tile - tile_first, tiles);
-                float* sums = acc + (row - row_first) * PANEL;
+                float* sums = acc + (row - row_first) * ROW_SUMS;
                 const bool accumulate = first > group * group_steps;
 #if BATON_AVX512
                 if (keep && tile == tile_first &&
@@ -856,7 +937,7 @@ void panel_sums_of_quads(const Job& job, int64_t tile_first, int64_t tile_end, i
         block_max = std::min(group_steps, tiles > 1 ? TILE_STEPS : TILE_STEPS_ALONE);
     const PanelFetch fetch{m, panel, next_panel, rows, tiles, block_max};
 #endif
-    int32_t* acc = static_cast<int32_t*>(thread_scratch(ACC, static_cast<size_t>(rows) * PANEL * 4));
+    int32_t* acc = static_cast<int32_t*>(thread_scratch(ACC, static_cast<size_t>(rows) * ROW_SUMS * 4));
     for (int64_t group = 0; group < m.group_count; ++group) {
         const int64_t group_first = group * group_steps, group_end = group_first + group_steps;
         for (int64_t first = group_first; first < group_end; first += block_max) {
@@ -864,7 +945,7 @@ void panel_sums_of_quads(const Job& job, int64_t tile_first, int64_t tile_end, i
             const int64_t offset = first * 256;
             for (int64_t tile = tile_first; tile < tile_end; ++tile) {
                 const int64_t row = job.row_of_tile(tile), tile_rows = job.row_of_tile(tile + 1) - row;
-                int32_t* sums = acc + (row - row_first) * PANEL;
+                int32_t* sums = acc + (row - row_first) * ROW_SUMS;
 #if BATON_AMX
                 if (job.by_tiles) {
                     amx::dot<true>(row_pointer(job.rows, row) + first * QUAD_BYTES, job.rows.stride * QUAD_BYTES,
@@ -887,8 +968,8 @@ void panel_sums_of_quads(const Job& job, int64_t tile_first, int64_t tile_end, i
     }
 }
 
-// Sums of the rows of some tiles times one panel: into `result` [rows][PANEL], or on to `end`, which sees every row once
-// and may find `result` in use.
+// Sums of the rows of some tiles times one panel: into `result` [rows][ROW_SUMS], or on to `end`, which sees every row
+// once and may find `result` in use.
 void sum_panel(const Job& job, int64_t tile_first, int64_t tile_end, int64_t panel, const char* next_panel,
                float* result, const PanelEnd* end) {
 #if BATON_AMX
@@ -912,7 +993,7 @@ void run_task(const Job& job, int64_t task) {
     const int64_t panel_first = task % ranges * job.panels_per_task;
     const int64_t panel_end = std::min(job.panel_count, panel_first + job.panels_per_task);
     const bool gated = job.out.activation >= 0;
-    const size_t bytes = static_cast<size_t>(rows) * PANEL * 4;
+    const size_t bytes = static_cast<size_t>(rows) * ROW_SUMS * 4;
     float* sums = static_cast<float*>(thread_scratch(TOTAL, bytes));
     float* up = gated ? static_cast<float*>(thread_scratch(UP, bytes)) : nullptr;
     for (int64_t panel = panel_first; panel < panel_end; ++panel) {
@@ -1088,7 +1169,10 @@ Job job_of(const Product& p) {
     job.m = p.matrix, job.rows = p.rows, job.out = p.out;
     const int64_t row_elements = p.rows.dtype == QUADS ? p.matrix->steps : p.matrix->k;
     const int64_t row_bytes = std::max<int64_t>(1, row_elements * static_cast<int64_t>(element_bytes(p.rows.dtype)));
-    const int64_t rows_max = std::clamp<int64_t>(CHUNK_BYTES / row_bytes, TALL_ROWS, CHUNK_ROWS_MAX);
+    // Codes are decoded once for a chunk: that is worth more than activations in the nearest cache.
+    const bool is_decoded_once = BATON_FEW_SUMS && is_coded(*p.matrix);
+    const int64_t rows_max =
+        is_decoded_once ? CHUNK_ROWS_MAX : std::clamp<int64_t>(CHUNK_BYTES / row_bytes, TALL_ROWS, CHUNK_ROWS_MAX);
     job.by_tiles = takes_tiles(*p.matrix, p.rows.dtype);
     job.tile_count = tile_count_of(*p.matrix, p.rows.count, p.rows.dtype);
     int64_t chunks = (p.rows.count + rows_max - 1) / rows_max;

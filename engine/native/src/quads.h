@@ -194,7 +194,7 @@ void quad_columns(const char* const* rows, const char* panel, int64_t steps, int
         a[r] = rows[r];
 #pragma GCC unroll 16
         for (int j = 0; j < COUNT; ++j)
-            c[r][j] = accumulate ? quad_load(sums + r * PANEL + BATON_QUAD_LANES * (FIRST + j)) : quad_zero();
+            c[r][j] = accumulate ? quad_load(sums + r * ROW_SUMS + BATON_QUAD_LANES * (FIRST + j)) : quad_zero();
     }
     auto step = [&](int64_t s) __attribute__((always_inline)) {
         QuadWeights b[COUNT];
@@ -214,7 +214,7 @@ void quad_columns(const char* const* rows, const char* panel, int64_t steps, int
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 16
-        for (int j = 0; j < COUNT; ++j) quad_store(sums + r * PANEL + BATON_QUAD_LANES * (FIRST + j), c[r][j]);
+        for (int j = 0; j < COUNT; ++j) quad_store(sums + r * ROW_SUMS + BATON_QUAD_LANES * (FIRST + j), c[r][j]);
 }
 
 template <int ROWS, int FIRST>
@@ -250,7 +250,7 @@ void quad_tile(const char* const* rows, const char* panel, int64_t steps, int32_
 
 template <int ROWS>
 void quad_tile(const char* const* rows, const char* panel, int64_t steps, int32_t* sums, bool accumulate, Prefetch) {
-    if (!accumulate) std::memset(sums, 0, sizeof(int32_t) * ROWS * PANEL);
+    if (!accumulate) std::memset(sums, 0, sizeof(int32_t) * ROWS * ROW_SUMS);
     const int8_t* b = reinterpret_cast<const int8_t*>(panel);
     for (int64_t s = 0; s < steps; ++s, b += 256)
         for (int r = 0; r < ROWS; ++r) {
@@ -258,8 +258,8 @@ void quad_tile(const char* const* rows, const char* panel, int64_t steps, int32_
             for (int c = 0; c < PANEL; ++c) {
                 int32_t sum = 0;
                 for (int i = 0; i < 4; ++i) sum += a[i] * b[4 * c + i];
-                uint32_t total = static_cast<uint32_t>(sums[r * PANEL + c]) + static_cast<uint32_t>(sum);
-                std::memcpy(sums + r * PANEL + c, &total, 4);
+                uint32_t total = static_cast<uint32_t>(sums[r * ROW_SUMS + c]) + static_cast<uint32_t>(sum);
+                std::memcpy(sums + r * ROW_SUMS + c, &total, 4);
             }
         }
 }
@@ -293,7 +293,7 @@ inline void fold_quads(const Matrix& m, int64_t panel, int64_t group, const int3
     const float* zero = m.zeros ? m.zeros + at : nullptr;
     const int32_t* offset = m.offsets + at;
     const bool is_last = group + 1 == m.group_count;
-    for (int64_t r = 0; r < rows; ++r, sums += PANEL, total += PANEL) {
+    for (int64_t r = 0; r < rows; ++r, sums += ROW_SUMS, total += ROW_SUMS) {
         const float inputs = zero ? input_sums[r * m.group_count + group] : 0.0f;
         const float row_scale = row_scales[r];
         float value[PANEL];
