@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import sys
 
 from hypothesis import settings
@@ -16,6 +17,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Tests start hundreds of processes, each of which would compile hundreds of our files anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# A shell has what it starts in the background ignore SIGINT, and children inherit that: processes that tests
+# interrupt would go on.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Every run has the same cases, so that only a change can change the result; `make explore` draws others.
 # No example has a deadline: a busy machine is no defect.
