@@ -111,19 +111,18 @@ class RunningPeer:
     log: Path
 
     async def pause(self) -> None:
-        """Stop all its processes where they are, and return when they stand still. They keep their memory,
-        and take no processor time. Raises SetupError if one still runs after PAUSE_WAIT_S."""
+        """Stop all its processes where they are, and return when they have stopped. They keep their memory, and
+        take no processor time. Raises SetupError if one still runs after PAUSE_WAIT_S."""
         paused: set[psutil.Process] = set()
-        while fresh := set(self._tree()) - paused:  # one may have started another before it was stopped
+        ends_s = time.monotonic() + PAUSE_WAIT_S
+        # One may start another until it has stopped, and stops only when the kernel next lets it run.
+        while (fresh := set(self._tree()) - paused) or any(map(_runs, paused)):
             for process in fresh:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.suspend()
             paused |= fresh
-        # The signal is only noted by the call: a process stops when the kernel next lets it run.
-        ends_s = time.monotonic() + PAUSE_WAIT_S
-        while any(map(_runs, paused)):
             if time.monotonic() > ends_s:
-                raise SetupError(f"{self.process.pid} does not stop {PAUSE_WAIT_S} s after SIGSTOP")
+                raise SetupError(f"{self.process.pid} does not stop {PAUSE_WAIT_S:g} s after SIGSTOP")
             await asyncio.sleep(PAUSE_LOOK_S)
 
     def resume(self) -> None:

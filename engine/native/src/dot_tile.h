@@ -50,8 +50,8 @@ namespace baton {
 
 constexpr int PANEL = 64;
 constexpr int STRIP = BATON_FEW_SUMS ? 16 : PANEL;  // columns whose sums fit into registers for a tile of rows
-// Numbers from a row's sums of a panel to the next row's: of strips an odd number of lines, since sums of a strip for
-// many rows would else share a quarter of the sets of the L1 cache.
+// A row's sums of a panel and the next row's lie so many numbers apart. With strips that is an odd number of lines:
+// sums of a strip for many rows would else share a quarter of the sets of the L1 cache.
 constexpr int ROW_SUMS = BATON_FEW_SUMS ? PANEL + STRIP : PANEL;
 constexpr int TILE_ROWS = 6;
 constexpr int TALL_ROWS = 12;  // of a tile that is the only one

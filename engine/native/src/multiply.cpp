@@ -17,7 +17,8 @@ namespace {
 enum ScratchSlot { ACC, TOTAL, UP, DECODED, WIDENED, PREPARED, SUMS, WIDE_OUT, FINISHED };
 static_assert(FINISHED < SCRATCH_SLOTS, "one place for each");
 
-// Of activations: these and a panel stay in the L2 cache, of which every processor with AMX has 2 MiB a core.
+// Of activations: these and a panel stay in the L2 cache, of which every processor with AMX has 2 MiB a core. Those of
+// codes with AVX2 may be more.
 constexpr int64_t CHUNK_BYTES = BATON_AMX ? 1 << 20 : 384 << 10;
 constexpr int64_t CHUNK_ROWS_MAX = BATON_AMX ? 1024 : 40 * TILE_ROWS;
 constexpr int64_t BLOCK_STEPS = 1024;   // over k, per pass: 256 KiB of a panel
@@ -30,6 +31,7 @@ constexpr int64_t TILE_STEPS = 96;      // of a panel that several tiles of rows
 constexpr int64_t TILE_STEPS_ALONE = 64;  // of a panel that one tile of rows goes over twice
 constexpr int64_t AMX_ROWS = 32;        // of two tiles
 constexpr int64_t TASKS_PER_THREAD = 8;
+constexpr int64_t TASKS_OF_CODES = 4;   // per thread, at least, where rows could share what is decoded
 constexpr int64_t ROWS_OF_THREAD_MIN = 96;  // with fewer, threads share out the weights: each reads a part of them
 constexpr int64_t AHEAD_DECODED = 4096;  // behind the block that was decoded
 constexpr int64_t AHEAD_BYTES = 4096;   // how far a single pass over the weights is prefetched
@@ -416,25 +418,30 @@ BATON_INLINE void dot_groups_of(int64_t rows, const GroupInput* const* a, const 
 }
 
 #if BATON_WIDE
-// Where a strip of a block is decoded.
+// Returns where a strip of a block is decoded.
 float* decoded_strip() { return static_cast<float*>(thread_scratch(WIDENED, WIDENED_BYTES)); }
 #endif
 
 #if BATON_FEW_SUMS
-// Whether the first of several tiles decodes a strip as it multiplies by it, and keeps it for those after it: the units
-// that decode are mostly others than those that multiply.
-bool decodes_while_multiplying(const Matrix& m) { return m.format == LANES4 || (m.format == CODE8 && m.book.is_integer); }
+constexpr int64_t KEEPING_ROWS_MIN = 3;  // of a tile whose registers hold the weights; several tiles have no fewer
 
-// A strip of a coded panel, from step `first` on.
+// Returns whether the first of several tiles, of so many rows, decodes a strip as it multiplies by it, and keeps it for
+// those after it: the units that decode are mostly others than those that multiply.
+bool decodes_while_multiplying(const Matrix& m, int64_t rows) {
+    return rows >= KEEPING_ROWS_MIN && (m.format == LANES4 || (m.format == CODE8 && m.book.is_integer));
+}
+
+// Returns a strip of a coded panel, from step `first` on.
 Panel coded_strip(const Matrix& m, const char* panel, int64_t first, int64_t strip) {
     const int64_t strip_bytes = m.steps * strip_step_bytes(m.format);
     return Panel{panel, strip_bytes, &m.book, first}.of_strip(static_cast<int>(strip));
 }
 
+// A tile times some groups of a strip, which it decodes to `decoded_strip`.
 template <typename Step>
 void dot_and_keep_groups(int64_t rows, const float* a, const Panel& strip, const Groups& groups, float* total,
                          bool accumulate, Prefetch prefetch) {
-    static_assert(TILE_ROWS == 6, "the first of several tiles has three rows at least");
+    static_assert(TILE_ROWS == 6 && KEEPING_ROWS_MIN == 3, "one case each");
     constexpr int COUNT = STRIP_VECTORS;
     float* const kept = decoded_strip();
     switch (rows) {
@@ -456,7 +463,7 @@ const char* dot_coded_groups(const Matrix& m, int64_t rows, const float* a, cons
     return reinterpret_cast<const char*>(decoded_strip());
 }
 #else
-bool decodes_while_multiplying(const Matrix&) { return false; }
+bool decodes_while_multiplying(const Matrix&, int64_t) { return false; }
 
 template <typename... Arguments> const char* dot_coded_groups(Arguments&&...) { return nullptr; }
 #endif
@@ -499,7 +506,7 @@ void panel_sums_of_groups(const Job& job, int64_t tile_first, int64_t tile_end, 
     for (int64_t first = 0; first < m.group_count; first += at_once) {
         const int64_t count = std::min(at_once, m.group_count - first), end = first + count;
         for (int64_t column = 0; column < PANEL; column += STRIP) {
-            const bool keeps = decodes_while_multiplying(m);
+            const bool keeps = decodes_while_multiplying(m, job.row_of_tile(tile_first + 1) - row_first);
             const char* block =
                 keeps ? nullptr : strip_of(m, weights, first * group_steps, count * group_steps, column / STRIP);
             const int64_t at = (panel * m.group_count + first) * PANEL + column;
@@ -535,7 +542,8 @@ bool decodes_groups(const Matrix& m, int64_t rows, int32_t dtype) {
 }
 
 #if BATON_FEW_SUMS
-// Groups that several tiles share are decoded before; a tile alone does so as it comes to them.
+// Groups that several tiles share are decoded once, by the first of them or before it; a tile alone does so as it comes
+// to them.
 bool has_whole_groups(const Matrix& m) {
     const bool is_decoded_at_once = is_coded(m) && (m.format != CODE8 || m.book.is_integer);
     return m.group_count > 1 && m.group_count * m.group_k == m.k && is_decoded_at_once;
@@ -586,10 +594,11 @@ BATON_INLINE void dot_strip(int64_t rows, const float* a, const char* strip, int
     }
 }
 
+// A tile times some steps of a strip, which it decodes to `decoded_strip`.
 template <typename Step>
 void dot_and_keep_strip(int64_t rows, const float* a, const Panel& strip, int64_t steps, float* sums, bool accumulate,
                         Prefetch prefetch) {
-    static_assert(TILE_ROWS == 6, "the first of several tiles has three rows at least");
+    static_assert(TILE_ROWS == 6 && KEEPING_ROWS_MIN == 3, "one case each");
     constexpr int COUNT = STRIP_VECTORS;
     float* const kept = decoded_strip();
     switch (rows) {
@@ -620,27 +629,28 @@ void panel_sums_by_decoded_strips(const Job& job, int64_t tile_first, int64_t ti
     const int64_t step_inputs = step_k(m.format), steps = STRIP_STEPS / step_inputs;
     const int64_t bytes = strip_step_bytes(m.format);
     const char* weights = m.panels + panel * m.panel_bytes;
-    for (int64_t strip = 0; strip < PANEL / STRIP; ++strip)
-        for (int64_t first = 0; first < m.steps; first += steps) {
-            const int64_t count = std::min(steps, m.steps - first);
-            const bool is_last = strip + 1 == PANEL / STRIP && first + count == m.steps;
-            const char* next = is_last ? next_panel : weights + (strip * m.steps + first + count) * bytes;
+    const int64_t row = job.row_of_tile(tile_first), rows = job.row_of_tile(tile_first + 1) - row;
+    const bool keeps = decodes_while_multiplying(m, rows);
+    // Strips take turns on the same inputs, whose activations then stay in the L2 cache.
+    for (int64_t first = 0; first < m.steps; first += steps)
+        for (int64_t strip = 0; strip < PANEL / STRIP; ++strip) {
+            const int64_t count = std::min(steps, m.steps - first), k_first = step_inputs * first;
+            const char* following = first + count < m.steps ? weights + (first + count) * bytes : next_panel;
+            const char* next = following ? following + strip * m.steps * bytes : nullptr;
             float* const sums = result + strip * STRIP;
-            if (!decodes_while_multiplying(m)) {
+            if (!keeps) {
                 const char* block = strip_of(m, weights, first, count, static_cast<int>(strip));
-                strip_sums<StepF32>(job, tile_first, tile_end, block, step_inputs * first, step_inputs * count, sums,
-                                    next);
+                strip_sums<StepF32>(job, tile_first, tile_end, block, k_first, step_inputs * count, sums, next);
                 continue;
             }
-            const int64_t row = job.row_of_tile(tile_first), rows = job.row_of_tile(tile_first + 1) - row;
-            const float* a = reinterpret_cast<const float*>(row_pointer(job.rows, row)) + first * step_inputs * rows;
+            const float* a = reinterpret_cast<const float*>(row_pointer(job.rows, row)) + k_first * rows;
             const Panel codes = coded_strip(m, weights, first, strip);
             if (m.format == LANES4)
                 dot_and_keep_strip<StepLanes4>(rows, a, codes, count, sums, first > 0, {next, 1});
             else
                 dot_and_keep_strip<StepCode8>(rows, a, codes, count, sums, first > 0, {next, 1});
-            strip_sums<StepF32>(job, tile_first + 1, tile_end, reinterpret_cast<const char*>(decoded_strip()),
-                                step_inputs * first, step_inputs * count, sums + rows * ROW_SUMS, nullptr);
+            strip_sums<StepF32>(job, tile_first + 1, tile_end, reinterpret_cast<const char*>(decoded_strip()), k_first,
+                                step_inputs * count, sums + rows * ROW_SUMS, nullptr);
         }
 }
 
@@ -1169,19 +1179,23 @@ Job job_of(const Product& p) {
     job.m = p.matrix, job.rows = p.rows, job.out = p.out;
     const int64_t row_elements = p.rows.dtype == QUADS ? p.matrix->steps : p.matrix->k;
     const int64_t row_bytes = std::max<int64_t>(1, row_elements * static_cast<int64_t>(element_bytes(p.rows.dtype)));
-    // Codes are decoded once for a chunk: that is worth more than activations in the nearest cache.
-    const bool is_decoded_once = BATON_FEW_SUMS && is_coded(*p.matrix);
-    const int64_t rows_max =
-        is_decoded_once ? CHUNK_ROWS_MAX : std::clamp<int64_t>(CHUNK_BYTES / row_bytes, TALL_ROWS, CHUNK_ROWS_MAX);
+    const int64_t rows_max = std::clamp<int64_t>(CHUNK_BYTES / row_bytes, TALL_ROWS, CHUNK_ROWS_MAX);
+    const int64_t threads = thread_count();
     job.by_tiles = takes_tiles(*p.matrix, p.rows.dtype);
     job.tile_count = tile_count_of(*p.matrix, p.rows.count, p.rows.dtype);
+    job.panel_count = p.out.activation >= 0 ? p.matrix->panel_count / 2 : p.matrix->panel_count;
     int64_t chunks = (p.rows.count + rows_max - 1) / rows_max;
+    if (BATON_FEW_SUMS && is_coded(*p.matrix)) {
+        // A chunk decodes the codes once, which is worth more than its activations in the L2 cache, but not more than
+        // work for every thread.
+        const int64_t fewest = (p.rows.count + CHUNK_ROWS_MAX - 1) / CHUNK_ROWS_MAX;
+        const int64_t wanted = (TASKS_OF_CODES * threads + job.panel_count - 1) / job.panel_count;
+        chunks = std::max(fewest, std::min(chunks, wanted));
+    }
     // Each thread's rows are those that it computed in the kernel before.
-    if (const int64_t threads = thread_count(); p.rows.count >= threads * ROWS_OF_THREAD_MIN)
-        chunks = (chunks + threads - 1) / threads * threads;
+    if (p.rows.count >= threads * ROWS_OF_THREAD_MIN) chunks = (chunks + threads - 1) / threads * threads;
     job.tiles_per_chunk = (job.tile_count + chunks - 1) / chunks;
     job.chunk_count = (job.tile_count + job.tiles_per_chunk - 1) / job.tiles_per_chunk;
-    job.panel_count = p.out.activation >= 0 ? p.matrix->panel_count / 2 : p.matrix->panel_count;
     return job;
 }
 
