@@ -111,8 +111,8 @@ class RunningPeer:
     log: Path
 
     async def pause(self) -> None:
-        """Stop all its processes where they are, and return when they have stopped. They keep their memory, and
-        take no processor time. Raises SetupError if one still runs after PAUSE_WAIT_S."""
+        """Stop all its processes where they are, and return when they have stopped. They keep their memory,
+        and take no processor time. Raises SetupError if one still runs after PAUSE_WAIT_S."""
         paused: set[psutil.Process] = set()
         ends_s = time.monotonic() + PAUSE_WAIT_S
         # One may start another until it has stopped, and stops only when the kernel next lets it run.
