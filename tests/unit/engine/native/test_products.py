@@ -149,6 +149,9 @@ BATCHED = {
     "int4 in float32": (int_matrix(4, 100, 768, 64), F32),
     "int4 symmetric": (int_matrix(4, 200, 770, bias=True), BF16),
     "int4 symmetric in short groups": (int_matrix(4, 100, 672, 32, order=True), BF16),
+    "int4 symmetric in groups of 96": (int_matrix(4, 100, 672, 96), BF16),
+    "int8 symmetric in short groups": (int_matrix(8, 100, 672, 32), BF16),
+    "int8 in groups of 256": (int_matrix(8, 100, 768, 256, zeros=True), BF16),
 }
 
 
