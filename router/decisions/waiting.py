@@ -24,7 +24,7 @@ from router.decisions.prediction.forecast import Forecast
 from router.decisions.retry_hints import RetryHints
 
 HELD_MAX = 4
-"""A scan stops after it has held this many sequences, since those behind them would be held, too."""
+"""A scan ends after so many held sequences, or when every worker is waited for: the others would be held."""
 TIMELY_MIN = 0.5
 """A sequence that meets its objectives with less than this probability is late and goes behind the others.
 Earliest deadline first is a bad order under overload, since every sequence would be served just too late."""
@@ -257,7 +257,8 @@ class Waiting:
             else:
                 self._queue.missed(seq_id)
                 self._is_short_of_room = True
-            if misses >= SCAN_MISSES_MAX or held >= HELD_MAX or self._queue.is_starving(seq_id):
+            is_last = misses >= SCAN_MISSES_MAX or held >= HELD_MAX or self._queue.is_starving(seq_id)
+            if is_last or (self._awaited and not self._placing.takes_prompts_beside(self._awaited)):
                 break
         if held:
             self._scan_after_s = now_s + SCAN_INTERVAL_S
@@ -351,8 +352,7 @@ class Waiting:
             if is_late:
                 return AdmissionOutcome.LATE, unmet_objectives(flow.submit, forecast, found)
         if self._queue.is_late(seq_id) and self._takes_the_last_room(flow, placement):
-            reason = "the remaining room is kept for requests that can meet their objectives"
-            return AdmissionOutcome.HELD, reason
+            return AdmissionOutcome.HELD, "the remaining room is kept for those that can meet objectives"
         if not self._queue.is_starving(seq_id):
             hold_above_s, worker_id = self._config.hold_above_s, placement.prefill.worker_id
             if 0 < hold_above_s < forecast.wait_s:

@@ -174,6 +174,27 @@ def test_order_is_decided_as_late_as_possible():
     assert max(one.placed_s for one in at_once) == 0.5
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_scan_tries_no_more_once_every_worker_is_waited_for(workers):
+    """Long sequences keep each worker busy; of those behind them as many are tried as there are workers."""
+    world = World(workers=workers)
+    for i in range(workers + 12):
+        world.ask(f"{i}", Ask(0.0, 2000 if i < workers else 500, ttft_s=60))
+    assert len(world.waiting) == 12
+    tried = []
+    find = world.find
+
+    def counted(flow, **options):
+        tried.append(flow.name)
+        found = find(flow, **options)
+        # The second one's best worker is another, as if its prompt were cached there.
+        return found._replace(prefill=list(world.cluster.values())[(len(tried) - 1) % workers])
+
+    world.find = counted
+    assert world.waiting.scan(now_s=0.01) == []
+    assert len(tried) == workers
+
+
 def test_what_is_late_is_served_last_or_refused_as_its_class_says():
     def run(refuse_late):
         asks = [Ask(0.0, 2000, ttft_s=60), Ask(0.1, 100, ttft_s=0.5, refuse_late=refuse_late)]

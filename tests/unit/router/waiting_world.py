@@ -129,6 +129,9 @@ class World:
         )
         return Placement(views[at], None, "least wait", forecast=forecast)
 
+    def takes_prompts_beside(self, workers):
+        return not self.cluster.keys() <= workers
+
     def start(self, flow, placement):
         at = int(placement.prefill.worker_id[1:])
         self.free_at_s[at] = max(self.now_s, self.free_at_s[at]) + flow.token_count / RATE
