@@ -13,8 +13,14 @@ from kv_store.node.events import DirectoryForgot, LookedUp, LookUp, NodeEvent, P
 
 log = logging.getLogger(__name__)
 
-CHANGES_MAX = 1024
-"""Messages that wait for the directory. If there are more, everything is published anew when it answers."""
+CHANGES_MAX = 65_536
+"""Changes of blocks that wait for the directory. If there are more, everything is published anew when it
+answers."""
+
+PUBLISH_EVERY_S = 0.5
+"""Least time between two messages. The first change after a pause is told at once, and those that follow
+within this time go together: each message costs both ends about a millisecond. Look-ups of other nodes may
+miss a block for so long."""
 
 LOOK_UPS_MAX = 64
 """Look-ups under way at once; one more is answered with nothing."""
@@ -46,6 +52,7 @@ class StoreRegistration:
         lease_s: float,
         changes_max: int = CHANGES_MAX,
         patience_s: float = 0.0,
+        publish_every_s: float = PUBLISH_EVERY_S,
     ) -> None:
         """`patience_s` is the time that a directory which starts together with this node may take before it
         is missed."""
@@ -58,6 +65,8 @@ class StoreRegistration:
         self._wake = asyncio.Event()
         self._renewal_s = 0.0
         """When the next renewal is due, by the loop's clock."""
+        self._publish_every_s, self._publish_s = publish_every_s, 0.0
+        """The least time between two messages, and from when on the next one may be sent."""
         self._look_up_count = 0
         self.peers: tuple[NodeRef, ...] = ()
         self.trouble = ""
@@ -91,12 +100,15 @@ class StoreRegistration:
         loop = asyncio.get_running_loop()
         self._renewal_s = loop.time()
         while True:
-            if loop.time() >= self._renewal_s:
+            now_s = loop.time()
+            if now_s >= self._renewal_s:
                 await self._renew(self._directory)
-            elif (head := self._backlog.head) is not None and not self.trouble:
-                await self._publish(self._directory, head)
+            elif self.trouble or not len(self._backlog):
+                await self._wait(self._renewal_s - now_s)
+            elif now_s < self._publish_s and not self._backlog.is_urgent:
+                await self._wait(min(self._renewal_s, self._publish_s) - now_s)
             else:
-                await self._wait(self._renewal_s - loop.time())
+                await self._publish(self._directory)
 
     async def leave(self) -> None:
         """Leave, after `run` was cancelled. It closes the directory's client."""
@@ -162,11 +174,14 @@ class StoreRegistration:
 
     # --- changes and look-ups ---------------------------------------------------------------------
 
-    async def _publish(self, directory: Directory, changes: StoreChanges) -> None:
+    async def _publish(self, directory: Directory) -> None:
+        changes = self._backlog.begin()
+        assert changes is not None
+        self._publish_s = asyncio.get_running_loop().time() + self._publish_every_s
         try:
             is_known = await directory.publish(changes)
         except DirectoryLost as error:
-            self._lost(error)  # it stays the head: a second arrival does no harm
+            self._lost(error)  # it stays the first: a second arrival does no harm
             return
         if is_known:
             self._backlog.on_published(changes)

@@ -30,7 +30,7 @@ class Node:
             member=lambda: member("a"),
             post=self.post,
             spawn=lambda coroutine: self.tasks.add(asyncio.create_task(coroutine)),
-            **{"lease_s": LEASE_S, **settings},
+            **{"lease_s": LEASE_S, "publish_every_s": 0.0, **settings},
         )
 
     def post(self, event):

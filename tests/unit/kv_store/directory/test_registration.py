@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.core.store import BlockLocation, NodeRef, StoreChanges, Tier
-from kv_store.directory.backlog import PublishBacklog
+from kv_store.directory.backlog import HASHES_MAX, PublishBacklog
 from kv_store.directory.interface import DirectoryLost
 from kv_store.directory.memory import MemoryDirectory
 from kv_store.directory.registration import LOOK_UPS_MAX
@@ -222,12 +222,85 @@ def test_a_backlog_takes_a_snapshot_whole_whatever_its_bound():
     for part in parts:
         backlog.put(part)
     assert len(backlog) == 10
-    backlog.put(StoreChanges("a", 10))
-    backlog.put(StoreChanges("a", 11))
+    backlog.put(StoreChanges("a", 10, stored=((h(1), Tier.HOST),)))
+    backlog.put(StoreChanges("a", 11, removed=(h(2),)))
     assert not backlog.needs_snapshot
-    backlog.put(StoreChanges("a", 12))
+    backlog.put(StoreChanges("a", 12, removed=(h(3),)))
     assert backlog.needs_snapshot
     assert len(backlog) == 0
+
+
+BLOCKS = st.lists(st.integers(0, 5), max_size=4, unique=True)
+NEWS = st.tuples(BLOCKS, BLOCKS, st.sampled_from(Tier), st.booleans())
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(NEWS, max_size=12))
+def test_changes_that_are_told_together_come_to_the_same(news):
+    """`begins` sends the first message that waits, whose answer comes only after the next change."""
+    each, together = MemoryDirectory(entries_max=1000), MemoryDirectory(entries_max=1000)
+    backlog = PublishBacklog(changes_max=1000)
+    sent = []
+
+    async def play():
+        for directory in (each, together):
+            await directory.renew(member("a"), lease_s=1e9)
+        changes = [StoreChanges("a", 1, is_snapshot=True)]
+        for number, (stored, removed, tier, _) in enumerate(news, start=2):
+            stored = tuple((h(i), tier) for i in stored if i not in removed)
+            changes.append(StoreChanges("a", number, stored=stored, removed=tuple(map(h, removed))))
+        under_way = None
+        for one, begins in zip(changes, [True, *(begins for *_, begins in news)], strict=True):
+            assert await each.publish(one)
+            backlog.put(one)
+            if under_way is not None:
+                backlog.on_published(under_way)
+                under_way = None
+            if begins and (under_way := backlog.begin()) is not None:
+                sent.append(under_way)
+                assert await together.publish(under_way)
+        if under_way is not None:
+            backlog.on_published(under_way)
+        while (left := backlog.begin()) is not None:
+            sent.append(left)
+            assert await together.publish(left)
+            backlog.on_published(left)
+        universe = [h(i) for i in range(6)]
+        assert await together.look_up(universe) == await each.look_up(universe)
+
+    asyncio.run(play())
+    assert [one.sequence_number for one in sent] == list(range(1, len(sent) + 1))
+    assert len(sent) <= 2 + sum(begins for *_, begins in news)
+
+
+async def test_what_comes_soon_after_a_message_goes_together():
+    directory = Moody()
+
+    def told():
+        return [call[1] for call in directory.heard if call[0] == "publish"]
+
+    async with running(directory, lease_s=60, publish_every_s=60) as node:
+        await until(told)
+        for number in range(5):
+            node.store(number)
+            for _ in range(20):
+                await asyncio.sleep(0)
+        assert len(told()) == len(node.registration._backlog) == 1
+        node.registration._publish_s = 0.0  # the time is over
+        node.remove(3)
+        await until(listed(directory, node))
+    assert [(len(one.stored), len(one.removed)) for one in told()] == [(0, 0), (4, 1)]
+
+
+def test_long_messages_are_not_put_together():
+    backlog = PublishBacklog(changes_max=10 * HASHES_MAX)
+    backlog.put(StoreChanges("a", 1, is_snapshot=True))
+    many = tuple((h(i), Tier.HOST) for i in range(HASHES_MAX))
+    backlog.put(StoreChanges("a", 2, stored=many[1:]))
+    backlog.put(StoreChanges("a", 3, stored=many[:1]))
+    assert len(backlog) == 2
+    backlog.put(StoreChanges("a", 4, removed=(h(0),)))
+    assert len(backlog) == 3
 
 
 CHANGE = st.one_of(
