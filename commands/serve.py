@@ -86,7 +86,7 @@ def serve_control(config: Config, *, is_local: bool, exit_with_parent: bool) -> 
     if not config.cluster.ray_address:
         raise SetupError("--only needs a running Ray cluster: name it with --ray-address")
     try:
-        asyncio.run(_control(config, is_local=is_local, has_parent=exit_with_parent))
+        run_on_uvloop(_control(config, is_local=is_local, has_parent=exit_with_parent))
     except SetupError as error:
         if not exit_with_parent:
             raise

@@ -29,8 +29,9 @@ LIVE_PATH = "/health/live"
 START_S = 60.0
 """Longest time from starting a child to its ready line."""
 
-PROBE_S = 1.0
-"""Time between two liveness probes of a child."""
+PROBE_S = 2.0
+"""Time between two liveness probes of a child; a quarter of the silence after which it is killed, where that
+is less."""
 
 KILL_S = 2.0
 """Longest time from SIGKILL to the end of the process."""
@@ -155,12 +156,13 @@ class Child:
         """Kill the child once it has been silent for long. A slow answer is an answer, since a busy router
         has streams to lose. A pause of this process itself does not count."""
         silent_s, loop = 0.0, asyncio.get_running_loop()
-        patience_s = max(PROBE_S, self._silence_s / 2)
+        every_s = min(PROBE_S, self._silence_s / 4)
+        patience_s = max(every_s, self._silence_s / 2)
         async with _prober() as client:  # one for all probes: making one costs more than a probe
             while silent_s < self._silence_s:
                 looked_s = loop.time()
                 is_alive = await _answers(client, url, timeout_s=patience_s)
-                await asyncio.sleep(max(0.0, PROBE_S - (loop.time() - looked_s)))
+                await asyncio.sleep(max(0.0, every_s - (loop.time() - looked_s)))
                 silent_s = 0.0 if is_alive else silent_s + min(patience_s, loop.time() - looked_s)
         if self._is_stopping:
             return  # a draining child is left to `stop`, which has a deadline of its own

@@ -31,8 +31,8 @@ class DashboardConfig(Section):
     `tls_key`, or end TLS in front of it."""
     port: Annotated[int, Field(ge=0, le=65_535)] = 8070
     """Port of the dashboard. 0: any free port."""
-    sample_s: Annotated[float, Field(ge=0.2, le=60)] = 1.0
-    """Seconds between two readings of the processes' metrics. They grow where there are more than 64
+    sample_s: Annotated[float, Field(ge=0.2, le=60)] = 2.0
+    """Seconds between two readings of the processes' metrics. They grow where there are more than 128
     processes."""
     tls_cert: str = ""
     """PEM file of its certificate and its intermediate authorities. Empty: plain HTTP."""

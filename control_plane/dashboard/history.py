@@ -24,7 +24,7 @@ class TimeWindow(msgspec.Struct, frozen=True):
 
 
 WINDOWS = (
-    TimeWindow("5m", "5 min", 2.0, 150),
+    TimeWindow("5m", "5 min", 4.0, 75),
     TimeWindow("15m", "15 min", 5.0, 180),
     TimeWindow("1h", "1 h", 20.0, 180),
     TimeWindow("6h", "6 h", 120.0, 180),
