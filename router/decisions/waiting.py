@@ -37,8 +37,8 @@ BURST_S = 2.0
 """Credit of a tenant that had less than its share lately, in seconds of the cluster's whole service."""
 UNTRUSTED_STEPS = 2
 """While predictions are not trusted, a worker gets prompts for at most this many steps ahead."""
-HOLD_S_MIN = 0.01
-"""Least time between two scans whose only reason is that time has passed."""
+HOLD_SHARE_MIN = 0.2
+"""Least time between two scans whose only reason is that time has passed, as a part of `hold_above_s`."""
 SCAN_INTERVAL_S = 0.004
 """Least time after a scan that held a sequence. Hundreds of events per second may free room, and trying the
 same sequences after each of them would take all of a router's time."""
@@ -356,7 +356,7 @@ class Waiting:
         if not self._queue.is_starving(seq_id):
             hold_above_s, worker_id = self._config.hold_above_s, placement.prefill.worker_id
             if 0 < hold_above_s < forecast.wait_s:
-                self._hold(forecast.wait_s - hold_above_s, now_s)
+                self._hold(max(forecast.wait_s - hold_above_s, HOLD_SHARE_MIN * hold_above_s), now_s)
                 self._awaited.add(worker_id)
                 return AdmissionOutcome.HELD, f"its best worker is busy for another {forecast.wait_s:.2f} s"
             if worker_id in self._awaited and len(self._queue):
@@ -409,8 +409,7 @@ class Waiting:
         return has_time and worker.load.sequences > 0
 
     def _hold(self, seconds: float, now_s: float) -> None:
-        until_s = now_s + max(HOLD_S_MIN, seconds)
-        self._held_until_s = min(until_s, self._held_until_s or math.inf)
+        self._held_until_s = min(now_s + seconds, self._held_until_s or math.inf)
 
     def _attainment(
         self, flow: Flow, forecast: Forecast, *, now_s: float, queue_s: float = 0.0
