@@ -6,8 +6,8 @@ import msgspec
 
 from baton.core.store import StoreChanges
 
-HASHES_MAX = 4096
-"""Most hashes of one message that was put together from several."""
+TOGETHER_MAX = 1024
+"""Most changes of one message that was put together from several."""
 
 
 class PublishBacklog:
@@ -39,8 +39,11 @@ class PublishBacklog:
 
     @property
     def is_urgent(self) -> bool:
-        """Whether the first message should not wait for others to join it."""
-        return bool(self._waiting) and (self._is_begun or self._waiting[0].is_snapshot)
+        """Whether the first message should not wait for others to join it: it was sent before, belongs to a
+        snapshot, or is full."""
+        if len(self._waiting) > 1 or self._is_begun:
+            return True
+        return bool(self._waiting) and self._waiting[0].is_snapshot
 
     def put(self, changes: StoreChanges) -> None:
         if _begins_snapshot(changes):
@@ -48,15 +51,15 @@ class PublishBacklog:
             self.needs_snapshot = False
         if self.needs_snapshot:
             return
-        last = self._waiting[-1] if len(self._waiting) > self._is_begun else None
-        together = None if last is None else _together(last, changes)
-        if last is None or together is None:
+        last = self._waiting[-1] if len(self._waiting) > int(self._is_begun) else None
+        merged = None if last is None else _merged(last, changes)
+        if last is None or merged is None:
             self._last_number += 1
             self._waiting.append(msgspec.structs.replace(changes, sequence_number=self._last_number))
             self._change_count += _size(changes)
         else:
-            self._waiting[-1] = together
-            self._change_count += _size(together) - _size(last)
+            self._waiting[-1] = merged
+            self._change_count += _size(merged) - _size(last)
         if self._change_count > self._changes_max:
             self.drop()
 
@@ -90,10 +93,10 @@ def _size(changes: StoreChanges) -> int:
     return 0 if changes.is_snapshot else len(changes.stored) + len(changes.removed)
 
 
-def _together(first: StoreChanges, then: StoreChanges) -> StoreChanges | None:
+def _merged(first: StoreChanges, then: StoreChanges) -> StoreChanges | None:
     """Return one message that says what both say, numbered as the first; None if it would be too long, or
     part of a snapshot."""
-    if first.is_snapshot or then.is_snapshot or _size(first) + _size(then) > HASHES_MAX:
+    if first.is_snapshot or then.is_snapshot or _size(first) + _size(then) > TOGETHER_MAX:
         return None
     stored = dict(first.stored)
     removed = dict.fromkeys(first.removed)

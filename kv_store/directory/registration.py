@@ -18,9 +18,8 @@ CHANGES_MAX = 65_536
 answers."""
 
 PUBLISH_EVERY_S = 0.5
-"""Least time between two messages. The first change after a pause is told at once, and those that follow
-within this time go together: each message costs both ends about a millisecond. Look-ups of other nodes may
-miss a block for so long."""
+"""Time in which changes go together after a message: each costs both ends about a millisecond. The first
+change after a pause is told at once, and so are full messages, snapshots and what is sent again."""
 
 LOOK_UPS_MAX = 64
 """Look-ups under way at once; one more is answered with nothing."""
@@ -77,9 +76,12 @@ class StoreRegistration:
     # --- performing the core's actions ------------------------------------------------------------
 
     def publish(self, changes: StoreChanges) -> None:
-        """Publish changes, in the order of the core's Publish actions."""
+        """Publish changes, in the order of the core's Publish actions. The backlog numbers them anew."""
         if self._directory is not None:
+            had_too_many = self._backlog.needs_snapshot
             self._backlog.put(changes)
+            if self._backlog.needs_snapshot and not (had_too_many or self.trouble):
+                self._renewal_s = 0.0  # which asks for the snapshot
             self._wake.set()
 
     def look_up(self, action: LookUp) -> None:

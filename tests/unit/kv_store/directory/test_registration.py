@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.core.store import BlockLocation, NodeRef, StoreChanges, Tier
-from kv_store.directory.backlog import HASHES_MAX, PublishBacklog
+from kv_store.directory.backlog import TOGETHER_MAX, PublishBacklog
 from kv_store.directory.interface import DirectoryLost
 from kv_store.directory.memory import MemoryDirectory
 from kv_store.directory.registration import LOOK_UPS_MAX
@@ -292,10 +292,54 @@ async def test_what_comes_soon_after_a_message_goes_together():
     assert [(len(one.stored), len(one.removed)) for one in told()] == [(0, 0), (4, 1)]
 
 
-def test_long_messages_are_not_put_together():
-    backlog = PublishBacklog(changes_max=10 * HASHES_MAX)
+async def test_a_snapshot_a_repeat_and_what_is_full_wait_for_nothing():
+    directory = Moody()
+    directory.inner = MemoryDirectory(entries_max=10_000)
+
+    def has(number):
+        return lambda: bool(directory.inner.book.look_up([h(number)])[0])
+
+    async with running(directory, lease_s=1, publish_every_s=60) as node:
+        node.blocks = {h(i): Tier.SSD for i in range(100)}
+        await until(listed(directory, node, range(100)))  # in parts
+        node.store(*range(1000, 1000 + TOGETHER_MAX))
+        node.store(100)
+        await until(has(1000))  # since it is full, and another one waits
+        assert not has(100)()
+        directory.answers_get_lost = True
+        node.registration._publish_s = 0.0  # the time is over
+        node.store(101)
+        await until(lambda: node.registration.trouble)
+        assert has(100)()
+        assert len(node.registration._backlog) == 1
+        directory.answers_get_lost = False
+        await until(lambda: not len(node.registration._backlog))
+
+
+async def test_too_many_changes_while_the_directory_is_there_ask_for_a_snapshot_at_once():
+    directory = Moody()
+    async with running(directory, changes_max=4, lease_s=1000) as node:
+        await until(lambda: any(call[0] == "publish" for call in directory.heard))
+        node.store(*range(10))
+        await until(listed(directory, node))
+        assert node.forgot_count() == 2
+
+
+async def test_a_message_under_way_is_dropped_with_the_others():
+    backlog = PublishBacklog(changes_max=4)
     backlog.put(StoreChanges("a", 1, is_snapshot=True))
-    many = tuple((h(i), Tier.HOST) for i in range(HASHES_MAX))
+    begun = backlog.begin()
+    backlog.drop()
+    backlog.put(StoreChanges("a", 2, is_snapshot=True))
+    backlog.on_published(begun)
+    assert len(backlog) == 1
+    assert backlog.begin().sequence_number == 2
+
+
+def test_long_messages_are_not_put_together():
+    backlog = PublishBacklog(changes_max=10 * TOGETHER_MAX)
+    backlog.put(StoreChanges("a", 1, is_snapshot=True))
+    many = tuple((h(i), Tier.HOST) for i in range(TOGETHER_MAX))
     backlog.put(StoreChanges("a", 2, stored=many[1:]))
     backlog.put(StoreChanges("a", 3, stored=many[:1]))
     assert len(backlog) == 2
