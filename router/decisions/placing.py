@@ -79,7 +79,6 @@ class Placing:
         self.predictor = Predictor(error_max=config.predictor_error_max)
         tools = PolicyTools(config, self.predictor, rng)
         self._predicts = PLACEMENT_POLICIES[config.policy].predicts
-        self._any_role = config.any_role
         self._policy = make_placement_policy(config.policy, tools)
         self._untrusted = make_placement_policy(UNTRUSTED, tools)
         self.suspended: Callable[[float], frozenset[WorkerId]] = lambda now_s: NOBODY
@@ -111,13 +110,9 @@ class Placing:
         """The longest sequence that some worker can hold, in tokens."""
         return max((w.hello.max_model_tokens for w in self.cluster), default=0)
 
-    def takes_prompts_beside(self, workers: Container[WorkerId]) -> bool:
-        """Whether some worker but these takes new sequences."""
-        return any(
-            (self._any_role or worker.facts.role.prefills) and worker.worker_id not in workers
-            for worker in self.cluster
-            if not worker.facts.is_draining
-        )
+    def takes_new_beside(self, workers: Container[WorkerId]) -> bool:
+        """Whether some worker but these takes new sequences, in whichever phase."""
+        return any(w.worker_id not in workers for w in self.cluster if not w.facts.is_draining)
 
     @property
     def keeps_room(self) -> bool:

@@ -19,6 +19,7 @@ from router.decisions.admission.tenant_usage import TenantUsage
 from router.decisions.events import FailureKind, RouterAction
 from router.decisions.flow import Flow, RequestState
 from router.decisions.placement.interface import NoPlace, Placement
+from router.decisions.placement.room import takes_the_last_room
 from router.decisions.placing import Placing
 from router.decisions.prediction.forecast import Forecast
 from router.decisions.retry_hints import RetryHints
@@ -28,8 +29,6 @@ HELD_MAX = 4
 TIMELY_MIN = 0.5
 """A sequence that meets its objectives with less than this probability is late and goes behind the others.
 Earliest deadline first is a bad order under overload, since every sequence would be served just too late."""
-LATE_LEAVES_SHARE = 0.25
-"""Late sequences are placed only while this part of a worker's blocks stays free."""
 WAIT_FOR_SPEED_SHARE = 0.5
 """Part of the time until its first token is due that a sequence may wait for decode to become fast enough.
 After that it is late."""
@@ -37,8 +36,8 @@ BURST_S = 2.0
 """Credit of a tenant that had less than its share lately, in seconds of the cluster's whole service."""
 UNTRUSTED_STEPS = 2
 """While predictions are not trusted, a worker gets prompts for at most this many steps ahead."""
-HOLD_SHARE_MIN = 0.2
-"""Least time between two scans whose only reason is that time has passed, as a part of `hold_above_s`."""
+HOLD_SHARE_MIN, HOLD_S_MIN = 0.2, 0.01
+"""Least time between two scans whose only reason is that time has passed: a part of `hold_above_s`, and s."""
 SCAN_INTERVAL_S = 0.004
 """Least time after a scan that held a sequence. Hundreds of events per second may free room, and trying the
 same sequences after each of them would take all of a router's time."""
@@ -258,11 +257,18 @@ class Waiting:
                 self._queue.missed(seq_id)
                 self._is_short_of_room = True
             is_last = misses >= SCAN_MISSES_MAX or held >= HELD_MAX or self._queue.is_starving(seq_id)
-            if is_last or (self._awaited and not self._placing.takes_prompts_beside(self._awaited)):
+            if is_last or self._is_waited_for_everywhere():
                 break
         if held:
             self._scan_after_s = now_s + SCAN_INTERVAL_S
         return actions
+
+    def _is_waited_for_everywhere(self) -> bool:
+        """Whether sequences wait for every worker, so that those behind would be held, too. Who starves would
+        not."""
+        if not self._awaited or self._placing.takes_new_beside(self._awaited):
+            return False
+        return self._queue.may_be_passed(is_short_of_room=False)
 
     def _end_overdue(self, now_s: float) -> list[RouterAction]:
         actions: list[RouterAction] = []
@@ -351,7 +357,8 @@ class Waiting:
                 return AdmissionOutcome.HOPELESS, unmet_objectives(flow.submit, forecast, found)
             if is_late:
                 return AdmissionOutcome.LATE, unmet_objectives(flow.submit, forecast, found)
-        if self._queue.is_late(seq_id) and self._takes_the_last_room(flow, placement):
+        decode = placement.decode or placement.prefill
+        if self._queue.is_late(seq_id) and takes_the_last_room(decode, flow.token_count):
             return AdmissionOutcome.HELD, "the remaining room is kept for those that can meet objectives"
         if not self._queue.is_starving(seq_id):
             hold_above_s, worker_id = self._config.hold_above_s, placement.prefill.worker_id
@@ -385,16 +392,6 @@ class Waiting:
             return False
         return not self._queue.is_behind_all(tenant, self._usage.below_share(now_s))
 
-    def _takes_the_last_room(self, flow: Flow, placement: Placement) -> bool:
-        """Whether a late sequence would use room that is kept for timely ones.
-
-        Blocks are held until a sequence ends, so timely sequences would wait for late ones. An idle worker
-        takes any sequence.
-        """
-        worker = placement.decode or placement.prefill
-        left = worker.load.free_blocks - worker.blocks_for(flow.token_count)
-        return worker.load.sequences > 0 and left < LATE_LEAVES_SHARE * worker.facts.block_count
-
     def _is_hopeless(self, flow: Flow, found: Attainment) -> bool:
         return flow.submit.refuse_late and found.both < self._config.reject_below
 
@@ -409,7 +406,8 @@ class Waiting:
         return has_time and worker.load.sequences > 0
 
     def _hold(self, seconds: float, now_s: float) -> None:
-        self._held_until_s = min(now_s + seconds, self._held_until_s or math.inf)
+        until_s = now_s + max(HOLD_S_MIN, seconds)
+        self._held_until_s = min(until_s, self._held_until_s or math.inf)
 
     def _attainment(
         self, flow: Flow, forecast: Forecast, *, now_s: float, queue_s: float = 0.0

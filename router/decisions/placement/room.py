@@ -1,6 +1,6 @@
-"""Room that is kept for tenants that use less than their fair share.
+"""Room that is kept: for tenants that use less than their fair share, and for timely sequences.
 
-`router.decisions.admission.tenant_usage` says who they are.
+`router.decisions.admission.tenant_usage` says who those tenants are.
 """
 
 from collections.abc import Sequence
@@ -14,6 +14,8 @@ KEPT_SHARE = 0.25
 second."""
 KEPT_EVERY = 2
 """One of so many workers that decode keeps room."""
+LATE_LEAVES_SHARE = 0.25
+"""Late sequences are placed only while this part of a worker's blocks stays free."""
 
 
 def kept_for_others(pool: Sequence[WorkerSnapshot], tokens: int) -> frozenset[WorkerId]:
@@ -26,6 +28,15 @@ def kept_for_others(pool: Sequence[WorkerSnapshot], tokens: int) -> frozenset[Wo
         return frozenset()
     keep = (w for w in emptiest[:count] if w.load.sequences and _left(w, tokens) < KEPT_SHARE)
     return frozenset(w.worker_id for w in keep)
+
+
+def takes_the_last_room(worker: WorkerSnapshot, tokens: int) -> bool:
+    """Whether a late sequence of so many tokens would use room that is kept for timely ones.
+
+    Blocks are held until a sequence ends, so timely sequences would wait for late ones. An idle worker takes
+    any sequence.
+    """
+    return worker.load.sequences > 0 and _left(worker, tokens) < LATE_LEAVES_SHARE
 
 
 def _free_share(worker: WorkerSnapshot) -> float:

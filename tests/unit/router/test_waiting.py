@@ -174,13 +174,17 @@ def test_order_is_decided_as_late_as_possible():
     assert max(one.placed_s for one in at_once) == 0.5
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_scan_tries_no_more_once_every_worker_is_waited_for(workers):
+@pytest.mark.parametrize(
+    ("workers", "somebody_starves", "count"), [(1, False, 1), (2, False, 2), (1, True, 4)]
+)
+def test_a_scan_tries_no_more_once_every_worker_is_waited_for(workers, somebody_starves, count):
     """Long sequences keep each worker busy; of those behind them as many are tried as there are workers."""
     world = World(workers=workers)
     for i in range(workers + 12):
         world.ask(f"{i}", Ask(0.0, 2000 if i < workers else 500, ttft_s=60))
     assert len(world.waiting) == 12
+    if somebody_starves:  # and is tried before those whose turn it is
+        world.waiting._queue.may_be_passed = lambda *, is_short_of_room: False
     tried = []
     find = world.find
 
@@ -192,7 +196,18 @@ def test_a_scan_tries_no_more_once_every_worker_is_waited_for(workers):
 
     world.find = counted
     assert world.waiting.scan(now_s=0.01) == []
-    assert len(tried) == workers
+    assert len(tried) == count
+
+
+@pytest.mark.parametrize("hold_above_s", [0.25, 0.001])
+def test_what_is_held_is_looked_at_again_after_a_while_only(hold_above_s):
+    """A little more to do than `hold_above_s` does not make a scan for every moment that passes."""
+    world = World(config=RouterConfig(hold_above_s=hold_above_s))
+    world.ask("first", Ask(0.0, 400, ttft_s=60))
+    world.ask("second", Ask(0.0, 500, ttft_s=60))
+    world.free_at_s[0] = hold_above_s + 1e-6
+    world.waiting.scan(now_s=0.0)
+    assert world.waiting.next_tick_s == pytest.approx(max(0.2 * hold_above_s, 0.01))
 
 
 def test_what_is_late_is_served_last_or_refused_as_its_class_says():

@@ -129,7 +129,7 @@ class World:
         )
         return Placement(views[at], None, "least wait", forecast=forecast)
 
-    def takes_prompts_beside(self, workers):
+    def takes_new_beside(self, workers):
         return not self.cluster.keys() <= workers
 
     def start(self, flow, placement):
