@@ -15,7 +15,7 @@ from control_plane.dashboard.samples import Labels, MetricsFrame, by_label, tota
 Series = list[float | None]
 
 SMOOTH_S = 30.0
-"""Time before a point whose requests its percentiles cover, since a single second has few requests."""
+"""Time before a point whose requests its percentiles cover, since a few seconds have few requests."""
 
 PARTS = (
     *("route", "tokenize", "queue", "retries", "wait", "load", "prefill", "first_hop"),
@@ -146,11 +146,20 @@ def added(into: dict[float, float], buckets: Mapping[float, float], sign: float 
 
 
 def quantiles_over_time(
-    points: Sequence[MetricsFrame | None], name: str, shares: Sequence[float], *, smooth_s: float = SMOOTH_S
+    times: Sequence[float],
+    points: Sequence[MetricsFrame | None],
+    name: str,
+    shares: Sequence[float],
+    *,
+    smooth_s: float = SMOOTH_S,
 ) -> list[Series]:
-    """Return one list per share. Each point covers the `smooth_s` before its end."""
-    step_s = next((p.span_s for p in points if p is not None), 1.0)
-    width = max(1, round(smooth_s / max(step_s, 1e-9)))
+    """Return one list per share. Each point covers about `smooth_s` before its end.
+
+    `times` are the ends of the points, which are the same time apart. A point's own span would not do: it
+    changes with the samples that fall into it.
+    """
+    step_s = times[1] - times[0] if len(times) > 1 else smooth_s
+    width = max(1, round(smooth_s / step_s))
     each = [buckets_of(point, name) for point in points]
     window: dict[float, float] = {}
     lines: list[Series] = [[] for _ in shares]

@@ -63,7 +63,7 @@ def load_chart(times: Sequence[float], points: Points) -> charts.Options:
 def latency_chart(
     times: Sequence[float], points: Points, metric: Metric, lines: Sequence[charts.ObjectiveLine]
 ) -> charts.Options:
-    found = quantiles_over_time(points, metric.name, PERCENTILES)
+    found = quantiles_over_time(times, points, metric.name, PERCENTILES)
     drawn = [
         charts.ChartLine(f"p{share * 100:g}", values, color)
         for share, values, color in zip(PERCENTILES, found, PERCENTILE_COLORS, strict=True)

@@ -30,7 +30,7 @@ def fleet_charts(
             charts.ChartLine(name, [tables.of_worker(p, c.RUNNING.name, worker_id) for p in points], color)
         )
         own = [_only(point, c.STEP.name, worker_id) for point in points]
-        steps.append(charts.ChartLine(name, quantiles_over_time(own, c.STEP.name, (0.99,))[0], color))
+        steps.append(charts.ChartLine(name, quantiles_over_time(times, own, c.STEP.name, (0.99,))[0], color))
         blocks.append(charts.ChartLine(name, [tables.held_share(p, worker_id) for p in points], color))
     return {
         "running": charts.timeline(times, running, unit="count"),
@@ -48,7 +48,7 @@ def worker_charts(
         return [tables.of_worker(point, name, worker_id) for point in points]
 
     own = [_only(point, c.STEP.name, worker_id) for point in points]
-    p50, p99 = quantiles_over_time(own, c.STEP.name, (0.5, 0.99))
+    p50, p99 = quantiles_over_time(times, own, c.STEP.name, (0.5, 0.99))
     held = [tables.held_share(point, worker_id) for point in points]
     return {
         "sequences": charts.timeline(

@@ -112,17 +112,25 @@ def test_quantiles_of_nothing_are_nothing_and_beyond_the_last_bound_the_last_bou
 
 
 def test_percentiles_over_time_are_of_a_moving_window():
-    def point(le):
+    def point(le, span_s=10.0):
         counts = {(("le", b),): (1.0 if float(b) >= le else 0.0) for b in ("1", "2", "4")}
         counts[(("le", "+Inf"),)] = 1.0
-        return MetricsFrame(0.0, 10.0, {"h_bucket": counts}, {})
+        return MetricsFrame(0.0, span_s, {"h_bucket": counts}, {})
 
+    times = [10.0, 20.0, 30.0, 40.0, 50.0]
     points = [point(1), None, point(2), point(4), point(4)]
-    (line,) = quantiles_over_time(points, "h", [1.0], smooth_s=20.0)
+    (line,) = quantiles_over_time(times, points, "h", [1.0], smooth_s=20.0)
     assert line[1] is None
     assert [line[i] for i in (0, 2, 3, 4)] == [1.0, 2.0, 4.0, 4.0]
-    (late,) = quantiles_over_time([point(4), None, None, point(1)], "h", [1.0], smooth_s=20.0)
+    old = [point(4), None, None, point(1)]
+    (late,) = quantiles_over_time(times[:4], old, "h", [1.0], smooth_s=20.0)
     assert late[3] == 1.0, "what is older than the window does not count"
+    # Two samples or three fall into a step; the window stays as long whichever the first one has.
+    uneven = [
+        [point(1, span_s) for span_s in spans] + [point(4)] for spans in ((8, 12, 8, 12), (12, 8, 12, 8))
+    ]
+    lines = [quantiles_over_time(times, points, "h", [0.6], smooth_s=20.0)[0] for points in uneven]
+    assert lines[0] == lines[1]
 
 
 def verdicts(**counts):
