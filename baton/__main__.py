@@ -7,6 +7,8 @@ import sys
 
 # gRPC logs every peer that closes its connection. Users of a command do not need these lines.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+# No child goes on with the parent's connections: gRPC's handlers of a fork only get in its way.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 if platform.machine() in ("x86_64", "AMD64"):  # elsewhere torch's own products may be OpenBLAS's
     # numpy starts a thread of OpenBLAS for each core, which spins for a while. We multiply nothing by it.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

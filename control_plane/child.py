@@ -33,6 +33,9 @@ PROBE_S = 2.0
 """Time between two liveness probes of a child; a quarter of the silence after which it is killed, where that
 is less."""
 
+PATIENCE_S_MIN = 1.0
+"""Least time that a probe waits for its answer."""
+
 KILL_S = 2.0
 """Longest time from SIGKILL to the end of the process."""
 
@@ -157,7 +160,7 @@ class Child:
         has streams to lose. A pause of this process itself does not count."""
         silent_s, loop = 0.0, asyncio.get_running_loop()
         every_s = min(PROBE_S, self._silence_s / 4)
-        patience_s = max(every_s, self._silence_s / 2)
+        patience_s = max(PATIENCE_S_MIN, self._silence_s / 2)
         async with _prober() as client:  # one for all probes: making one costs more than a probe
             while silent_s < self._silence_s:
                 looked_s = loop.time()

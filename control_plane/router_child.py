@@ -10,11 +10,12 @@ import httpx
 
 from baton.config.router import RouterConfig
 from baton.core.errors import SetupError
-from control_plane.child import LIVE_PATH, PROBE_S, Child
+from control_plane.child import LIVE_PATH, Child
 from control_plane.reconcile import RestartPolicy
 
 HEALTH_PATH = "/health"
 CONNECTED_PROBE_S = 0.1
+CONNECTED_TIMEOUT_S = 1.0
 
 
 class RouterChild(Child):
@@ -33,7 +34,7 @@ class RouterChild(Child):
         """Wait until the router has a session with this many workers, so that requests reach all of them.
         That many workers must serve."""
         url = _own(await asyncio.shield(self.url))
-        async with httpx.AsyncClient(trust_env=False, timeout=PROBE_S, verify=False) as client:
+        async with httpx.AsyncClient(trust_env=False, timeout=CONNECTED_TIMEOUT_S, verify=False) as client:
             while True:
                 with contextlib.suppress(httpx.HTTPError):
                     pools = (await client.get(f"{url}{HEALTH_PATH}")).json()["workers"]

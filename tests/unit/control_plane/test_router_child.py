@@ -101,6 +101,16 @@ async def test_who_asks_meanwhile_hears_of_the_first_that_cannot_start():
         routers.check()
 
 
+async def test_a_child_that_may_be_silent_for_a_moment_only_is_probed_more_often(answered, monkeypatch):
+    monkeypatch.setattr(supervision, "PROBE_S", 60.0)
+    router = child(SERVER, silence_s=0.4)
+    running = asyncio.create_task(router.run())
+    async with asyncio.timeout(30):
+        assert await answered.get() == await answered.get()
+    await router.stop(5)
+    await running
+
+
 async def test_a_slow_answer_is_an_answer(fast_probes, monkeypatch):
     """A busy router has streams to lose, so only one without any answer for `silence_s` is killed."""
     looks = []
