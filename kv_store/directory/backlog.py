@@ -40,7 +40,7 @@ class PublishBacklog:
     @property
     def is_urgent(self) -> bool:
         """Whether the first message should not wait for others to join it: it was sent before, belongs to a
-        snapshot, or is full."""
+        snapshot, or has another behind it that did not fit in."""
         if len(self._waiting) > 1 or self._is_begun:
             return True
         return bool(self._waiting) and self._waiting[0].is_snapshot

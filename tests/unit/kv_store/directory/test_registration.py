@@ -325,7 +325,7 @@ async def test_too_many_changes_while_the_directory_is_there_ask_for_a_snapshot_
         assert node.forgot_count() == 2
 
 
-async def test_a_message_under_way_is_dropped_with_the_others():
+def test_a_message_under_way_is_dropped_with_the_others():
     backlog = PublishBacklog(changes_max=4)
     backlog.put(StoreChanges("a", 1, is_snapshot=True))
     begun = backlog.begin()
