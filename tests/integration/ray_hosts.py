@@ -7,6 +7,7 @@ after the other, since the nodes take longest to start.
 
 import asyncio
 import contextlib
+import importlib
 import json
 import os
 import secrets
@@ -52,6 +53,8 @@ SETTINGS: dict[str, object] = {
 }
 KINDS = {"ray::WorkerActor": "leader", FOLLOWER: "follower", "ray::ExpertRankActor": "expert rank"}
 """Signs in command lines, and the kinds of processes that they are of."""
+ALIVE = 0
+"""State of a node in `GcsNodeInfo`."""
 Found = TypeVar("Found")
 CONTROL = f"10.77.0.1:{CONTROL_PORT}"
 
@@ -64,7 +67,9 @@ class RayHosts:
         names = (FIRST, *self.places)
         self.hosts = {name: Host(name, f"10.77.0.{number}") for number, name in enumerate(names, 1)}
         self.links = HostLinks(self.hosts, CLIENT_ADDRESS)
-        self._ray_token = secrets.token_hex(32)
+        self._ray_auth = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        os.environ.update(self._ray_auth)  # before Ray is imported, which reads it
+        self._ray_address = f"{self.hosts[FIRST].address}:{RAY_PORT}"
         tls = tls_of(make_folder(folder / "certificates"))
         self._tls = tls_environment(tls)
         secure(tls)
@@ -75,7 +80,7 @@ class RayHosts:
     def _environment(self) -> Mapping[str, str]:
         plain = {name: value for name, value in os.environ.items() if not name.startswith(("BATON_", "RAY_"))}
         ray = {**RAY_ENVIRONMENT, **JOINED_ENVIRONMENT, "RAY_health_check_initial_delay_ms": "5000"}
-        ray |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self._ray_token, "RAY_TMPDIR": "/run"}
+        ray |= {**self._ray_auth, "RAY_TMPDIR": "/run"}
         ours = {"PYTHONUNBUFFERED": "1", "TMPDIR": "/run/tmp", "PYTHONPATH": str(ROOT)}
         return {**plain, **ray, **self._tls, **ours}
 
@@ -83,10 +88,10 @@ class RayHosts:
         return Supervised(name, self.hosts[host], argv, self._environment(), self._logs)
 
     def _ray(self, host: str) -> tuple[str, ...]:
-        here, first = self.hosts[host].address, self.hosts[FIRST].address
+        here = self.hosts[host].address
         role = ("--head", f"--port={RAY_PORT}", "--include-dashboard=false")
         if host != FIRST:
-            role = (f"--address={first}:{RAY_PORT}",)
+            role = (f"--address={self._ray_address}",)
         cpus = 0 if host == FIRST else self._cpus
         return (
             *(str(Path(sys.executable).with_name("ray")), "start", *role, f"--node-ip-address={here}"),
@@ -106,14 +111,16 @@ class RayHosts:
                 await first_line(self.supervised[name], "Ray runtime started", timeout_s=START_S)
 
     async def start_cluster(self, *arguments: str, **settings: object) -> None:
-        """Start a control plane and a router. arguments: of `baton control`."""
+        """Start a control plane and a router as soon as every host is a Ray node. arguments: of `baton
+        control`."""
+        await self.until("every host is a Ray node", self._are_nodes, timeout_s=START_S)
         self._cluster_count += 1
         first = self.hosts[FIRST].address
         sets = [f"{key.replace('__', '.')}={value}" for key, value in {**SETTINGS, **settings}.items()]
         words = [word for one in sets for word in ("--set", one)]
         baton = (sys.executable, "-m", "baton")
         control = ("control", "--model", self._model, "--port", str(CONTROL_PORT), *arguments)
-        control += ("--ray-address", f"{first}:{RAY_PORT}", "--set", f"cluster.control_host={first}", *words)
+        control += ("--ray-address", self._ray_address, "--set", f"cluster.control_host={first}", *words)
         router = ("router", "--model", self._model, "--control", CONTROL)
         router += ("--host", first, "--port", str(ROUTER_PORT), *words)
         for name, argv in (("control", control), ("router", router)):
@@ -121,6 +128,14 @@ class RayHosts:
             self.supervised[name].start()
         await first_line(self.supervised["control"], "Baton is ready", timeout_s=START_S)
         await first_line(self.supervised["router"], "ready ", timeout_s=START_S)
+
+    def _are_nodes(self) -> bool:
+        """Return whether Ray knows every host that is up as one node. A host that was cut off for seconds is
+        no node until its Ray has started again."""
+        gcs = importlib.import_module("ray._raylet").GcsClient(address=self._ray_address)
+        listed = gcs.get_all_node_info(timeout=5)
+        alive = [node.node_manager_address for node in listed.values() if node.state == ALIVE]
+        return sorted(alive) == sorted(host.address for host in self.hosts.values() if host.is_up)
 
     async def stop_cluster(self) -> dict[str, list[str]]:
         """End the cluster in order, and return what is left of it."""
