@@ -17,15 +17,20 @@ namespace {
 enum ScratchSlot { ACC, TOTAL, UP, DECODED, WIDENED, PREPARED, SUMS, WIDE_OUT, FINISHED };
 static_assert(FINISHED < SCRATCH_SLOTS, "one place for each");
 
-// Of activations: these and a panel stay in the L2 cache, of which every processor with AMX has 2 MiB a core. Those of
-// codes with AVX2 may be more.
-constexpr int64_t CHUNK_BYTES = BATON_AMX ? 1 << 20 : 384 << 10;
+// Of activations: these and a panel stay in the L2 cache, of which every processor with AMX has 2 MiB a core, and servers
+// with AVX512 have 1 MiB. Those of codes with AVX2 may be more.
+constexpr int64_t CHUNK_BYTES = BATON_AMX ? 1 << 20 : BATON_WIDE && !BATON_FEW_SUMS ? 768 << 10 : 384 << 10;
 constexpr int64_t CHUNK_ROWS_MAX = BATON_AMX ? 1024 : 40 * TILE_ROWS;
+// Weights are read, and widened, once for the rows of a chunk. If fewer than these would share them, inputs are divided
+// into parts, and the sums of several panels are kept while parts take turns.
+constexpr int64_t SHARING_ROWS_MIN = !BATON_WIDE ? 48 : BATON_FEW_SUMS ? 24 : 128;
+constexpr int64_t PART_UNIT = 128;      // inputs; a part is some of these
+constexpr int64_t KEPT_BYTES = 512 << 10;  // of sums
 constexpr int64_t BLOCK_STEPS = 1024;   // over k, per pass: 256 KiB of a panel
 constexpr int64_t QUAD_STEPS = 512;     // of bytes: 128 KiB
 constexpr int64_t DECODE_STEPS = BATON_AMX ? 128 : 512;  // of a coded panel at once: 128 KiB, as bfloat16
 constexpr int64_t DECODE_STEPS_OF_TILE = 32;  // where one tile of rows takes them: memory is read while others are decoded
-constexpr int64_t WIDEN_K = 64;         // inputs of a panel at once, as float32: 16 KiB
+constexpr int64_t WIDEN_K = 96;         // inputs of a panel at once, as float32: 24 KiB
 constexpr int64_t WIDENED_BYTES = 32 << 10;  // of a panel or strip at once, as float32, at most
 constexpr int64_t TILE_STEPS = 96;      // of a panel that several tiles of rows share: 24 KiB
 constexpr int64_t TILE_STEPS_ALONE = 64;  // of a panel that one tile of rows goes over twice
@@ -46,6 +51,7 @@ struct Job {
     const float* row_scales;  // of rounded activations
     int64_t tile_count, chunk_count, tiles_per_chunk;
     int64_t panel_count, panels_per_task, tasks;
+    int64_t part;  // groups, or steps of the only one, that a chunk's activations have in the L2 cache at once
 
     bool by_tiles;  // of AMX
 
@@ -72,6 +78,13 @@ int64_t padded_group(const Matrix& m, bool by_tiles) {
 int64_t padded_k(const Matrix& m, bool by_tiles) {
     return by_tiles ? m.group_count * padded_group(m, true) : m.steps * step_k(m.format);
 }
+
+// Groups from `first` on, or steps of a matrix's only group.
+struct Part {
+    int64_t first, end;
+};
+
+int64_t part_units(const Matrix& m) { return m.group_count > 1 ? m.group_count : m.steps; }
 
 inline size_t element_bytes(int dtype) { return dtype == F32 ? 4 : dtype == BF16 ? 2 : QUAD_BYTES; }
 
@@ -482,11 +495,12 @@ const char* strip_of(const Matrix& m, const char* panel, int64_t first, int64_t 
 
 // What the tiles fetch while they are multiplied by `count` groups before `end`: the same strip of the groups that come
 // next, or of the next panel.
-Prefetch fetch_groups(const Matrix& m, const char* panel, const char* next_panel, int64_t end, int64_t column,
-                      int64_t tile, int64_t count) {
+Prefetch fetch_groups(const Matrix& m, const char* panel, const char* next_panel, const Part& part, int64_t end,
+                      int64_t column, int64_t tile, int64_t count) {
     const int64_t steps = m.group_k / step_k(m.format), bytes = steps * step_bytes(m.format);
-    const char* next = end < m.group_count ? panel + end * bytes * STRIP / PANEL : next_panel;
-    if (!next) return {nullptr, 0};
+    if (end == part.end && !next_panel) return {nullptr, 0};
+    const char* next = (end < part.end ? panel + end * bytes * STRIP / PANEL
+                                       : next_panel + part.first * bytes * STRIP / PANEL);
     if (BATON_FEW_SUMS) {
         const char* strip = next + column / STRIP * m.steps * strip_step_bytes(m.format);
         return {tile ? nullptr : strip, static_cast<int>((bytes * STRIP / PANEL + 63) / 64)};
@@ -497,14 +511,14 @@ Prefetch fetch_groups(const Matrix& m, const char* panel, const char* next_panel
 
 // Several tiles times a panel whose groups are short, of which some are decoded at once. While the first tiles are
 // multiplied by these the next ones are fetched from memory.
-void panel_sums_of_groups(const Job& job, int64_t tile_first, int64_t tile_end, int64_t panel, const char* next_panel,
-                          float* result) {
+void panel_sums_of_groups(const Job& job, int64_t tile_first, int64_t tile_end, int64_t panel, const Part& part,
+                          const char* next_panel, float* result) {
     const Matrix& m = *job.m;
     const int64_t row_first = job.row_of_tile(tile_first), group_steps = m.group_k / step_k(m.format);
     const int64_t at_once = std::max<int64_t>(1, groups_k_at_once(tile_end - tile_first) / m.group_k);
     const char* weights = m.panels + panel * m.panel_bytes;
-    for (int64_t first = 0; first < m.group_count; first += at_once) {
-        const int64_t count = std::min(at_once, m.group_count - first), end = first + count;
+    for (int64_t first = part.first; first < part.end; first += at_once) {
+        const int64_t count = std::min(at_once, part.end - first), end = first + count;
         for (int64_t column = 0; column < PANEL; column += STRIP) {
             const bool keeps = decodes_while_multiplying(m, job.row_of_tile(tile_first + 1) - row_first);
             const char* block =
@@ -517,7 +531,8 @@ void panel_sums_of_groups(const Job& job, int64_t tile_first, int64_t tile_end, 
                 const Groups groups{count, m.group_k, m.scales + at, m.zeros ? m.zeros + at : nullptr,
                                     job.sums ? job.sums + row * m.group_count + first : nullptr, m.group_count,
                                     m.code_offset};
-                const Prefetch prefetch = fetch_groups(m, weights, next_panel, end, column, tile - tile_first, count);
+                const Prefetch prefetch = fetch_groups(m, weights, next_panel, part, end, column, tile - tile_first,
+                                                       count);
                 float* const to = result + (row - row_first) * ROW_SUMS + column;
                 const GroupInput* const* const x = reinterpret_cast<const GroupInput* const*>(a);
                 if (block)
@@ -624,7 +639,7 @@ void strip_sums(const Job& job, int64_t tile_first, int64_t tile_end, const char
 
 // The same of codes, of one group: sums before their scale.
 void panel_sums_by_decoded_strips(const Job& job, int64_t tile_first, int64_t tile_end, int64_t panel,
-                                  const char* next_panel, float* result) {
+                                  const Part& part, const char* next_panel, float* result) {
     const Matrix& m = *job.m;
     const int64_t step_inputs = step_k(m.format), steps = STRIP_STEPS / step_inputs;
     const int64_t bytes = strip_step_bytes(m.format);
@@ -632,10 +647,12 @@ void panel_sums_by_decoded_strips(const Job& job, int64_t tile_first, int64_t ti
     const int64_t row = job.row_of_tile(tile_first), rows = job.row_of_tile(tile_first + 1) - row;
     const bool keeps = decodes_while_multiplying(m, rows);
     // Strips take turns on the same inputs, whose activations then stay in the L2 cache.
-    for (int64_t first = 0; first < m.steps; first += steps)
+    for (int64_t first = part.first; first < part.end; first += steps)
         for (int64_t strip = 0; strip < PANEL / STRIP; ++strip) {
-            const int64_t count = std::min(steps, m.steps - first), k_first = step_inputs * first;
-            const char* following = first + count < m.steps ? weights + (first + count) * bytes : next_panel;
+            const int64_t count = std::min(steps, part.end - first), k_first = step_inputs * first;
+            const char* following = first + count < part.end ? weights + (first + count) * bytes
+                                    : next_panel             ? next_panel + part.first * bytes
+                                                             : nullptr;
             const char* next = following ? following + strip * m.steps * bytes : nullptr;
             float* const sums = result + strip * STRIP;
             if (!keeps) {
@@ -655,18 +672,20 @@ void panel_sums_by_decoded_strips(const Job& job, int64_t tile_first, int64_t ti
 }
 
 // Several tiles times a panel that lies in strips. Each widens bfloat16 for itself, which its multiplications hide.
-void panel_sums_by_strips(const Job& job, int64_t tile_first, int64_t tile_end, int64_t panel, const char* next_panel,
-                          float* result) {
+void panel_sums_by_strips(const Job& job, int64_t tile_first, int64_t tile_end, int64_t panel, const Part& part,
+                          const char* next_panel, float* result) {
     const Matrix& m = *job.m;
     const char* strip = m.panels + panel * m.panel_bytes;
     constexpr int64_t BYTES = strip_step_bytes(DENSE_BF16);
     static_assert(BYTES == strip_step_bytes(DENSE_F32), "of either");
     for (int64_t column = 0; column < PANEL; column += STRIP, strip += m.steps * BYTES)
-        for (int64_t first = 0; first < m.steps; first += STRIP_STEPS) {
-            const int64_t count = std::min(STRIP_STEPS, m.steps - first);
+        for (int64_t first = part.first; first < part.end; first += STRIP_STEPS) {
+            const int64_t count = std::min(STRIP_STEPS, part.end - first);
             const char* block = strip + first * BYTES;
-            const bool is_last = column + STRIP == PANEL && first + count == m.steps;
-            const char* next = is_last ? next_panel : block + count * BYTES;
+            const char* following = column + STRIP < PANEL ? strip + m.steps * BYTES : next_panel;
+            const char* next = first + count < part.end ? block + count * BYTES
+                               : following              ? following + part.first * BYTES
+                                                        : nullptr;
             if (m.format == DENSE_F32)
                 strip_sums<StepF32>(job, tile_first, tile_end, block, first, count, result + column, next);
             else
@@ -675,9 +694,10 @@ void panel_sums_by_strips(const Job& job, int64_t tile_first, int64_t tile_end, 
 }
 #endif
 
-// Sums of rows [row_first, row_end) times one panel into `result` [rows][ROW_SUMS].
-void panel_sums(const Job& job, int64_t tile_first, int64_t tile_end, int64_t panel, const char* next_panel,
-                float* result) {
+// Sums of the rows of some tiles times a part of one panel into `result` [rows][ROW_SUMS], which holds those of the
+// parts before.
+void panel_sums(const Job& job, int64_t tile_first, int64_t tile_end, int64_t panel, const Part& part,
+                const char* next_panel, float* result) {
     const Matrix& m = *job.m;
     const int64_t row_first = job.row_of_tile(tile_first), rows = job.row_of_tile(tile_end) - row_first;
     const int64_t tiles = tile_end - tile_first;
@@ -685,14 +705,16 @@ void panel_sums(const Job& job, int64_t tile_first, int64_t tile_end, int64_t pa
     const bool decode = is_decoded(m, tiles > 1, wide);
 #if BATON_AVX512 || BATON_WIDE
     if (tiles > 1 && decodes_groups(m, job.rows.count, job.rows.dtype))
-        return panel_sums_of_groups(job, tile_first, tile_end, panel, next_panel, result);
+        return panel_sums_of_groups(job, tile_first, tile_end, panel, part, next_panel, result);
 #endif
+    const bool is_last = part.end == part_units(m);
 #if BATON_FEW_SUMS
-    if (tiles > 1 && !coded) return panel_sums_by_strips(job, tile_first, tile_end, panel, next_panel, result);
+    if (tiles > 1 && !coded) return panel_sums_by_strips(job, tile_first, tile_end, panel, part, next_panel, result);
     if (tiles == 1 && has_whole_groups(m)) return tile_sums_of_groups(job, row_first, rows, panel, result);
     if (tiles > 1 && m.group_count == 1) {
-        panel_sums_by_decoded_strips(job, tile_first, tile_end, panel, next_panel, result);
-        return fold_group(m, panel, 0, result, result, rows, job.sums ? job.sums + row_first : nullptr);
+        panel_sums_by_decoded_strips(job, tile_first, tile_end, panel, part, next_panel, result);
+        if (is_last) fold_group(m, panel, 0, result, result, rows, job.sums ? job.sums + row_first : nullptr);
+        return;
     }
 #endif
     const char* weights = m.panels + panel * m.panel_bytes;
@@ -701,9 +723,11 @@ void panel_sums(const Job& job, int64_t tile_first, int64_t tile_end, int64_t pa
     float* acc = m.group_count > 1
                      ? static_cast<float*>(thread_scratch(ACC, static_cast<size_t>(rows) * ROW_SUMS * 4))
                      : result;
-    for (int64_t group = 0; group < m.group_count; ++group) {
-        const int64_t group_end = std::min(m.steps, (group + 1) * group_steps);
-        for (int64_t first = group * group_steps; first < group_end; first += block_max) {
+    const bool has_groups = m.group_count > 1;
+    for (int64_t group = has_groups ? part.first : 0; group < (has_groups ? part.end : 1); ++group) {
+        const int64_t group_first = has_groups ? group * group_steps : part.first;
+        const int64_t group_end = has_groups ? std::min(m.steps, (group + 1) * group_steps) : part.end;
+        for (int64_t first = group_first; first < group_end; first += block_max) {
             const int64_t count = std::min(block_max, group_end - first);
 #if BATON_AVX512
             const bool keep = decode && !wide && tiles > 1 && job.row_of_tile(tile_first + 1) - row_first >= 4;
@@ -733,7 +757,7 @@ void panel_sums(const Job& job, int64_t tile_first, int64_t tile_end, int64_t pa
                 dot(tile_rows, block, a, steps, &m.book, sums, accumulate, prefetch);
             }
         }
-        if (coded)
+        if (coded && (has_groups || is_last))
             fold_group(m, panel, group, acc, result, rows,
                        job.sums ? job.sums + row_first * m.group_count : nullptr);
     }
@@ -989,9 +1013,39 @@ void sum_panel(const Job& job, int64_t tile_first, int64_t tile_end, int64_t pan
     if (job.m->format == QUAD8)
         panel_sums_of_quads(job, tile_first, tile_end, panel, next_panel, result);
     else
-        panel_sums(job, tile_first, tile_end, panel, next_panel, result);
+        panel_sums(job, tile_first, tile_end, panel, {0, part_units(*job.m)}, next_panel, result);
     const int64_t row_first = job.row_of_tile(tile_first);
     if (end) (*end)(row_first, job.row_of_tile(tile_end) - row_first, result);
+}
+
+// The same panels, part of the inputs by part. Panels whose sums are kept meanwhile have their results next.
+void run_parts(const Job& job, int64_t tile_first, int64_t tile_end, int64_t panel_first, int64_t panel_end) {
+    const Matrix& m = *job.m;
+    const int64_t row_first = job.row_of_tile(tile_first), rows = job.row_of_tile(tile_end) - row_first;
+    const bool gated = job.out.activation >= 0;
+    const int64_t numbers = rows * ROW_SUMS, halves = gated ? 2 : 1, units = part_units(m);
+    const int64_t kept = std::clamp<int64_t>(KEPT_BYTES / (halves * numbers * 4), 1, panel_end - panel_first);
+    float* const sums = static_cast<float*>(thread_scratch(TOTAL, static_cast<size_t>(kept * numbers) * 4));
+    float* const up = gated ? static_cast<float*>(thread_scratch(UP, static_cast<size_t>(kept * numbers) * 4)) : nullptr;
+    for (int64_t first = panel_first; first < panel_end; first += kept) {
+        const int64_t end = std::min(panel_end, first + kept);
+        for (Part part{0, 0}; part.end < units; part.first = part.end) {
+            part.end = std::min(units, part.first + job.part);
+            for (int64_t panel = first; panel < end; ++panel) {
+                const char* weights = m.panels + panel * m.panel_bytes;
+                const char* up_weights = weights + job.panel_count * m.panel_bytes;
+                const char* next = panel + 1 < end ? weights + m.panel_bytes : nullptr;
+                const int64_t at = (panel - first) * numbers;
+                panel_sums(job, tile_first, tile_end, panel, part, gated ? up_weights : next, sums + at);
+                if (gated) panel_sums(job, tile_first, tile_end, panel + job.panel_count, part, next, up + at);
+            }
+        }
+        for (int64_t panel = first; panel < end; ++panel) {
+            const int64_t at = (panel - first) * numbers;
+            const PanelEnd finish{&job, panel, gated ? sums + at : nullptr, row_first};
+            finish(row_first, rows, (gated ? up : sums) + at);
+        }
+    }
 }
 
 void run_task(const Job& job, int64_t task) {
@@ -1002,6 +1056,7 @@ void run_task(const Job& job, int64_t task) {
     const int64_t row_first = job.row_of_tile(tile_first), rows = job.row_of_tile(tile_end) - row_first;
     const int64_t panel_first = task % ranges * job.panels_per_task;
     const int64_t panel_end = std::min(job.panel_count, panel_first + job.panels_per_task);
+    if (job.part) return run_parts(job, tile_first, tile_end, panel_first, panel_end);
     const bool gated = job.out.activation >= 0;
     const size_t bytes = static_cast<size_t>(rows) * ROW_SUMS * 4;
     float* sums = static_cast<float*>(thread_scratch(TOTAL, bytes));
@@ -1105,7 +1160,7 @@ int64_t tile_count_of(const Matrix& m, int64_t rows, int32_t dtype) {
 // The rows of a tile, `stride` apart, side by side: to[k * rows + r].
 template <typename T> void interleave(const T* from, int64_t stride, int64_t rows, int64_t count, T* to) {
     int64_t k = 0;
-#if BATON_SIMD256
+#if BATON_SIMD256 || BATON_SIMD512
     if (rows > 2 && rows <= 8 && sizeof(T) == 4)
         for (; k + 16 <= count; k += 8) {  // the last numbers of each column are those of the next one's first rows
             const char* at[8];
@@ -1174,14 +1229,24 @@ bool supported(const Product& p) {
     return p.rows.dtype == F32 || p.rows.dtype == BF16;
 }
 
+// Groups, or steps, whose activations of so many rows fill the L2 cache as far as they may.
+int64_t part_of(const Matrix& m, int64_t rows, int32_t dtype) {
+    const int64_t inputs = CHUNK_BYTES / (rows * static_cast<int64_t>(element_bytes(dtype)));
+    if (m.group_count > 1) return std::max<int64_t>(1, inputs / m.group_k);
+    return std::max<int64_t>(1, inputs / PART_UNIT) * PART_UNIT / step_k(m.format);
+}
+
 Job job_of(const Product& p) {
     Job job{};
     job.m = p.matrix, job.rows = p.rows, job.out = p.out;
     const int64_t row_elements = p.rows.dtype == QUADS ? p.matrix->steps : p.matrix->k;
     const int64_t row_bytes = std::max<int64_t>(1, row_elements * static_cast<int64_t>(element_bytes(p.rows.dtype)));
-    const int64_t rows_max = std::clamp<int64_t>(CHUNK_BYTES / row_bytes, TALL_ROWS, CHUNK_ROWS_MAX);
+    const int64_t rows_of_all = CHUNK_BYTES / row_bytes;
     const int64_t threads = thread_count();
     job.by_tiles = takes_tiles(*p.matrix, p.rows.dtype);
+    const bool in_parts = !job.by_tiles && p.matrix->format != QUAD8 &&
+                          rows_of_all < std::min(SHARING_ROWS_MIN, p.rows.count) && p.rows.count > TALL_ROWS;
+    const int64_t rows_max = in_parts ? CHUNK_ROWS_MAX : std::clamp<int64_t>(rows_of_all, TALL_ROWS, CHUNK_ROWS_MAX);
     job.tile_count = tile_count_of(*p.matrix, p.rows.count, p.rows.dtype);
     job.panel_count = p.out.activation >= 0 ? p.matrix->panel_count / 2 : p.matrix->panel_count;
     int64_t chunks = (p.rows.count + rows_max - 1) / rows_max;
@@ -1196,6 +1261,7 @@ Job job_of(const Product& p) {
     if (p.rows.count >= threads * ROWS_OF_THREAD_MIN) chunks = (chunks + threads - 1) / threads * threads;
     job.tiles_per_chunk = (job.tile_count + chunks - 1) / chunks;
     job.chunk_count = (job.tile_count + job.tiles_per_chunk - 1) / job.tiles_per_chunk;
+    job.part = in_parts ? part_of(*p.matrix, job.tiles_per_chunk * TILE_ROWS, p.rows.dtype) : 0;
     return job;
 }
 

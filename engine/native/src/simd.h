@@ -201,7 +201,7 @@ BATON_INLINE f32x16 choose(uint32_t mask, f32x16 x, f32x16 otherwise) {
 #endif
 }
 
-#if BATON_SIMD256
+#if BATON_SIMD256 || BATON_SIMD512
 // columns[c]: in its lane r unit c of the eight units of rows[r].
 BATON_INLINE void turn_eight(const char* const* rows, __m256i* columns) {
     __m256i a[8], b[8];

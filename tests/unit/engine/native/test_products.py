@@ -174,6 +174,34 @@ def test_a_row_is_bitwise_the_same_in_any_batch(kernels, name, threads):
     assert torch.equal(kernels.gated_linear(x, packed, "silu")[:70], alone_gated)
 
 
+LONG = {
+    "bfloat16": lambda: (DenseMatrix(random(768, 9100, dtype=BF16)), BF16),
+    "float32": lambda: (DenseMatrix(random(768, 9100)), F32),
+    "int8": lambda: (int_matrix(8, 768, 9100), BF16),
+    "int8 in groups": lambda: (int_matrix(8, 768, 9216, 32, zeros=True), BF16),
+    "int4": lambda: (int_matrix(4, 768, 9100), BF16),
+    "int4 in groups": lambda: (int_matrix(4, 768, 9216, 128, zeros=True), F32),
+    "int4 in long groups": lambda: (int_matrix(4, 768, 9216, 4608, zeros=True), BF16),
+    "fp8": lambda: (fp8_matrix(768, 9100), BF16),
+}
+"""Inputs of which the L2 cache holds those of few rows: they are taken in parts."""
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_a_row_of_very_many_inputs_is_the_same_in_any_batch(kernels, name):
+    matrix, dtype = LONG[name]()
+    packed = kernels.pack(matrix)
+    x = random(300, packed.in_size, dtype=dtype)
+    for rows in (20, 50, 300):
+        found = kernels.linear(x[:rows], packed)
+        gated = kernels.gated_linear(x[:rows], packed, "silu")
+        for row in (0, rows // 2, rows - 1):
+            one = x[row : row + 1]
+            assert torch.equal(found[row], kernels.linear(one, packed)[0])
+            assert torch.equal(gated[row], kernels.gated_linear(one, packed, "silu")[0])
+    assert_close(found[:20], exact(x[:20], matrix), 2 * TOLERANCE[dtype])
+
+
 @pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
 def test_the_smallest_numbers_are_the_same_in_any_batch(kernels, dtype):
     """Kernels may scale activations by powers of two, which rounds numbers near the smallest."""
