@@ -32,9 +32,9 @@ BATON_INLINE u32x16 load_units(const char* row, int64_t column, int64_t count) {
 
 // to[c * PANEL + r] = rows[r]'s unit c, for c < columns.
 #if BATON_SIMD512
-BATON_INLINE void store_transposed(unit* to, u32x16* rows, int64_t columns) {
-    __m512i a[16], b[16];
-    std::memcpy(a, rows, sizeof a);
+// turned[c]: in its lane r lane c of a[r], which is used up.
+BATON_INLINE void turn_register(__m512i* a, __m512i* turned) {
+    __m512i* const b = turned;
     for (int i = 0; i < 16; i += 2) {
         b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
         b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
@@ -56,6 +56,12 @@ BATON_INLINE void store_transposed(unit* to, u32x16* rows, int64_t columns) {
         b[4 + j] = _mm512_shuffle_i32x4(odd01, odd23, 0x88);
         b[12 + j] = _mm512_shuffle_i32x4(odd01, odd23, 0xdd);
     }
+}
+
+BATON_INLINE void store_transposed(unit* to, u32x16* rows, int64_t columns) {
+    __m512i a[16], b[16];
+    std::memcpy(a, rows, sizeof a);
+    turn_register(a, b);
     if (columns >= 16)
         for (int c = 0; c < 16; ++c) _mm512_storeu_si512(to + c * PANEL, b[c]);
     else
@@ -90,8 +96,24 @@ BATON_INLINE void store_transposed(unit* to, const u32x16* rows, int64_t columns
 }
 #endif
 
-#if BATON_SIMD256
-// Sixteen keys from `column` on, of sixteen bfloat16 each, as columns of floats: turned in pairs, then widened.
+#if BATON_SIMD512 && !BATON_BF16_PRODUCTS
+// Of sixteen keys WIDENED bfloat16 each from `column` on, as columns of floats: turned in pairs, then widened.
+constexpr int64_t WIDENED = 32;
+BATON_INLINE void store_widened(unit* to, const char* const* rows, int64_t column) {
+    const __m512i upper = _mm512_set1_epi32(-65536);
+    __m512i pairs[16], turned[16];
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) pairs[i] = _mm512_loadu_si512(rows[i] + column * 2);
+    turn_register(pairs, turned);
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) {
+        _mm512_storeu_si512(to + 2 * i * PANEL, _mm512_slli_epi32(turned[i], 16));
+        _mm512_storeu_si512(to + (2 * i + 1) * PANEL, _mm512_and_si512(turned[i], upper));
+    }
+}
+#elif BATON_SIMD256
+constexpr int64_t WIDENED = 16;
+// The same.
 BATON_INLINE void store_widened(unit* to, const char* const* rows, int64_t column) {
     const __m256i upper = _mm256_set1_epi32(-65536);
 #pragma GCC unroll 2
@@ -120,11 +142,12 @@ void pack_keys(unit* to, const char* const* rows, int groups, int64_t units, int
     for (int g = 0; g < groups; ++g) {
         unit* panel = to + g / PANEL_VECTORS * (units * PANEL) + g % PANEL_VECTORS * LANES;
         for (int64_t u = 0; u < units; u += LANES) {
-#if BATON_SIMD256
+#if BATON_SIMD256 || (BATON_SIMD512 && !BATON_BF16_PRODUCTS)
             if constexpr (std::is_same<Stored, bf16>::value)
-                if (units - u >= LANES && filled - u >= LANES) {
+                if (units - u >= WIDENED && filled - u >= WIDENED) {
                     store_widened(panel + u * PANEL, rows + g * LANES, u);
-                    fetch.lines_of(done++, lines);
+                    for (int64_t end = done + WIDENED / LANES; done < end; ++done) fetch.lines_of(done, lines);
+                    u += WIDENED - LANES;
                     continue;
                 }
 #endif

@@ -103,6 +103,7 @@ inline bf16 code8_value(const Codebook& book, uint8_t code) {
 struct Prefetch {
     const char* from;  // null: nothing
     int lines;         // per step
+    int steps = INT32_MAX;  // during which they are fetched (dot_wide.h)
 };
 
 inline void prefetch_step(const Prefetch& prefetch, int64_t step) {

@@ -276,10 +276,10 @@ void dot_columns(const float* a, Panel panel, int64_t steps, float* acc, bool ac
             prefetch_step(prefetch, s);
         }
     };
+    int64_t begun = 0;
     if (prefetch.from)
-        for (int64_t s = 0; s < steps; ++s) step(s), fetch(s);
-    else
-        each_step<Step, (ROWS * COUNT > 8)>(0, steps, step);
+        for (const int64_t end = std::min<int64_t>(steps, prefetch.steps); begun < end; ++begun) step(begun), fetch(begun);
+    each_step<Step, (ROWS * COUNT > 8)>(begun, steps, step);
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 16

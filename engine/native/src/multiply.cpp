@@ -35,6 +35,7 @@ constexpr int64_t WIDENED_BYTES = 32 << 10;  // of a panel or strip at once, as 
 constexpr int64_t TILE_STEPS = 96;      // of a panel that several tiles of rows share: 24 KiB
 constexpr int64_t TILE_STEPS_ALONE = 64;  // of a panel that one tile of rows goes over twice
 constexpr int64_t AMX_ROWS = 32;        // of two tiles
+constexpr int64_t FIRST_ROWS_MIN = 4;   // of the first of several tiles, where it decodes for the others
 constexpr int64_t TASKS_PER_THREAD = 8;
 constexpr int64_t TASKS_OF_CODES = 4;   // per thread, at least, where rows could share what is decoded
 constexpr int64_t ROWS_OF_THREAD_MIN = 96;  // with fewer, threads share out the weights: each reads a part of them
@@ -184,6 +185,30 @@ bool dot_first_tile(int64_t rows, int format, const void* const* a, const char* 
         case 5: dot_rows_and_keep<5>(format, a, panel, steps, book, acc, accumulate, prefetch, kept); return true;
         case 6: dot_rows_and_keep<6>(format, a, panel, steps, book, acc, accumulate, prefetch, kept); return true;
         default: return false;
+    }
+}
+#elif BATON_WIDE && !BATON_FEW_SUMS
+// A tile times a block of a panel, which it widens to `kept`: the units that widen are mostly others than those that
+// multiply, and 32 rows took a third longer where it was widened before them.
+template <typename Step>
+bool widen_and_dot(int64_t rows, const float* a, const Panel& block, int64_t steps, float* acc, bool accumulate,
+                   Prefetch prefetch, float* kept) {
+    switch (rows) {
+        case 4: dot_columns<4, Step, 0, VECTORS, true>(a, block, steps, acc, accumulate, prefetch, kept); return true;
+        case 5: dot_columns<5, Step, 0, VECTORS, true>(a, block, steps, acc, accumulate, prefetch, kept); return true;
+        case 6: dot_columns<6, Step, 0, VECTORS, true>(a, block, steps, acc, accumulate, prefetch, kept); return true;
+        default: return false;
+    }
+}
+
+// The first of several tiles has four to six rows.
+bool dot_first_tile(int64_t rows, int format, const void* const* tile, const Panel& block, int64_t steps, float* acc,
+                    bool accumulate, Prefetch prefetch, float* kept) {
+    const float* a = static_cast<const float*>(*tile);
+    switch (format) {
+        case DENSE_BF16: return widen_and_dot<StepBF16>(rows, a, block, steps, acc, accumulate, prefetch, kept);
+        case CODE8: return widen_and_dot<StepCode8>(rows, a, block, steps, acc, accumulate, prefetch, kept);
+        default: return widen_and_dot<StepCode4>(rows, a, block, steps, acc, accumulate, prefetch, kept);
     }
 }
 #endif
@@ -337,6 +362,16 @@ Prefetch prefetch_for(const Matrix& m, const char* here, const char* next_panel_
     if (!next_panel_here || tile * per_step >= lines) return {nullptr, 0};
     return {next_panel_here + tile * per_step * 64 * steps, static_cast<int>(per_step)};
 }
+
+#if BATON_WIDE
+// The same for blocks that several tiles share: each fetches its part of the one that follows.
+Prefetch fetch_following(const char* following, int64_t bytes, int64_t steps, int64_t tile, int64_t tiles) {
+    const int64_t lines = (bytes + 63) / 64, share = (lines + tiles - 1) / tiles, per_step = (share + steps - 1) / steps;
+    if (!following || tile * share >= lines) return {nullptr, 0};
+    return {following + tile * share * 64, static_cast<int>(per_step),
+            static_cast<int>((share + per_step - 1) / per_step)};
+}
+#endif
 
 #if BATON_AMX
 // Whether so many rows pass over blocks of a panel, one after another, and not over the panel at once. Tiles of more
@@ -694,6 +729,18 @@ void panel_sums_by_strips(const Job& job, int64_t tile_first, int64_t tile_end, 
 }
 #endif
 
+// Whether the first of several tiles, of so many rows, decodes a block as it multiplies by it, for those after it.
+bool first_tile_decodes(const Matrix& m, bool decode, bool wide, int64_t tiles, int64_t rows) {
+    if (BATON_FEW_SUMS || !(BATON_AVX512 || BATON_WIDE) || !decode || tiles == 1 || rows < FIRST_ROWS_MIN) return false;
+    return BATON_WIDE ? m.format != CODE8 || m.book.is_integer : !wide;
+}
+
+// Where it does so.
+char* decoded_block() {
+    if (BATON_WIDE) return static_cast<char*>(thread_scratch(WIDENED, WIDENED_BYTES));
+    return static_cast<char*>(thread_scratch(DECODED, DECODE_STEPS * 256));
+}
+
 // Sums of the rows of some tiles times a part of one panel into `result` [rows][ROW_SUMS], which holds those of the
 // parts before.
 void panel_sums(const Job& job, int64_t tile_first, int64_t tile_end, int64_t panel, const Part& part,
@@ -723,35 +770,49 @@ void panel_sums(const Job& job, int64_t tile_first, int64_t tile_end, int64_t pa
     float* acc = m.group_count > 1
                      ? static_cast<float*>(thread_scratch(ACC, static_cast<size_t>(rows) * ROW_SUMS * 4))
                      : result;
+    char* const kept = first_tile_decodes(m, decode, wide, tiles, job.row_of_tile(tile_first + 1) - row_first)
+                           ? decoded_block()
+                           : nullptr;
     const bool has_groups = m.group_count > 1;
     for (int64_t group = has_groups ? part.first : 0; group < (has_groups ? part.end : 1); ++group) {
         const int64_t group_first = has_groups ? group * group_steps : part.first;
         const int64_t group_end = has_groups ? std::min(m.steps, (group + 1) * group_steps) : part.end;
         for (int64_t first = group_first; first < group_end; first += block_max) {
             const int64_t count = std::min(block_max, group_end - first);
-#if BATON_AVX512
-            const bool keep = decode && !wide && tiles > 1 && job.row_of_tile(tile_first + 1) - row_first >= 4;
-#else
-            const bool keep = false;
-#endif
-            const Block block = keep ? Block{static_cast<char*>(thread_scratch(DECODED, DECODE_STEPS * 256)), DENSE_BF16}
-                                     : block_of(m, weights, first, count, decode, wide);
+            const Block block =
+                kept ? Block{kept, BATON_WIDE ? DENSE_F32 : DENSE_BF16} : block_of(m, weights, first, count, decode, wide);
             const int64_t k_first = first * step_k(m.format);
             const int64_t steps = block.format == DENSE_F32 ? count * step_k(m.format) : count;
+#if BATON_WIDE
+            const char* following = first + count < group_end ? weights + (first + count) * step_bytes(m.format)
+                                    : next_panel              ? next_panel + group_first * step_bytes(m.format)
+                                                              : nullptr;
+#endif
             for (int64_t tile = tile_first; tile < tile_end; ++tile) {
                 const int64_t row = job.row_of_tile(tile), tile_rows = job.row_of_tile(tile + 1) - row;
                 const void* a[TALL_ROWS];
                 inputs_of(job, row, tile_rows, k_first, a);
                 const int64_t offset = first * step_bytes(m.format);
+                [[maybe_unused]] const bool keeps = kept && tile == tile_first;
+#if BATON_WIDE
+                const Prefetch prefetch =
+                    tiles == 1 ? prefetch_for(m, weights + offset, nullptr, count, 0, 1)
+                               : fetch_following(following, block_max * step_bytes(m.format), keeps ? count : steps,
+                                                 tile - tile_first, tiles);
+#else
                 const Prefetch prefetch =
                     prefetch_for(m, weights + offset, next_panel ? next_panel + offset : nullptr, count,
                                  tile - tile_first, tiles);
+#endif
                 float* sums = acc + (row - row_first) * ROW_SUMS;
                 const bool accumulate = first > group * group_steps;
 #if BATON_AVX512
-                if (keep && tile == tile_first &&
-                    dot_first_tile(tile_rows, m.format, a, weights + offset, count, &m.book, sums, accumulate, prefetch,
-                                   const_cast<char*>(block.data)))
+                if (keeps && dot_first_tile(tile_rows, m.format, a, weights + offset, count, &m.book, sums, accumulate,
+                                            prefetch, kept))
+                    continue;
+#elif BATON_WIDE && !BATON_FEW_SUMS
+                if (keeps && dot_first_tile(tile_rows, m.format, a, Panel{weights, 0, &m.book, first}, count, sums,
+                                            accumulate, prefetch, reinterpret_cast<float*>(kept)))
                     continue;
 #endif
                 dot(tile_rows, block, a, steps, &m.book, sums, accumulate, prefetch);
