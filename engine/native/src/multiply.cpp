@@ -365,12 +365,22 @@ Prefetch prefetch_for(const Matrix& m, const char* here, const char* next_panel_
 
 #if BATON_WIDE
 // The same for blocks that several tiles share: each fetches its part of the one that follows.
-Prefetch fetch_following(const char* following, int64_t bytes, int64_t steps, int64_t tile, int64_t tiles) {
-    const int64_t lines = (bytes + 63) / 64, share = (lines + tiles - 1) / tiles, per_step = (share + steps - 1) / steps;
-    if (!following || tile * share >= lines) return {nullptr, 0};
-    return {following + tile * share * 64, static_cast<int>(per_step),
-            static_cast<int>((share + per_step - 1) / per_step)};
-}
+class Following {
+  public:
+    Following(const char* from, int64_t bytes, int64_t tiles)
+        : from_(from), lines_((bytes + 63) / 64), share_((lines_ + tiles - 1) / tiles) {}
+
+    // Of one tile, whose product takes so many steps. It is called for a few hundred of these: divisions would show.
+    Prefetch during(int64_t tile, int64_t steps) const {
+        if (!from_ || tile * share_ >= lines_) return {nullptr, 0};
+        const int64_t per_step = share_ <= steps ? 1 : (share_ + steps - 1) / steps;
+        return {from_ + tile * share_ * 64, static_cast<int>(per_step), static_cast<int>(share_)};
+    }
+
+  private:
+    const char* from_;
+    int64_t lines_, share_;
+};
 #endif
 
 #if BATON_AMX
@@ -784,12 +794,14 @@ void panel_sums(const Job& job, int64_t tile_first, int64_t tile_end, int64_t pa
             const int64_t k_first = first * step_k(m.format);
             const int64_t steps = block.format == DENSE_F32 ? count * step_k(m.format) : count;
 #if BATON_WIDE
-            const char* following = first + count < group_end ? weights + (first + count) * step_bytes(m.format)
-                                    : next_panel              ? next_panel + group_first * step_bytes(m.format)
-                                                              : nullptr;
+            const char* next = first + count < group_end ? weights + (first + count) * step_bytes(m.format)
+                               : next_panel              ? next_panel + group_first * step_bytes(m.format)
+                                                         : nullptr;
+            const Following following(next, block_max * step_bytes(m.format), tiles);
 #endif
-            for (int64_t tile = tile_first; tile < tile_end; ++tile) {
-                const int64_t row = job.row_of_tile(tile), tile_rows = job.row_of_tile(tile + 1) - row;
+            int64_t row = row_first, tile_rows = 0;
+            for (int64_t tile = tile_first; tile < tile_end; ++tile, row += tile_rows) {
+                tile_rows = job.row_of_tile(tile + 1) - row;
                 const void* a[TALL_ROWS];
                 inputs_of(job, row, tile_rows, k_first, a);
                 const int64_t offset = first * step_bytes(m.format);
@@ -797,8 +809,7 @@ void panel_sums(const Job& job, int64_t tile_first, int64_t tile_end, int64_t pa
 #if BATON_WIDE
                 const Prefetch prefetch =
                     tiles == 1 ? prefetch_for(m, weights + offset, nullptr, count, 0, 1)
-                               : fetch_following(following, block_max * step_bytes(m.format), keeps ? count : steps,
-                                                 tile - tile_first, tiles);
+                               : following.during(tile - tile_first, keeps ? count : steps);
 #else
                 const Prefetch prefetch =
                     prefetch_for(m, weights + offset, next_panel ? next_panel + offset : nullptr, count,
