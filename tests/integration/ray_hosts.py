@@ -113,7 +113,9 @@ class RayHosts:
     async def start_cluster(self, *arguments: str, **settings: object) -> None:
         """Start a control plane and a router as soon as every host is a Ray node. arguments: of `baton
         control`."""
-        await self.until("every host is a Ray node", self._are_nodes, timeout_s=START_S)
+        async with asyncio.timeout(START_S):
+            while not await asyncio.to_thread(self._are_nodes):
+                await self.pause(0.2)
         self._cluster_count += 1
         first = self.hosts[FIRST].address
         sets = [f"{key.replace('__', '.')}={value}" for key, value in {**SETTINGS, **settings}.items()]

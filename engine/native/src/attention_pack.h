@@ -112,8 +112,7 @@ BATON_INLINE void store_widened(unit* to, const char* const* rows, int64_t colum
     }
 }
 #elif BATON_SIMD256
-constexpr int64_t WIDENED = 16;
-// The same.
+constexpr int64_t WIDENED = 16;  // as above
 BATON_INLINE void store_widened(unit* to, const char* const* rows, int64_t column) {
     const __m256i upper = _mm256_set1_epi32(-65536);
 #pragma GCC unroll 2

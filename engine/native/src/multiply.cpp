@@ -1,8 +1,9 @@
 // Products of rows and packed matrices, shared out over the threads.
 //
 // A task is a chunk of rows times a range of panels. Within it, for each panel, tiles of up to TILE_ROWS rows
-// run over k one after another. Neither the cutting into chunks and tiles nor the number of threads changes
-// the order in which an element is summed.
+// run over k one after another; where k is large, over a part of it for several panels, then over the next part.
+// Neither the cutting into chunks, tiles and parts nor the number of threads changes the order in which an element is
+// summed.
 #include <algorithm>
 
 #include "coded_tiles.h"
@@ -17,14 +18,14 @@ namespace {
 enum ScratchSlot { ACC, TOTAL, UP, DECODED, WIDENED, PREPARED, SUMS, WIDE_OUT, FINISHED };
 static_assert(FINISHED < SCRATCH_SLOTS, "one place for each");
 
-// Of activations: these and a panel stay in the L2 cache, of which every processor with AMX has 2 MiB a core, and servers
-// with AVX512 have 1 MiB. Those of codes with AVX2 may be more.
+// Of activations: these and a panel stay in the L2 cache, of which every processor with AMX has 2 MiB a core, and Intel's
+// servers with AVX512 before them 1 MiB or more. Those of codes with AVX2 may be more.
 constexpr int64_t CHUNK_BYTES = BATON_AMX ? 1 << 20 : BATON_WIDE && !BATON_FEW_SUMS ? 768 << 10 : 384 << 10;
 constexpr int64_t CHUNK_ROWS_MAX = BATON_AMX ? 1024 : 40 * TILE_ROWS;
 // Weights are read, and widened, once for the rows of a chunk. If fewer than these would share them, inputs are divided
-// into parts, and the sums of several panels are kept while parts take turns.
+// into parts, and the sums of several panels are kept while the parts take turns.
 constexpr int64_t SHARING_ROWS_MIN = !BATON_WIDE ? 48 : BATON_FEW_SUMS ? 24 : 128;
-constexpr int64_t PART_UNIT = 128;      // inputs; a part is some of these
+constexpr int64_t PART_UNIT = 128;      // inputs; a part of a matrix's only group is some of these
 constexpr int64_t KEPT_BYTES = 512 << 10;  // of sums
 constexpr int64_t BLOCK_STEPS = 1024;   // over k, per pass: 256 KiB of a panel
 constexpr int64_t QUAD_STEPS = 512;     // of bytes: 128 KiB
@@ -37,7 +38,7 @@ constexpr int64_t TILE_STEPS_ALONE = 64;  // of a panel that one tile of rows go
 constexpr int64_t AMX_ROWS = 32;        // of two tiles
 constexpr int64_t FIRST_ROWS_MIN = 4;   // of the first of several tiles, where it decodes for the others
 constexpr int64_t TASKS_PER_THREAD = 8;
-constexpr int64_t TASKS_OF_CODES = 4;   // per thread, at least, where rows could share what is decoded
+constexpr int64_t TASKS_OF_SHARING = 4;  // per thread, at least, where more rows could share what is read or decoded
 constexpr int64_t ROWS_OF_THREAD_MIN = 96;  // with fewer, threads share out the weights: each reads a part of them
 constexpr int64_t AHEAD_DECODED = 4096;  // behind the block that was decoded
 constexpr int64_t AHEAD_BYTES = 4096;   // how far a single pass over the weights is prefetched
@@ -52,7 +53,7 @@ struct Job {
     const float* row_scales;  // of rounded activations
     int64_t tile_count, chunk_count, tiles_per_chunk;
     int64_t panel_count, panels_per_task, tasks;
-    int64_t part;  // groups, or steps of the only one, that a chunk's activations have in the L2 cache at once
+    int64_t part;  // groups, or steps of the only one, whose activations are in the L2 cache at once; 0: not in parts
 
     bool by_tiles;  // of AMX
 
@@ -167,7 +168,7 @@ void dot(int64_t rows, const Block& block, const void* const* a, int64_t steps, 
 }
 
 #if BATON_AVX512
-// Of a coded panel: `dot_and_keep`. The first of several tiles has four to six rows.
+// Of a coded panel: `dot_and_keep`.
 template <int ROWS>
 void dot_rows_and_keep(int format, const void* const* a, const char* panel, int64_t steps, const Codebook* book,
                        float* acc, bool accumulate, Prefetch prefetch, char* kept) {
@@ -178,31 +179,32 @@ void dot_rows_and_keep(int format, const void* const* a, const char* panel, int6
         dot_and_keep<ROWS, StepCode4>(pairs, panel, steps, book, acc, accumulate, prefetch, kept);
 }
 
-bool dot_first_tile(int64_t rows, int format, const void* const* a, const char* panel, int64_t steps,
+// The first of several tiles has FIRST_ROWS_MIN to TILE_ROWS rows.
+void dot_first_tile(int64_t rows, int format, const void* const* a, const char* panel, int64_t steps,
                     const Codebook* book, float* acc, bool accumulate, Prefetch prefetch, char* kept) {
+    static_assert(FIRST_ROWS_MIN == 4 && TILE_ROWS == 6, "one case each");
     switch (rows) {
-        case 4: dot_rows_and_keep<4>(format, a, panel, steps, book, acc, accumulate, prefetch, kept); return true;
-        case 5: dot_rows_and_keep<5>(format, a, panel, steps, book, acc, accumulate, prefetch, kept); return true;
-        case 6: dot_rows_and_keep<6>(format, a, panel, steps, book, acc, accumulate, prefetch, kept); return true;
-        default: return false;
+        case 4: return dot_rows_and_keep<4>(format, a, panel, steps, book, acc, accumulate, prefetch, kept);
+        case 5: return dot_rows_and_keep<5>(format, a, panel, steps, book, acc, accumulate, prefetch, kept);
+        default: return dot_rows_and_keep<6>(format, a, panel, steps, book, acc, accumulate, prefetch, kept);
     }
 }
 #elif BATON_WIDE && !BATON_FEW_SUMS
-// A tile times a block of a panel, which it widens to `kept`: the units that widen are mostly others than those that
-// multiply, and 32 rows took a third longer where it was widened before them.
+// A tile times a block of a panel, which it widens to `kept`. Widened before the first tile, it takes the time of its
+// loads and stores, a quarter of the products' with 32 rows; as it is multiplied these cost little.
 template <typename Step>
-bool widen_and_dot(int64_t rows, const float* a, const Panel& block, int64_t steps, float* acc, bool accumulate,
+void widen_and_dot(int64_t rows, const float* a, const Panel& block, int64_t steps, float* acc, bool accumulate,
                    Prefetch prefetch, float* kept) {
+    static_assert(FIRST_ROWS_MIN == 4 && TILE_ROWS == 6, "one case each");
     switch (rows) {
-        case 4: dot_columns<4, Step, 0, VECTORS, true>(a, block, steps, acc, accumulate, prefetch, kept); return true;
-        case 5: dot_columns<5, Step, 0, VECTORS, true>(a, block, steps, acc, accumulate, prefetch, kept); return true;
-        case 6: dot_columns<6, Step, 0, VECTORS, true>(a, block, steps, acc, accumulate, prefetch, kept); return true;
-        default: return false;
+        case 4: return dot_columns<4, Step, 0, VECTORS, true>(a, block, steps, acc, accumulate, prefetch, kept);
+        case 5: return dot_columns<5, Step, 0, VECTORS, true>(a, block, steps, acc, accumulate, prefetch, kept);
+        default: return dot_columns<6, Step, 0, VECTORS, true>(a, block, steps, acc, accumulate, prefetch, kept);
     }
 }
 
-// The first of several tiles has four to six rows.
-bool dot_first_tile(int64_t rows, int format, const void* const* tile, const Panel& block, int64_t steps, float* acc,
+// The first of several tiles has FIRST_ROWS_MIN to TILE_ROWS rows.
+void dot_first_tile(int64_t rows, int format, const void* const* tile, const Panel& block, int64_t steps, float* acc,
                     bool accumulate, Prefetch prefetch, float* kept) {
     const float* a = static_cast<const float*>(*tile);
     switch (format) {
@@ -267,6 +269,12 @@ struct PanelEnd {
 
 // --- one panel times one chunk of rows ---
 
+// Where blocks of a panel are decoded.
+char* decoded_block() {
+    if (BATON_WIDE) return static_cast<char*>(thread_scratch(WIDENED, WIDENED_BYTES));
+    return static_cast<char*>(thread_scratch(DECODED, DECODE_STEPS * 256));
+}
+
 #if BATON_WIDE
 // Codes in a table that is no row of integers are not looked up in registers.
 bool is_decoded(const Matrix& m, bool many, bool) {
@@ -292,7 +300,7 @@ void widen(const Matrix& m, const Panel& strip, int64_t steps, float* to) {
 Block block_of(const Matrix& m, const char* panel, int64_t first, int64_t count, bool decode, bool) {
     const int64_t strip_bytes = m.steps * strip_step_bytes(m.format);
     if (!decode) return {panel, m.format, strip_bytes, first};
-    float* to = static_cast<float*>(thread_scratch(WIDENED, WIDENED_BYTES));
+    float* to = reinterpret_cast<float*>(decoded_block());
     const int64_t numbers = count * step_k(m.format) * STRIP;
     const Panel block{panel, strip_bytes, &m.book, first};
     for (int strip = 0; strip < PANEL / STRIP; ++strip)
@@ -340,7 +348,7 @@ Block block_of(const Matrix& m, const char* panel, int64_t first, int64_t count,
         return {reinterpret_cast<const char*>(widened), DENSE_F32};
     }
 #endif
-    char* decoded = static_cast<char*>(thread_scratch(DECODED, DECODE_STEPS * 256));
+    char* decoded = decoded_block();
     if (m.format == CODE8)
         decode_steps<StepCode8>(from, count, &m.book, decoded);
     else
@@ -363,18 +371,20 @@ Prefetch prefetch_for(const Matrix& m, const char* here, const char* next_panel_
     return {next_panel_here + tile * per_step * 64 * steps, static_cast<int>(per_step)};
 }
 
-#if BATON_WIDE
-// The same for blocks that several tiles share: each fetches its part of the one that follows.
+#if BATON_WIDE && !BATON_FEW_SUMS
+// What several tiles fetch while they share a block: each its part of the block that follows.
 class Following {
   public:
     Following(const char* from, int64_t bytes, int64_t tiles)
         : from_(from), lines_((bytes + 63) / 64), share_((lines_ + tiles - 1) / tiles) {}
 
-    // Of one tile, whose product takes so many steps. It is called for a few hundred of these: divisions would show.
+    // Of one tile, whose product takes so many steps. Blocks are so short that divisions would show: mostly there is none.
     Prefetch during(int64_t tile, int64_t steps) const {
         if (!from_ || tile * share_ >= lines_) return {nullptr, 0};
-        const int64_t per_step = share_ <= steps ? 1 : (share_ + steps - 1) / steps;
-        return {from_ + tile * share_ * 64, static_cast<int>(per_step), static_cast<int>(share_)};
+        const char* from = from_ + tile * share_ * 64;
+        if (share_ <= steps) return {from, 1, static_cast<int>(share_)};
+        const int64_t per_step = (share_ + steps - 1) / steps;
+        return {from, static_cast<int>(per_step), static_cast<int>((share_ + per_step - 1) / per_step)};
     }
 
   private:
@@ -476,8 +486,8 @@ BATON_INLINE void dot_groups_of(int64_t rows, const GroupInput* const* a, const 
 }
 
 #if BATON_WIDE
-// Returns where a strip of a block is decoded.
-float* decoded_strip() { return static_cast<float*>(thread_scratch(WIDENED, WIDENED_BYTES)); }
+// Returns where a block, or a strip of one, is decoded.
+float* decoded_strip() { return reinterpret_cast<float*>(decoded_block()); }
 #endif
 
 #if BATON_FEW_SUMS
@@ -745,12 +755,6 @@ bool first_tile_decodes(const Matrix& m, bool decode, bool wide, int64_t tiles, 
     return BATON_WIDE ? m.format != CODE8 || m.book.is_integer : !wide;
 }
 
-// Where it does so.
-char* decoded_block() {
-    if (BATON_WIDE) return static_cast<char*>(thread_scratch(WIDENED, WIDENED_BYTES));
-    return static_cast<char*>(thread_scratch(DECODED, DECODE_STEPS * 256));
-}
-
 // Sums of the rows of some tiles times a part of one panel into `result` [rows][ROW_SUMS], which holds those of the
 // parts before.
 void panel_sums(const Job& job, int64_t tile_first, int64_t tile_end, int64_t panel, const Part& part,
@@ -767,7 +771,10 @@ void panel_sums(const Job& job, int64_t tile_first, int64_t tile_end, int64_t pa
     const bool is_last = part.end == part_units(m);
 #if BATON_FEW_SUMS
     if (tiles > 1 && !coded) return panel_sums_by_strips(job, tile_first, tile_end, panel, part, next_panel, result);
-    if (tiles == 1 && has_whole_groups(m)) return tile_sums_of_groups(job, row_first, rows, panel, result);
+    if (tiles == 1 && has_whole_groups(m)) {  // the last tile of many may be alone in its chunk: it takes all at once
+        if (is_last) tile_sums_of_groups(job, row_first, rows, panel, result);
+        return;
+    }
     if (tiles > 1 && m.group_count == 1) {
         panel_sums_by_decoded_strips(job, tile_first, tile_end, panel, part, next_panel, result);
         if (is_last) fold_group(m, panel, 0, result, result, rows, job.sums ? job.sums + row_first : nullptr);
@@ -784,7 +791,9 @@ void panel_sums(const Job& job, int64_t tile_first, int64_t tile_end, int64_t pa
                            ? decoded_block()
                            : nullptr;
     const bool has_groups = m.group_count > 1;
-    for (int64_t group = has_groups ? part.first : 0; group < (has_groups ? part.end : 1); ++group) {
+    [[maybe_unused]] const int64_t part_first = has_groups ? part.first * group_steps : part.first;
+    [[maybe_unused]] const int64_t part_end = has_groups ? std::min(m.steps, part.end * group_steps) : part.end;
+    for (int64_t group = has_groups ? part.first : 0; group < (has_groups ? part.end : m.group_count); ++group) {
         const int64_t group_first = has_groups ? group * group_steps : part.first;
         const int64_t group_end = has_groups ? std::min(m.steps, (group + 1) * group_steps) : part.end;
         for (int64_t first = group_first; first < group_end; first += block_max) {
@@ -793,11 +802,12 @@ void panel_sums(const Job& job, int64_t tile_first, int64_t tile_end, int64_t pa
                 kept ? Block{kept, BATON_WIDE ? DENSE_F32 : DENSE_BF16} : block_of(m, weights, first, count, decode, wide);
             const int64_t k_first = first * step_k(m.format);
             const int64_t steps = block.format == DENSE_F32 ? count * step_k(m.format) : count;
-#if BATON_WIDE
-            const char* next = first + count < group_end ? weights + (first + count) * step_bytes(m.format)
-                               : next_panel              ? next_panel + group_first * step_bytes(m.format)
-                                                         : nullptr;
-            const Following following(next, block_max * step_bytes(m.format), tiles);
+#if BATON_WIDE && !BATON_FEW_SUMS
+            const bool is_here = first + count < part_end;
+            const int64_t next_first = is_here ? first + count : part_first;
+            const char* const next = is_here ? weights : next_panel;
+            const Following following(next ? next + next_first * step_bytes(m.format) : nullptr,
+                                      std::min(block_max, part_end - next_first) * step_bytes(m.format), tiles);
 #endif
             int64_t row = row_first, tile_rows = 0;
             for (int64_t tile = tile_first; tile < tile_end; ++tile, row += tile_rows) {
@@ -806,10 +816,9 @@ void panel_sums(const Job& job, int64_t tile_first, int64_t tile_end, int64_t pa
                 inputs_of(job, row, tile_rows, k_first, a);
                 const int64_t offset = first * step_bytes(m.format);
                 [[maybe_unused]] const bool keeps = kept && tile == tile_first;
-#if BATON_WIDE
-                const Prefetch prefetch =
-                    tiles == 1 ? prefetch_for(m, weights + offset, nullptr, count, 0, 1)
-                               : following.during(tile - tile_first, keeps ? count : steps);
+#if BATON_WIDE && !BATON_FEW_SUMS
+                const Prefetch prefetch = tiles == 1 ? prefetch_for(m, weights + offset, nullptr, count, 0, 1)
+                                                     : following.during(tile - tile_first, keeps ? count : steps);
 #else
                 const Prefetch prefetch =
                     prefetch_for(m, weights + offset, next_panel ? next_panel + offset : nullptr, count,
@@ -818,15 +827,16 @@ void panel_sums(const Job& job, int64_t tile_first, int64_t tile_end, int64_t pa
                 float* sums = acc + (row - row_first) * ROW_SUMS;
                 const bool accumulate = first > group * group_steps;
 #if BATON_AVX512
-                if (keeps && dot_first_tile(tile_rows, m.format, a, weights + offset, count, &m.book, sums, accumulate,
-                                            prefetch, kept))
-                    continue;
+                if (keeps)
+                    dot_first_tile(tile_rows, m.format, a, weights + offset, count, &m.book, sums, accumulate, prefetch, kept);
+                else
 #elif BATON_WIDE && !BATON_FEW_SUMS
-                if (keeps && dot_first_tile(tile_rows, m.format, a, Panel{weights, 0, &m.book, first}, count, sums,
-                                            accumulate, prefetch, reinterpret_cast<float*>(kept)))
-                    continue;
+                if (keeps)
+                    dot_first_tile(tile_rows, m.format, a, Panel{weights, 0, &m.book, first}, count, sums, accumulate,
+                                   prefetch, reinterpret_cast<float*>(kept));
+                else
 #endif
-                dot(tile_rows, block, a, steps, &m.book, sums, accumulate, prefetch);
+                    dot(tile_rows, block, a, steps, &m.book, sums, accumulate, prefetch);
             }
         }
         if (coded && (has_groups || is_last))
@@ -965,7 +975,7 @@ void panel_sums_of_few(const Job& job, int64_t row, int64_t rows, int64_t panel,
 // Steps of a panel as tiles read them: others than of bfloat16 are decoded first, and filled up with zeros.
 const char* tiles_of(const Matrix& m, int64_t panel, int64_t first, int64_t count) {
     if (m.factors) {
-        char* decoded = static_cast<char*>(thread_scratch(DECODED, DECODE_STEPS * 256));
+        char* decoded = decoded_block();
         with_steps(m, panel, [&](auto steps) {
             amx::decode_tiles(steps, first / TILE_DEPTH, count / TILE_DEPTH, decoded);
         });
@@ -1090,7 +1100,7 @@ void sum_panel(const Job& job, int64_t tile_first, int64_t tile_end, int64_t pan
     if (end) (*end)(row_first, job.row_of_tile(tile_end) - row_first, result);
 }
 
-// The same panels, part of the inputs by part. Panels whose sums are kept meanwhile have their results next.
+// The sums of some panels are kept while the parts of the inputs take turns; then their results are made.
 void run_parts(const Job& job, int64_t tile_first, int64_t tile_end, int64_t panel_first, int64_t panel_end) {
     const Matrix& m = *job.m;
     const int64_t row_first = job.row_of_tile(tile_first), rows = job.row_of_tile(tile_end) - row_first;
@@ -1318,15 +1328,15 @@ Job job_of(const Product& p) {
     job.by_tiles = takes_tiles(*p.matrix, p.rows.dtype);
     const bool in_parts = !job.by_tiles && p.matrix->format != QUAD8 &&
                           rows_of_all < std::min(SHARING_ROWS_MIN, p.rows.count) && p.rows.count > TALL_ROWS;
-    const int64_t rows_max = in_parts ? CHUNK_ROWS_MAX : std::clamp<int64_t>(rows_of_all, TALL_ROWS, CHUNK_ROWS_MAX);
+    const int64_t rows_max = std::clamp<int64_t>(rows_of_all, TALL_ROWS, CHUNK_ROWS_MAX);
     job.tile_count = tile_count_of(*p.matrix, p.rows.count, p.rows.dtype);
     job.panel_count = p.out.activation >= 0 ? p.matrix->panel_count / 2 : p.matrix->panel_count;
     int64_t chunks = (p.rows.count + rows_max - 1) / rows_max;
-    if (BATON_FEW_SUMS && is_coded(*p.matrix)) {
-        // A chunk decodes the codes once, which is worth more than its activations in the L2 cache, but not more than
-        // work for every thread.
+    if (in_parts || (BATON_FEW_SUMS && is_coded(*p.matrix))) {
+        // A chunk reads or decodes the weights once, which is worth more than its activations in the L2 cache, but not
+        // more than work for every thread.
         const int64_t fewest = (p.rows.count + CHUNK_ROWS_MAX - 1) / CHUNK_ROWS_MAX;
-        const int64_t wanted = (TASKS_OF_CODES * threads + job.panel_count - 1) / job.panel_count;
+        const int64_t wanted = (TASKS_OF_SHARING * threads + job.panel_count - 1) / job.panel_count;
         chunks = std::max(fewest, std::min(chunks, wanted));
     }
     // Each thread's rows are those that it computed in the kernel before.

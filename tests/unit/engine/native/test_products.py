@@ -175,31 +175,36 @@ def test_a_row_is_bitwise_the_same_in_any_batch(kernels, name, threads):
 
 
 LONG = {
-    "bfloat16": lambda: (DenseMatrix(random(768, 9100, dtype=BF16)), BF16),
-    "float32": lambda: (DenseMatrix(random(768, 9100)), F32),
-    "int8": lambda: (int_matrix(8, 768, 9100), BF16),
-    "int8 in groups": lambda: (int_matrix(8, 768, 9216, 32, zeros=True), BF16),
-    "int4": lambda: (int_matrix(4, 768, 9100), BF16),
-    "int4 in groups": lambda: (int_matrix(4, 768, 9216, 128, zeros=True), F32),
-    "int4 in long groups": lambda: (int_matrix(4, 768, 9216, 4608, zeros=True), BF16),
-    "fp8": lambda: (fp8_matrix(768, 9100), BF16),
+    "bfloat16": lambda: (DenseMatrix(random(1408, 9100, dtype=BF16), random(1408, dtype=BF16)), BF16),
+    "float32": lambda: (DenseMatrix(random(1408, 9100)), F32),
+    "int8": lambda: (int_matrix(8, 1408, 9100), BF16),
+    "int8 in groups": lambda: (int_matrix(8, 1408, 9216, 32, zeros=True), BF16),
+    "int4": lambda: (int_matrix(4, 1300, 9100, bias=True), BF16),
+    "int4 in groups": lambda: (int_matrix(4, 1408, 9216, 128, zeros=True, order=True), F32),
+    "int4 symmetric in groups": lambda: (int_matrix(4, 1408, 9216, 64), BF16),
+    "int4 in long groups": lambda: (int_matrix(4, 1408, 9216, 4608, zeros=True), BF16),
+    "fp8": lambda: (fp8_matrix(1408, 9100), BF16),
+    "fp8 in blocks": lambda: (fp8_matrix(1408, 9100, 128), BF16),
 }
 """Inputs of which the L2 cache holds those of few rows: they are taken in parts."""
 
 
+@pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("name", LONG)
-def test_a_row_of_very_many_inputs_is_the_same_in_any_batch(kernels, name):
+def test_a_row_of_very_many_inputs_is_the_same_in_any_batch(kernels, name, threads):
     matrix, dtype = LONG[name]()
     packed = kernels.pack(matrix)
-    x = random(300, packed.in_size, dtype=dtype)
-    for rows in (20, 50, 300):
-        found = kernels.linear(x[:rows], packed)
-        gated = kernels.gated_linear(x[:rows], packed, "silu")
-        for row in (0, rows // 2, rows - 1):
-            one = x[row : row + 1]
-            assert torch.equal(found[row], kernels.linear(one, packed)[0])
-            assert torch.equal(gated[row], kernels.gated_linear(one, packed, "silu")[0])
-    assert_close(found[:20], exact(x[:20], matrix), 2 * TOLERANCE[dtype])
+    set_threads(threads)
+    x = random(241, packed.in_size, dtype=dtype)
+    rows = range(0, 241, 16)  # of every other tile, and the last
+    alone = torch.cat([kernels.logits(x[row : row + 1], packed) for row in rows])
+    alone_gated = torch.cat([kernels.gated_linear(x[row : row + 1], packed, "silu") for row in rows])
+    for count in (17, 49, 241):
+        held = [row for row in rows if row < count]
+        assert torch.equal(kernels.logits(x[:count], packed)[held], alone[: len(held)])
+        gated = kernels.gated_linear(x[:count], packed, "silu")
+        assert torch.equal(gated[held], alone_gated[: len(held)])
+    assert_close(kernels.linear(x[:20], packed), exact(x[:20], matrix), 2 * TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("dtype", [BF16, F32], ids=str)
