@@ -372,13 +372,14 @@ Prefetch prefetch_for(const Matrix& m, const char* here, const char* next_panel_
 }
 
 #if BATON_WIDE && !BATON_FEW_SUMS
-// What several tiles fetch while they share a block: each its part of the block that follows.
+// What several tiles fetch while they share a block: each its part of the block that follows. Blocks may be a group of 32
+// inputs, beside whose product a division shows: there is none where nothing is fetched, and mostly none for each tile.
 class Following {
   public:
     Following(const char* from, int64_t bytes, int64_t tiles)
-        : from_(from), lines_((bytes + 63) / 64), share_((lines_ + tiles - 1) / tiles) {}
+        : from_(from), lines_((bytes + 63) / 64), share_(from ? (lines_ + tiles - 1) / tiles : 0) {}
 
-    // Of one tile, whose product takes so many steps. Blocks are so short that divisions would show: mostly there is none.
+    // Of one tile, whose product takes so many steps.
     Prefetch during(int64_t tile, int64_t steps) const {
         if (!from_ || tile * share_ >= lines_) return {nullptr, 0};
         const char* from = from_ + tile * share_ * 64;
@@ -805,7 +806,7 @@ void panel_sums(const Job& job, int64_t tile_first, int64_t tile_end, int64_t pa
 #if BATON_WIDE && !BATON_FEW_SUMS
             const bool is_here = first + count < part_end;
             const int64_t next_first = is_here ? first + count : part_first;
-            const char* const next = is_here ? weights : next_panel;
+            const char* const next = tiles == 1 ? nullptr : is_here ? weights : next_panel;
             const Following following(next ? next + next_first * step_bytes(m.format) : nullptr,
                                       std::min(block_max, part_end - next_first) * step_bytes(m.format), tiles);
 #endif
