@@ -111,11 +111,15 @@ class RayHosts:
                 await first_line(self.supervised[name], "Ray runtime started", timeout_s=START_S)
 
     async def start_cluster(self, *arguments: str, **settings: object) -> None:
-        """Start a control plane and a router as soon as every host is a Ray node. arguments: of `baton
-        control`."""
-        async with asyncio.timeout(START_S):
-            while not await asyncio.to_thread(self._are_nodes):
-                await self.pause(0.2)
+        """Start a control plane and a router as soon as every host is a Ray node. Raises TimeoutError.
+
+        arguments: of `baton control`.
+        """
+        end_s = time.monotonic() + START_S
+        while not await asyncio.to_thread(self._are_nodes):
+            if time.monotonic() > end_s:
+                raise TimeoutError(f"not every host is a Ray node within {START_S:g} s")
+            await self.pause(0.2)
         self._cluster_count += 1
         first = self.hosts[FIRST].address
         sets = [f"{key.replace('__', '.')}={value}" for key, value in {**SETTINGS, **settings}.items()]

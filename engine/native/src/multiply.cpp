@@ -179,14 +179,15 @@ void dot_rows_and_keep(int format, const void* const* a, const char* panel, int6
         dot_and_keep<ROWS, StepCode4>(pairs, panel, steps, book, acc, accumulate, prefetch, kept);
 }
 
-// The first of several tiles has FIRST_ROWS_MIN to TILE_ROWS rows.
-void dot_first_tile(int64_t rows, int format, const void* const* a, const char* panel, int64_t steps,
-                    const Codebook* book, float* acc, bool accumulate, Prefetch prefetch, char* kept) {
+// The first of several tiles, of FIRST_ROWS_MIN to TILE_ROWS rows, times steps of a panel that it decodes to `kept`.
+void dot_first_tile(const Matrix& m, int64_t rows, const void* const* a, const char* panel, int64_t first, int64_t steps,
+                    float* acc, bool accumulate, Prefetch prefetch, char* kept) {
     static_assert(FIRST_ROWS_MIN == 4 && TILE_ROWS == 6, "one case each");
+    const char* block = panel + first * step_bytes(m.format);
     switch (rows) {
-        case 4: return dot_rows_and_keep<4>(format, a, panel, steps, book, acc, accumulate, prefetch, kept);
-        case 5: return dot_rows_and_keep<5>(format, a, panel, steps, book, acc, accumulate, prefetch, kept);
-        default: return dot_rows_and_keep<6>(format, a, panel, steps, book, acc, accumulate, prefetch, kept);
+        case 4: return dot_rows_and_keep<4>(m.format, a, block, steps, &m.book, acc, accumulate, prefetch, kept);
+        case 5: return dot_rows_and_keep<5>(m.format, a, block, steps, &m.book, acc, accumulate, prefetch, kept);
+        default: return dot_rows_and_keep<6>(m.format, a, block, steps, &m.book, acc, accumulate, prefetch, kept);
     }
 }
 #elif BATON_WIDE && !BATON_FEW_SUMS
@@ -203,16 +204,20 @@ void widen_and_dot(int64_t rows, const float* a, const Panel& block, int64_t ste
     }
 }
 
-// The first of several tiles has FIRST_ROWS_MIN to TILE_ROWS rows.
-void dot_first_tile(int64_t rows, int format, const void* const* tile, const Panel& block, int64_t steps, float* acc,
-                    bool accumulate, Prefetch prefetch, float* kept) {
+// The same.
+void dot_first_tile(const Matrix& m, int64_t rows, const void* const* tile, const char* panel, int64_t first,
+                    int64_t steps, float* acc, bool accumulate, Prefetch prefetch, char* kept) {
     const float* a = static_cast<const float*>(*tile);
-    switch (format) {
-        case DENSE_BF16: return widen_and_dot<StepBF16>(rows, a, block, steps, acc, accumulate, prefetch, kept);
-        case CODE8: return widen_and_dot<StepCode8>(rows, a, block, steps, acc, accumulate, prefetch, kept);
-        default: return widen_and_dot<StepCode4>(rows, a, block, steps, acc, accumulate, prefetch, kept);
+    const Panel block{panel, 0, &m.book, first};
+    float* const to = reinterpret_cast<float*>(kept);
+    switch (m.format) {
+        case DENSE_BF16: return widen_and_dot<StepBF16>(rows, a, block, steps, acc, accumulate, prefetch, to);
+        case CODE8: return widen_and_dot<StepCode8>(rows, a, block, steps, acc, accumulate, prefetch, to);
+        default: return widen_and_dot<StepCode4>(rows, a, block, steps, acc, accumulate, prefetch, to);
     }
 }
+#else  // classes whose tiles decode nothing for one another: `first_tile_decodes`
+template <typename... Arguments> void dot_first_tile(Arguments&&...) {}
 #endif
 
 // --- what becomes of sums ---
@@ -816,7 +821,7 @@ void panel_sums(const Job& job, int64_t tile_first, int64_t tile_end, int64_t pa
                 const void* a[TALL_ROWS];
                 inputs_of(job, row, tile_rows, k_first, a);
                 const int64_t offset = first * step_bytes(m.format);
-                [[maybe_unused]] const bool keeps = kept && tile == tile_first;
+                const bool keeps = kept && tile == tile_first;
 #if BATON_WIDE && !BATON_FEW_SUMS
                 const Prefetch prefetch = tiles == 1 ? prefetch_for(m, weights + offset, nullptr, count, 0, 1)
                                                      : following.during(tile - tile_first, keeps ? count : steps);
@@ -827,16 +832,9 @@ void panel_sums(const Job& job, int64_t tile_first, int64_t tile_end, int64_t pa
 #endif
                 float* sums = acc + (row - row_first) * ROW_SUMS;
                 const bool accumulate = first > group * group_steps;
-#if BATON_AVX512
                 if (keeps)
-                    dot_first_tile(tile_rows, m.format, a, weights + offset, count, &m.book, sums, accumulate, prefetch, kept);
+                    dot_first_tile(m, tile_rows, a, weights, first, count, sums, accumulate, prefetch, kept);
                 else
-#elif BATON_WIDE && !BATON_FEW_SUMS
-                if (keeps)
-                    dot_first_tile(tile_rows, m.format, a, Panel{weights, 0, &m.book, first}, count, sums, accumulate,
-                                   prefetch, reinterpret_cast<float*>(kept));
-                else
-#endif
                     dot(tile_rows, block, a, steps, &m.book, sums, accumulate, prefetch);
             }
         }
