@@ -146,7 +146,7 @@ def test_deeply_nested_greetings_are_refused(far: LinkWorld) -> None:
 
 def test_silent_strangers_hold_nobody_up(far: LinkWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer than there are greeters; then more, whose time must pass first."""
-    monkeypatch.setattr(far_door, "CONNECT_S", 0.3)
+    monkeypatch.setattr(far_door, "CONNECT_S", 1.0)
     with contextlib.ExitStack() as stack:
         for _ in range(GREETERS - 1):
             stack.enter_context(dial(far)).sendall(b"\x20")
@@ -158,7 +158,7 @@ def test_silent_strangers_hold_nobody_up(far: LinkWorld, monkeypatch: pytest.Mon
 
 
 def test_one_who_speaks_slowly_has_no_more_time(far: LinkWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(far_door, "CONNECT_S", 0.3)
+    monkeypatch.setattr(far_door, "CONNECT_S", 1.0)
     with dial(far) as made:
         made.sendall(struct.pack("<I", 4000))
         pause = threading.Event()
@@ -399,7 +399,7 @@ def test_strangers_of_this_host(local: LinkWorld) -> None:
 def test_silent_strangers_of_this_host_hold_nobody_up(
     local: LinkWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.experts.doors.CONNECT_S", 0.3)
+    monkeypatch.setattr("engine.experts.doors.CONNECT_S", 1.0)
     assert isinstance(local.door, LocalDoor)
     with contextlib.ExitStack() as stack:
         silent = [stack.enter_context(dial_local(local)) for _ in range(SILENT_MAX // 2)]

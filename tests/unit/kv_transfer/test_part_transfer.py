@@ -16,7 +16,15 @@ from kv_transfer.part_plan import merged, places_of
 from kv_transfer.read import ReadDone
 from tests.contract.transfer_peer import make_backend
 from tests.faulty_backend import Fault, FaultPlan, FaultyBackend
-from tests.kv_parts import FEW_HEADS, GROUPED, PartedWorker, places_of_shape, random_blocks, started
+from tests.kv_parts import (
+    FEW_HEADS,
+    GROUPED,
+    TIMEOUT_S,
+    PartedWorker,
+    places_of_shape,
+    random_blocks,
+    started,
+)
 from tests.loopback_backend import LoopbackBackend, LoopbackFabric
 
 OFFERS = {"loopback": b""}
@@ -111,7 +119,8 @@ async def test_replicas_are_read_from_different_ranks():
 )
 async def test_what_happens_to_one_part_happened_to_the_read(part, fault, error, stale, settled):
     async with Pair("1", "tp2pp2", {part: (fault,)}) as pair:
-        done = await pair.read(timeout_s=0.05)
+        never_in_time = fault in (Fault.LATE, Fault.LOSE)
+        done = await pair.read(timeout_s=0.05 if never_in_time else TIMEOUT_S)
         assert (bool(done.error), done.is_stale, done.is_settled) == (error, stale, settled)
         assert done.byte_count < 2 * GROUPED.block_bytes
         await pair.reader.transfer.settled([3])

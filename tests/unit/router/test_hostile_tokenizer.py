@@ -104,11 +104,12 @@ def test_a_template_without_end_is_refused_at_the_start(folder, monkeypatch):
 
 
 def test_a_template_that_a_conversation_makes_endless_costs_that_conversation_only(folder, monkeypatch):
-    monkeypatch.setattr(template_bounds, "LOOP_S", 0.1)
     source = "{% if messages[0].content == 'evil' %}" + ENDLESS + "{% endif %}{{ messages[0].content }}"
     tokenizer = Tokenizer.load(str(with_template(folder, source)))
-    with pytest.raises(ClientError, match="too long"):
-        tokenizer.chat_prompt([{"role": "user", "content": "evil"}])
+    with monkeypatch.context() as patched:
+        patched.setattr(template_bounds, "LOOP_S", 0.1)
+        with pytest.raises(ClientError, match="too long"):
+            tokenizer.chat_prompt([{"role": "user", "content": "evil"}])
     assert tokenizer.chat_prompt([{"role": "user", "content": "good"}]).end == "good"
 
 

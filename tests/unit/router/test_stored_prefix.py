@@ -74,7 +74,7 @@ PROMPT = [BlockHash(bytes([i]) * 16) for i in range(BLOCKS_MIN)]
 
 async def test_long_prompts_are_looked_up_and_short_ones_are_not():
     directory = FakeDirectory()
-    lookup = StoreLookup(directory, timeout_s=0.05)
+    lookup = StoreLookup(directory, timeout_s=0.5)
     assert (await lookup.of(PROMPT)).run("a", 0).host == len(PROMPT)
     assert await lookup.of(PROMPT[1:]) is None
     assert directory.asked == 1
@@ -83,7 +83,7 @@ async def test_long_prompts_are_looked_up_and_short_ones_are_not():
 @pytest.mark.parametrize("how", ["fails", "hangs"])
 async def test_a_directory_that_is_away_delays_one_request_only(how):
     directory = FakeDirectory()
-    lookup = StoreLookup(directory, timeout_s=0.05)
+    lookup = StoreLookup(directory, timeout_s=0.5)
     assert await lookup.of(PROMPT) is not None
     setattr(directory, how, True)
     assert await lookup.of(PROMPT) is None
