@@ -216,6 +216,7 @@ void dot_columns(const typename Step::Element* const* rows, const char* panel, i
     }
     auto step = [&](int64_t s) __attribute__((always_inline)) {
         Step weights;
+        if constexpr (COUNT == 4 && ROWS > Step::WIDE_ROWS) asm("" : "+r"(book));  // sums take the tables' registers
         weights.template load<FIRST, COUNT>(panel, s, book);
         if constexpr (KEEP)
             for (int j = FIRST; j < FIRST + COUNT; ++j)
@@ -227,10 +228,20 @@ void dot_columns(const typename Step::Element* const* rows, const char* panel, i
             for (int j = 0; j < COUNT; ++j) c[r][j] = Step::dot(c[r][j], x, weights.b[FIRST + j]);
         }
     };
-    if (prefetch.from)
+    if (const char* ahead = prefetch.from; ahead && ROWS >= TILE_ROWS) {
+        // So many rows leave no registers for addresses but this. And lines that are fetched as part of a step, not by a
+        // loop over them, cost seven to ten rows of bfloat16 a tenth.
+        int lines = prefetch.lines;
+        asm("" : "+r"(lines));
+        for (int64_t s = 0; s < steps; ++s) {
+            step(s);
+            for (int i = lines; i > 0; --i, ahead += 64) __builtin_prefetch(ahead, 0, 2);
+        }
+    } else if (ahead) {
         for (int64_t s = 0; s < steps; ++s) step(s), prefetch_step(prefetch, s);
-    else
+    } else {
         for (int64_t s = 0; s < steps; ++s) step(s);
+    }
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 16
@@ -261,18 +272,20 @@ void dot_tile(const typename Step::Element* const* rows, const char* panel, int6
 }
 
 // The same for the first of several tiles: those after it read what is decoded here once, to `kept`. Decoding and
-// products use different units of the processor, so it costs little beside them.
+// products use different units of the processor, so it costs little beside the sums of all columns; beside those of
+// half of them, which read each input twice, it takes longer.
 template <int ROWS, typename Step>
 void dot_and_keep(const typename Step::Element* const* rows, const char* panel, int64_t steps, const Codebook* book,
                   float* acc, bool accumulate, Prefetch prefetch, char* kept) {
-    dot_columns<ROWS, Step, 0, 2, true>(rows, panel, steps, book, acc, accumulate, prefetch, kept);
-    dot_columns<ROWS, Step, 2, 2, true>(rows, panel, steps, book, acc, accumulate, {}, kept);
+    dot_columns<ROWS, Step, 0, 4, true>(rows, panel, steps, book, acc, accumulate, prefetch, kept);
 }
 
-// The sums of a group never leave the registers; without the pragmas the compiler keeps them in memory.
-template <int ROWS>
+// The sums of a group never leave the registers; without the pragmas the compiler keeps them in memory. With KEEP the
+// decoded weights are stored to `kept`, as bfloat16 steps.
+template <int ROWS, typename Step = StepBF16, bool KEEP = false>
 BATON_STEP inline void dot_groups(const bf16* const* rows, const char* block, const Groups& groups, float* total,
-                                  bool accumulate, Prefetch prefetch) {
+                                  bool accumulate, Prefetch prefetch, const Codebook* book = nullptr,
+                                  char* kept = nullptr) {
     for (int64_t g = 0; g < groups.count; ++g) {
         __m512 c[ROWS][4];
 #pragma GCC unroll 16
@@ -280,13 +293,15 @@ BATON_STEP inline void dot_groups(const bf16* const* rows, const char* block, co
 #pragma GCC unroll 16
             for (int j = 0; j < 4; ++j) c[r][j] = _mm512_setzero_ps();
         const auto step = [&](int64_t s) BATON_STEP {
-            StepBF16 weights;
-            weights.template load<0, 4>(block, s, nullptr);
+            Step weights;
+            weights.template load<0, 4>(block, s, book);
+            if constexpr (KEEP)
+                for (int j = 0; j < 4; ++j) _mm512_store_si512(kept + s * 256 + 64 * j, (__m512i)weights.b[j]);
 #pragma GCC unroll 16
             for (int r = 0; r < ROWS; ++r) {
-                const __m512bh x = StepBF16::row(rows[r], s);
+                const __m512bh x = Step::row(rows[r], s);
 #pragma GCC unroll 16
-                for (int j = 0; j < 4; ++j) c[r][j] = StepBF16::dot(c[r][j], x, weights.b[j]);
+                for (int j = 0; j < 4; ++j) c[r][j] = Step::dot(c[r][j], x, weights.b[j]);
             }
         };
         const int64_t end = (g + 1) * groups.k / 2;

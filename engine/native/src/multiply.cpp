@@ -30,13 +30,15 @@ constexpr int64_t KEPT_BYTES = 512 << 10;  // of sums
 constexpr int64_t BLOCK_STEPS = 1024;   // over k, per pass: 256 KiB of a panel
 constexpr int64_t QUAD_STEPS = 512;     // of bytes: 128 KiB
 constexpr int64_t DECODE_STEPS = BATON_AMX ? 128 : 512;  // of a coded panel at once: 128 KiB, as bfloat16
+constexpr int64_t DECODE_STEPS_OF_FEW = 64;  // where up to FEW_TILES tiles of rows read them, from the L1 cache
+constexpr int64_t FEW_TILES = 3;
 constexpr int64_t DECODE_STEPS_OF_TILE = 32;  // where one tile of rows takes them: memory is read while others are decoded
 constexpr int64_t WIDEN_K = 96;         // inputs of a panel at once, as float32: 24 KiB
 constexpr int64_t WIDENED_BYTES = 32 << 10;  // of a panel or strip at once, as float32, at most
 constexpr int64_t TILE_STEPS = 96;      // of a panel that several tiles of rows share: 24 KiB
 constexpr int64_t TILE_STEPS_ALONE = 64;  // of a panel that one tile of rows goes over twice
 constexpr int64_t AMX_ROWS = 32;        // of two tiles
-constexpr int64_t FIRST_ROWS_MIN = 4;   // of the first of several tiles, where it decodes for the others
+constexpr int64_t FIRST_ROWS_MIN = BATON_AVX512 ? 3 : 4;  // of the first of several tiles, where it decodes for others
 constexpr int64_t TASKS_PER_THREAD = 8;
 constexpr int64_t TASKS_OF_SHARING = 4;  // per thread, at least, where more rows could share what is read or decoded
 constexpr int64_t ROWS_OF_THREAD_MIN = 96;  // with fewer, threads share out the weights: each reads a part of them
@@ -182,9 +184,10 @@ void dot_rows_and_keep(int format, const void* const* a, const char* panel, int6
 // The first of several tiles, of FIRST_ROWS_MIN to TILE_ROWS rows, times steps of a panel that it decodes to `kept`.
 void dot_first_tile(const Matrix& m, int64_t rows, const void* const* a, const char* panel, int64_t first, int64_t steps,
                     float* acc, bool accumulate, Prefetch prefetch, char* kept) {
-    static_assert(FIRST_ROWS_MIN == 4 && TILE_ROWS == 6, "one case each");
-    const char* block = panel + first * step_bytes(m.format);
+    static_assert(FIRST_ROWS_MIN == 3 && TILE_ROWS == 6, "one case each");
+    const char* const block = panel + first * step_bytes(m.format);
     switch (rows) {
+        case 3: return dot_rows_and_keep<3>(m.format, a, block, steps, &m.book, acc, accumulate, prefetch, kept);
         case 4: return dot_rows_and_keep<4>(m.format, a, block, steps, &m.book, acc, accumulate, prefetch, kept);
         case 5: return dot_rows_and_keep<5>(m.format, a, block, steps, &m.book, acc, accumulate, prefetch, kept);
         default: return dot_rows_and_keep<6>(m.format, a, block, steps, &m.book, acc, accumulate, prefetch, kept);
@@ -286,7 +289,7 @@ bool is_decoded(const Matrix& m, bool many, bool) {
     return (many && m.format != DENSE_F32) || (m.format == CODE8 && !m.book.is_integer);
 }
 
-int64_t decode_steps_max(const Matrix& m) { return WIDEN_K / step_k(m.format); }
+int64_t decode_steps_max(const Matrix& m, bool, int64_t) { return WIDEN_K / step_k(m.format); }
 
 // A strip of a block of a panel, as float32.
 void widen(const Matrix& m, const Panel& strip, int64_t steps, float* to) {
@@ -315,7 +318,9 @@ Block block_of(const Matrix& m, const char* panel, int64_t first, int64_t count,
 #else
 bool is_decoded(const Matrix& m, bool many, bool wide) { return m.format >= CODE8 && (many || wide); }
 
-int64_t decode_steps_max(const Matrix&) { return DECODE_STEPS; }
+int64_t decode_steps_max(const Matrix&, bool wide, int64_t tiles) {
+    return !wide && tiles <= FEW_TILES ? DECODE_STEPS_OF_FEW : DECODE_STEPS;
+}
 
 void widen(const char* pairs, int64_t steps, float* to) {
     const bf16* from = reinterpret_cast<const bf16*>(pairs);
@@ -470,7 +475,7 @@ using GroupInput = bf16;
 constexpr int64_t GROUP_K_MAX = 2 * DECODE_STEPS;
 constexpr int64_t ROWS_OF_GROUPS_MIN = TILE_ROWS + 1;
 // Few rows are done before long: what was decoded for them is still in the L1 cache.
-int64_t groups_k_at_once(int64_t tiles) { return tiles > 8 ? 256 : 64; }
+int64_t groups_k_at_once(int64_t tiles) { return tiles > 5 ? 256 : 64; }
 template <int ROWS>
 BATON_INLINE void dot_rows_of_groups(const bf16* const* a, const char* block, const Groups& groups, float* total,
                                      bool accumulate, Prefetch prefetch) {
@@ -527,14 +532,45 @@ void dot_and_keep_groups(int64_t rows, const float* a, const Panel& strip, const
 }
 
 // The first of several tiles times some groups of a strip. Returns where the strip is now, decoded.
-const char* dot_coded_groups(const Matrix& m, int64_t rows, const float* a, const char* panel, int64_t first,
+const char* dot_coded_groups(const Matrix& m, int64_t rows, const float* const* a, const char* panel, int64_t first,
                              int64_t strip, const Groups& groups, float* total, bool accumulate, Prefetch prefetch) {
     const Panel codes = coded_strip(m, panel, first, strip);
     if (m.format == LANES4)
-        dot_and_keep_groups<StepLanes4>(rows, a, codes, groups, total, accumulate, prefetch);
+        dot_and_keep_groups<StepLanes4>(rows, *a, codes, groups, total, accumulate, prefetch);
     else
-        dot_and_keep_groups<StepCode8>(rows, a, codes, groups, total, accumulate, prefetch);
+        dot_and_keep_groups<StepCode8>(rows, *a, codes, groups, total, accumulate, prefetch);
     return reinterpret_cast<const char*>(decoded_strip());
+}
+#elif BATON_AVX512
+// Returns whether the first of several tiles, of so many rows, decodes a block as it multiplies by it. The tables of
+// bytes leave registers for the sums of fewer rows.
+bool decodes_while_multiplying(const Matrix& m, int64_t rows) {
+    return rows >= FIRST_ROWS_MIN && rows <= (m.format == CODE8 ? StepCode8::WIDE_ROWS : StepCode4::WIDE_ROWS);
+}
+
+// A tile times some groups of a panel, which it decodes to `kept`.
+template <typename Step>
+void dot_and_keep_groups(int64_t rows, const bf16* const* a, const char* block, const Groups& groups, float* total,
+                         bool accumulate, Prefetch prefetch, const Codebook* book, char* kept) {
+    static_assert(FIRST_ROWS_MIN == 3 && TILE_ROWS == 6, "one case each");
+    switch (rows) {
+        case 3: return dot_groups<3, Step, true>(a, block, groups, total, accumulate, prefetch, book, kept);
+        case 4: return dot_groups<4, Step, true>(a, block, groups, total, accumulate, prefetch, book, kept);
+        case 5: return dot_groups<5, Step, true>(a, block, groups, total, accumulate, prefetch, book, kept);
+        default: return dot_groups<6, Step, true>(a, block, groups, total, accumulate, prefetch, book, kept);
+    }
+}
+
+// The first of several tiles times some groups of a panel. Returns where they are now, decoded.
+const char* dot_coded_groups(const Matrix& m, int64_t rows, const bf16* const* a, const char* panel, int64_t first,
+                             int64_t, const Groups& groups, float* total, bool accumulate, Prefetch prefetch) {
+    const char* const block = panel + first * step_bytes(m.format);
+    char* const kept = decoded_block();
+    if (m.format == CODE8)
+        dot_and_keep_groups<StepCode8>(rows, a, block, groups, total, accumulate, prefetch, &m.book, kept);
+    else
+        dot_and_keep_groups<StepCode4>(rows, a, block, groups, total, accumulate, prefetch, &m.book, kept);
+    return kept;
 }
 #else
 bool decodes_while_multiplying(const Matrix&, int64_t) { return false; }
@@ -599,8 +635,8 @@ void panel_sums_of_groups(const Job& job, int64_t tile_first, int64_t tile_end, 
                 if (block)
                     dot_groups_of(tile_rows, x, block, groups, to, first > 0, prefetch);
                 else
-                    block = dot_coded_groups(m, tile_rows, *x, weights, first * group_steps, column / STRIP, groups, to,
-                                             first > 0, prefetch);
+                    block = dot_coded_groups(m, tile_rows, x, weights, first * group_steps, column / STRIP, groups,
+                                             to, first > 0, prefetch);
             }
         }
     }
@@ -789,7 +825,7 @@ void panel_sums(const Job& job, int64_t tile_first, int64_t tile_end, int64_t pa
 #endif
     const char* weights = m.panels + panel * m.panel_bytes;
     const int64_t group_steps = m.group_count > 1 ? m.group_k / step_k(m.format) : m.steps;
-    const int64_t block_max = decode ? decode_steps_max(m) : tiles > 1 ? BLOCK_STEPS : m.steps;
+    const int64_t block_max = decode ? decode_steps_max(m, wide, tiles) : tiles > 1 ? BLOCK_STEPS : m.steps;
     float* acc = m.group_count > 1
                      ? static_cast<float*>(thread_scratch(ACC, static_cast<size_t>(rows) * ROW_SUMS * 4))
                      : result;
