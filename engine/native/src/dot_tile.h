@@ -201,7 +201,9 @@ struct StepCode4 : StepPairs {
 };
 
 // Vectors FIRST … FIRST + COUNT - 1 (of 16 columns) of: acc[r][c] (+)= sum over the steps. With KEEP the decoded
-// weights are stored to `kept`, as bfloat16 steps.
+// weights are stored to `kept`, as bfloat16 steps: the first of several tiles does so for those after it. Decoding and
+// products use different units of the processor, so it costs little beside the sums of all columns; beside those of
+// half of them, which read each input twice, it takes longer.
 template <int ROWS, typename Step, int FIRST, int COUNT, bool KEEP = false>
 void dot_columns(const typename Step::Element* const* rows, const char* panel, int64_t steps, const Codebook* book,
                  float* acc, bool accumulate, Prefetch prefetch, char* kept = nullptr) {
@@ -229,8 +231,8 @@ void dot_columns(const typename Step::Element* const* rows, const char* panel, i
         }
     };
     if (const char* ahead = prefetch.from; ahead && ROWS >= TILE_ROWS) {
-        // So many rows leave no registers for addresses but this. And lines that are fetched as part of a step, not by a
-        // loop over them, cost seven to ten rows of bfloat16 a tenth.
+        // So many rows leave no registers for addresses but this. And lines that are fetched as part of a step, not by
+        // a loop over them, cost seven to ten rows of bfloat16 a tenth.
         int lines = prefetch.lines;
         asm("" : "+r"(lines));
         for (int64_t s = 0; s < steps; ++s) {
@@ -271,21 +273,15 @@ void dot_tile(const typename Step::Element* const* rows, const char* panel, int6
     }
 }
 
-// The same for the first of several tiles: those after it read what is decoded here once, to `kept`. Decoding and
-// products use different units of the processor, so it costs little beside the sums of all columns; beside those of
-// half of them, which read each input twice, it takes longer.
-template <int ROWS, typename Step>
-void dot_and_keep(const typename Step::Element* const* rows, const char* panel, int64_t steps, const Codebook* book,
-                  float* acc, bool accumulate, Prefetch prefetch, char* kept) {
-    dot_columns<ROWS, Step, 0, 4, true>(rows, panel, steps, book, acc, accumulate, prefetch, kept);
-}
-
 // The sums of a group never leave the registers; without the pragmas the compiler keeps them in memory. With KEEP the
 // decoded weights are stored to `kept`, as bfloat16 steps.
 template <int ROWS, typename Step = StepBF16, bool KEEP = false>
 BATON_STEP inline void dot_groups(const bf16* const* rows, const char* block, const Groups& groups, float* total,
                                   bool accumulate, Prefetch prefetch, const Codebook* book = nullptr,
-                                  char* kept = nullptr) {
+                                  char* __restrict kept = nullptr) {
+    const bf16* a[ROWS];  // else each is read anew after what is stored to `kept`
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; ++r) a[r] = rows[r];
     for (int64_t g = 0; g < groups.count; ++g) {
         __m512 c[ROWS][4];
 #pragma GCC unroll 16
@@ -299,7 +295,7 @@ BATON_STEP inline void dot_groups(const bf16* const* rows, const char* block, co
                 for (int j = 0; j < 4; ++j) _mm512_store_si512(kept + s * 256 + 64 * j, (__m512i)weights.b[j]);
 #pragma GCC unroll 16
             for (int r = 0; r < ROWS; ++r) {
-                const __m512bh x = Step::row(rows[r], s);
+                const __m512bh x = Step::row(a[r], s);
 #pragma GCC unroll 16
                 for (int j = 0; j < 4; ++j) c[r][j] = Step::dot(c[r][j], x, weights.b[j]);
             }

@@ -38,7 +38,8 @@ constexpr int64_t WIDENED_BYTES = 32 << 10;  // of a panel or strip at once, as 
 constexpr int64_t TILE_STEPS = 96;      // of a panel that several tiles of rows share: 24 KiB
 constexpr int64_t TILE_STEPS_ALONE = 64;  // of a panel that one tile of rows goes over twice
 constexpr int64_t AMX_ROWS = 32;        // of two tiles
-constexpr int64_t FIRST_ROWS_MIN = BATON_AVX512 ? 3 : 4;  // of the first of several tiles, where it decodes for others
+constexpr int64_t FIRST_ROWS_MIN = 4;   // of the first of several tiles, where it decodes for the others
+constexpr int64_t KEEPING_ROWS_MIN = 3;  // of one that does so with sums of groups, or of strips; none has fewer
 constexpr int64_t TASKS_PER_THREAD = 8;
 constexpr int64_t TASKS_OF_SHARING = 4;  // per thread, at least, where more rows could share what is read or decoded
 constexpr int64_t ROWS_OF_THREAD_MIN = 96;  // with fewer, threads share out the weights: each reads a part of them
@@ -170,24 +171,23 @@ void dot(int64_t rows, const Block& block, const void* const* a, int64_t steps, 
 }
 
 #if BATON_AVX512
-// Of a coded panel: `dot_and_keep`.
+// A tile times steps of a coded panel, which it decodes to `kept`.
 template <int ROWS>
 void dot_rows_and_keep(int format, const void* const* a, const char* panel, int64_t steps, const Codebook* book,
                        float* acc, bool accumulate, Prefetch prefetch, char* kept) {
     const bf16* const* pairs = reinterpret_cast<const bf16* const*>(a);
     if (format == CODE8)
-        dot_and_keep<ROWS, StepCode8>(pairs, panel, steps, book, acc, accumulate, prefetch, kept);
+        dot_columns<ROWS, StepCode8, 0, 4, true>(pairs, panel, steps, book, acc, accumulate, prefetch, kept);
     else
-        dot_and_keep<ROWS, StepCode4>(pairs, panel, steps, book, acc, accumulate, prefetch, kept);
+        dot_columns<ROWS, StepCode4, 0, 4, true>(pairs, panel, steps, book, acc, accumulate, prefetch, kept);
 }
 
 // The first of several tiles, of FIRST_ROWS_MIN to TILE_ROWS rows, times steps of a panel that it decodes to `kept`.
 void dot_first_tile(const Matrix& m, int64_t rows, const void* const* a, const char* panel, int64_t first, int64_t steps,
                     float* acc, bool accumulate, Prefetch prefetch, char* kept) {
-    static_assert(FIRST_ROWS_MIN == 3 && TILE_ROWS == 6, "one case each");
+    static_assert(FIRST_ROWS_MIN == 4 && TILE_ROWS == 6, "one case each");
     const char* const block = panel + first * step_bytes(m.format);
     switch (rows) {
-        case 3: return dot_rows_and_keep<3>(m.format, a, block, steps, &m.book, acc, accumulate, prefetch, kept);
         case 4: return dot_rows_and_keep<4>(m.format, a, block, steps, &m.book, acc, accumulate, prefetch, kept);
         case 5: return dot_rows_and_keep<5>(m.format, a, block, steps, &m.book, acc, accumulate, prefetch, kept);
         default: return dot_rows_and_keep<6>(m.format, a, block, steps, &m.book, acc, accumulate, prefetch, kept);
@@ -502,8 +502,6 @@ float* decoded_strip() { return reinterpret_cast<float*>(decoded_block()); }
 #endif
 
 #if BATON_FEW_SUMS
-constexpr int64_t KEEPING_ROWS_MIN = 3;  // of a tile whose registers hold the weights; several tiles have no fewer
-
 // Returns whether the first of several tiles, of so many rows, decodes a strip as it multiplies by it, and keeps it for
 // those after it: the units that decode are mostly others than those that multiply.
 bool decodes_while_multiplying(const Matrix& m, int64_t rows) {
@@ -545,19 +543,21 @@ const char* dot_coded_groups(const Matrix& m, int64_t rows, const float* const* 
 // Returns whether the first of several tiles, of so many rows, decodes a block as it multiplies by it. The tables of
 // bytes leave registers for the sums of fewer rows.
 bool decodes_while_multiplying(const Matrix& m, int64_t rows) {
-    return rows >= FIRST_ROWS_MIN && rows <= (m.format == CODE8 ? StepCode8::WIDE_ROWS : StepCode4::WIDE_ROWS);
+    return rows >= KEEPING_ROWS_MIN && rows <= (m.format == CODE8 ? StepCode8::WIDE_ROWS : StepCode4::WIDE_ROWS);
 }
 
 // A tile times some groups of a panel, which it decodes to `kept`.
 template <typename Step>
 void dot_and_keep_groups(int64_t rows, const bf16* const* a, const char* block, const Groups& groups, float* total,
                          bool accumulate, Prefetch prefetch, const Codebook* book, char* kept) {
-    static_assert(FIRST_ROWS_MIN == 3 && TILE_ROWS == 6, "one case each");
+    static_assert(KEEPING_ROWS_MIN == 3 && TILE_ROWS == 6, "one case each");
     switch (rows) {
         case 3: return dot_groups<3, Step, true>(a, block, groups, total, accumulate, prefetch, book, kept);
         case 4: return dot_groups<4, Step, true>(a, block, groups, total, accumulate, prefetch, book, kept);
         case 5: return dot_groups<5, Step, true>(a, block, groups, total, accumulate, prefetch, book, kept);
-        default: return dot_groups<6, Step, true>(a, block, groups, total, accumulate, prefetch, book, kept);
+        default:
+            if constexpr (Step::WIDE_ROWS == TILE_ROWS)
+                dot_groups<6, Step, true>(a, block, groups, total, accumulate, prefetch, book, kept);
     }
 }
 

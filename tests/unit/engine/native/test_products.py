@@ -152,6 +152,10 @@ BATCHED = {
     "int4 symmetric in groups of 96": (int_matrix(4, 100, 672, 96), BF16),
     "int8 symmetric in short groups": (int_matrix(8, 100, 672, 32), BF16),
     "int8 in groups of 256": (int_matrix(8, 100, 768, 256, zeros=True), BF16),
+    "int8 in groups of 1024": (int_matrix(8, 100, 2048, 1024), BF16),
+    "int4 in groups of 1024": (int_matrix(4, 100, 2048, 1024, zeros=True), BF16),
+    "fp8": (fp8_matrix(100, 770), BF16),
+    "fp8 in blocks": (fp8_matrix(100, 768, 128), BF16),
 }
 
 
