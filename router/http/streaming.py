@@ -278,6 +278,8 @@ class ResponseStream:
                 said["prompt_token_ids"] = prompt_ids
         taken = (choice.echo_logprobs(self._of_prompt(choice)), choice.take_logprobs())
         logprobs = joined([some.write() for some in taken if some is not None])
+        if logprobs is None and choice.options.logprobs is not None:
+            logprobs = choice.options.logprobs.of(())  # asked for, and no token has any
         return self._answer.choice(index, said, choice.finish_reason, logprobs, ids)
 
     async def stream(

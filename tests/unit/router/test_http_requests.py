@@ -125,6 +125,14 @@ async def test_a_stop_string_cuts_the_logprobs_too(folder, ids, stream):
     )  # The last entry is needed for the whole text.
 
 
+async def test_an_answer_without_tokens_has_empty_logprobs(folder):
+    async with cluster(folder, FakeWorker(reply=[])) as c:
+        chat = await c.openai().chat.completions.create(**ASK, logprobs=True)
+        assert (chat.choices[0].message.content, chat.choices[0].logprobs.content) == ("", [])
+        plain = await c.openai().completions.create(model=MODEL, prompt="x", logprobs=1)
+        assert (plain.choices[0].text, plain.choices[0].logprobs.token_logprobs) == ("", [])
+
+
 async def test_completion_logprobs_say_where_in_the_text_each_token_begins(folder, ids):
     async with cluster(folder, FakeWorker(reply=ids("Paris is the capital"))) as c:
         answer = await c.openai().completions.create(model=MODEL, prompt="x", logprobs=2, max_tokens=50)
