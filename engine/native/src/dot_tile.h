@@ -203,7 +203,8 @@ struct StepCode4 : StepPairs {
 // Vectors FIRST … FIRST + COUNT - 1 (of 16 columns) of: acc[r][c] (+)= sum over the steps. With KEEP the decoded
 // weights are stored to `kept`, as bfloat16 steps: the first of several tiles does so for those after it. Decoding and
 // products use different units of the processor, so it costs little beside the sums of all columns; beside those of
-// half of them, which read each input twice, it takes longer.
+// half of them, which read each input twice, it takes longer. Tables are read anew after each store, for all that the
+// compiler knows: that leaves registers for the sums of six rows.
 template <int ROWS, typename Step, int FIRST, int COUNT, bool KEEP = false>
 void dot_columns(const typename Step::Element* const* rows, const char* panel, int64_t steps, const Codebook* book,
                  float* acc, bool accumulate, Prefetch prefetch, char* kept = nullptr) {
@@ -218,7 +219,6 @@ void dot_columns(const typename Step::Element* const* rows, const char* panel, i
     }
     auto step = [&](int64_t s) __attribute__((always_inline)) {
         Step weights;
-        if constexpr (COUNT == 4 && ROWS > Step::WIDE_ROWS) asm("" : "+r"(book));  // sums take the tables' registers
         weights.template load<FIRST, COUNT>(panel, s, book);
         if constexpr (KEEP)
             for (int j = FIRST; j < FIRST + COUNT; ++j)
