@@ -14,12 +14,6 @@ from statistics import median, median_low
 
 import msgspec
 
-PLANNED_SHARE = 0.9
-"""Part of the strictest TPOT objective that a step with prompts may take as planned. With all of it, an
-answer whose every step is so full would miss its objective through whatever else happens to it: waiting for
-its place, or a step that took longer than planned."""
-
-
 STAGE_CHUNK_MIN = 64
 """Least tokens of a chunk that is made small for the sake of a pipeline. Kernels need so many rows."""
 FEW_DECODES = 8
@@ -28,7 +22,6 @@ weights for few results, so that the second row is dearer than the thirtieth. In
 one sequence leaves all stages but one idle."""
 COST_MAX_S = 3600.0
 STAGES_MAX = 1024
-TOKENS_MAX = 2**31
 TIMING_MAX_S = 1e9
 
 
@@ -119,18 +112,6 @@ class StepCosts(msgspec.Struct, frozen=True):
             return max(1, token_count)
         chunks = round(sqrt((self.stages - 1) * self.prompt_token_s * token_count / max(self.base_s, 1e-9)))
         return max(STAGE_CHUNK_MIN, ceil(token_count / max(1, chunks)))
-
-
-def chunk_beside(
-    slo_s: float, decoding_s: float, prompt_token_s: float, *, floor_s: float, chunk_tokens_min: int
-) -> int:
-    """Return the prompt tokens of a step beside sequences that decode.
-
-    Those compute for `decoding_s` without any, and the step should take `slo_s` at most. Where they take
-    longer by themselves, prompts get as much time as they do. What fits into `floor_s` costs nothing."""
-    left_s = max(slo_s * PLANNED_SHARE, floor_s) - decoding_s
-    prompts_s = left_s if left_s > 0.0 else decoding_s
-    return max(chunk_tokens_min, int(min(prompts_s / max(prompt_token_s, 1e-9), TOKENS_MAX)))
 
 
 def prompt_pairs(start: int, end: int) -> int:

@@ -15,12 +15,13 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from baton.config import EngineConfig
+from baton.core.chunks import PromptRoom
 from baton.core.geometry import blocks_for
 from baton.core.ids import BlockId, SeqKey
 from baton.core.messages import Phase, Task
 from baton.core.steps import ItemResult, StepItem, StepPlan, StepResult
 from engine.scheduling.block_pool import OutOfBlocks
-from engine.scheduling.budget import prompt_budget
+from engine.scheduling.budget import prompt_room
 from engine.scheduling.items import OpenStep, Work, item_of, work_of
 from engine.scheduling.order import GENERATED_TOKEN_COST, OLDEST_EVERY, Rank, TurnOrder
 from engine.scheduling.overlap import StepOverlap
@@ -139,7 +140,7 @@ class Scheduler:
     def queue_s(self, seq: Sequence) -> float:
         """Predicted seconds for the prompts that came before it."""
         others = (s for s in (*self._running, *self._waiting) if s.order < seq.order and s.pending_count > 1)
-        return self.times.prompt_token_s * sum(other.pending_count for other in others)
+        return sum(self.times.work_s(s.planned_count, s.planned_count + s.pending_count) for s in others)
 
     # --- coming and going -----------------------------------------------------------------------
 
@@ -218,12 +219,11 @@ class Scheduler:
         elif not self._fits(decodes):
             return [], []  # somebody must give way, and nobody can while a step uses its blocks
         work = self._with_drafts(decodes)
-        budget = prompt_budget(self._engine, self.times, work)
+        room = prompt_room(self._engine, self.times, work)
         if self._overlap.stages > 1:
-            waiting = self.waiting_token_count()
-            budget = min(budget, self._overlap.prompt_tokens_max(waiting, self.times))
+            room.limit(self._overlap.prompt_tokens_max(self.waiting_token_count(), self.times))
         # What was just preempted must not come straight back.
-        self._fill(work, budget, can_admit=not preempted or not work)
+        self._fill(work, room, can_admit=not preempted or not work)
         return work, preempted
 
     def finish_step(self, result: StepResult) -> list[Progress]:
@@ -358,7 +358,7 @@ class Scheduler:
         count = blocks_for(seq.computed_count, self._block_tokens)
         if not 0 < count <= self._tables.free_slot_count or self._tables.has_moves_to_come(seq):
             return False
-        return 2 * count * self.times.moved_block_s < seq.computed_count * self.times.prompt_token_s
+        return 2 * count * self.times.moved_block_s < self.times.work_s(0, seq.computed_count)
 
     def _with_drafts(self, decodes: list[Sequence]) -> list[Work]:
         if not self._overlap.may_draft(self._steps, decodes):
@@ -379,19 +379,18 @@ class Scheduler:
 
     # --- prompts --------------------------------------------------------------------------------
 
-    def _fill(self, work: list[Work], budget: int, *, can_admit: bool) -> None:
+    def _fill(self, work: list[Work], room: PromptRoom, *, can_admit: bool) -> None:
         """Add chunks of running prompts and of those admitted now, best rank first. Every so often the
         oldest of those that run gets the first chunk, however long it is."""
         prompts = [seq for seq in self._running if seq.is_runnable and seq.pending_count > 1]
         prompts.sort(key=self._order.rank)
         if prompts:
             self._prompt_steps += 1
-        if prompts and budget > 0 and self._prompt_steps % OLDEST_EVERY == 0:
+        if prompts and not room.is_full and self._prompt_steps % OLDEST_EVERY == 0:
             oldest = min(prompts, key=_by_age)
             prompts.remove(oldest)
-            work.append(Work(oldest, min(budget, oldest.runnable_count)))
-            budget -= work[-1].token_count
-        while budget > 0:
+            work.append(_chunk(oldest, room))
+        while not room.is_full:
             seat_is_free = len(self._running) < self._engine.batch_sequences_max
             newcomer = self._next_waiting() if can_admit and seat_is_free else None
             if newcomer is not None and self._goes_first(newcomer, prompts):
@@ -405,8 +404,7 @@ class Scheduler:
                 seq = prompts.pop(0)
             else:
                 return
-            work.append(Work(seq, min(budget, seq.runnable_count)))
-            budget -= work[-1].token_count
+            work.append(_chunk(seq, room))
 
     @property
     def _is_oldests_turn(self) -> bool:
@@ -489,6 +487,10 @@ class Scheduler:
         self._order.shares.join(seq.fairness_key)
         if seq.phase is not Phase.PREFILL and seq.task is Task.GENERATE:
             seq.drafter = self._speculator.drafter()
+
+
+def _chunk(seq: Sequence, room: PromptRoom) -> Work:
+    return Work(seq, room.take(seq.planned_count, seq.runnable_count))
 
 
 def _by_age(seq: Sequence) -> int:

@@ -16,7 +16,7 @@ from math import log, sqrt
 
 import msgspec
 
-from baton.core.costs import FEW_DECODES, StepCosts
+from baton.core.costs import FEW_DECODES, StepCosts, prompt_pairs
 
 FORGET = 0.98
 """Weight of a step, per later step: about fifty steps are remembered, for what the next step will take."""
@@ -138,6 +138,10 @@ class StepTimeModel:
         return self._latest.theta[1] / SCALES[1]
 
     @property
+    def pair_s(self) -> float:
+        return self._latest.theta[6] / SCALES[6]
+
+    @property
     def moved_block_s(self) -> float:
         return self._latest.theta[4] / SCALES[4]
 
@@ -145,6 +149,10 @@ class StepTimeModel:
     def draft_s(self) -> float:
         """Seconds for one more draft token to verify."""
         return self._latest.theta[5] / SCALES[5]
+
+    def work_s(self, start: int, end: int) -> float:
+        """Predict what positions [start, end) of a prompt add to steps."""
+        return self.prompt_token_s * (end - start) + self.pair_s * prompt_pairs(start, end)
 
     def prompt_s(self, start: int, end: int) -> float:
         """Computing positions [start, end) of one prompt, with nobody beside it."""

@@ -9,7 +9,8 @@ from bisect import insort
 from collections import deque
 
 from baton.config import EngineConfig
-from baton.core.costs import StepCosts, chunk_beside, prompt_pairs
+from baton.core.chunks import PromptRoom, prompts_s
+from baton.core.costs import StepCosts, prompt_pairs
 from baton.core.messages import Phase
 from engine.scheduling.block_pool import OutOfBlocks
 from engine.scheduling.order import GENERATED_TOKEN_COST, OLDEST_EVERY, TurnOrder
@@ -104,7 +105,9 @@ class MacroEngine:
     @property
     def queue_s(self) -> float:
         """Predicted time of computing the prompts that are here."""
-        return self._costs.prompt_token_s * self.waiting_tokens
+        costs, present = self._costs, (*self._prompts, *self._waiting)
+        pairs = sum(prompt_pairs(seq.computed_count, seq.known_count) for seq in present)
+        return costs.prompt_token_s * self.waiting_tokens + costs.pair_s * pairs
 
     # --- coming and going -----------------------------------------------------------------------
 
@@ -226,24 +229,22 @@ class MacroEngine:
         preempted = self._grow_all()
         work: list[Chunk] = []
         if self._prompts or self._waiting:
-            self._fill(work, self._budget(), step, can_admit=not preempted or not self._batch)
+            self._fill(work, self._room(), step, can_admit=not preempted or not self._batch)
         return work, preempted
 
-    def _budget(self) -> int:
-        """Compute the prompt tokens of the next step as `engine.scheduling.budget` does, from sums."""
+    def _room(self) -> PromptRoom:
+        """Return the room for prompts of the next step as `engine.scheduling.budget` does, from sums."""
         config, costs = self._config, self._costs
         decodes = len(self._batch)
-        budget = config.step_tokens_max - decodes
+        tokens = config.step_tokens_max - decodes
         limits = (slo_s or config.tpot_slo_s for slo_s in self._batch.objectives)
         limit_s = min((slo_s for slo_s in limits if slo_s > 0), default=0.0)
         if not limit_s:
-            return budget
+            return PromptRoom(tokens)
         decoding_s = costs.compute_s(decodes=decodes, context_tokens=self._batch.context_tokens)
-        least, floor_s = config.chunk_tokens_min, costs.floor_s
-        found = chunk_beside(
-            limit_s, decoding_s, costs.prompt_token_s, floor_s=floor_s, chunk_tokens_min=least
-        )
-        return min(budget, found)
+        room_s = prompts_s(limit_s, decoding_s, floor_s=costs.floor_s)
+        token_s, pair_s, least = costs.prompt_token_s, costs.pair_s, config.chunk_tokens_min
+        return PromptRoom(tokens, seconds=room_s, token_s=token_s, pair_s=pair_s, least=least)
 
     def _begin(self, work: list[Chunk], number: int) -> None:
         decodes = len(self._batch)
@@ -365,7 +366,7 @@ class MacroEngine:
         else:
             self._batch.enter(seq)
 
-    def _fill(self, work: list[Chunk], budget: int, step: int, *, can_admit: bool) -> None:
+    def _fill(self, work: list[Chunk], room: PromptRoom, step: int, *, can_admit: bool) -> None:
         """Fill the step with chunks of prompts, as `Scheduler._fill` does."""
         block_tokens, rank = self._block_tokens, self._order.rank
         prompts = [seq for seq in self._prompts if seq.runnable_count(block_tokens) > 0]
@@ -373,11 +374,11 @@ class MacroEngine:
             prompts.sort(key=rank)
         if prompts:
             self._prompt_steps += 1
-        if prompts and budget > 0 and self._prompt_steps % OLDEST_EVERY == 0:
+        if prompts and not room.is_full and self._prompt_steps % OLDEST_EVERY == 0:
             oldest = min(prompts, key=_by_age)
             prompts.remove(oldest)
-            budget -= self._take(work, oldest, budget)
-        while budget > 0:
+            self._take(work, oldest, room)
+        while not room.is_full:
             seat_is_free = len(self._prompts) + len(self._batch) < self._seats
             newcomer = self._next_waiting(step) if can_admit and seat_is_free else None
             if newcomer is not None and self._goes_first(newcomer, prompts):
@@ -391,12 +392,10 @@ class MacroEngine:
                 seq = prompts.pop(0)
             else:
                 return
-            budget -= self._take(work, seq, budget)
+            self._take(work, seq, room)
 
-    def _take(self, work: list[Chunk], seq: MacroSequence, budget: int) -> int:
-        count = min(budget, seq.runnable_count(self._block_tokens))
-        work.append((seq, count))
-        return count
+    def _take(self, work: list[Chunk], seq: MacroSequence, room: PromptRoom) -> None:
+        work.append((seq, room.take(seq.computed_count, seq.runnable_count(self._block_tokens))))
 
     @property
     def _is_oldests_turn(self) -> bool:

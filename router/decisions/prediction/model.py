@@ -4,11 +4,11 @@ The model is `StepCosts`, as each worker measured it, applied to what this route
 prompts ahead in the order in which it takes them, and the sequences that decode there.
 """
 
-from math import erf, exp, log, sqrt
+from math import ceil, erf, exp, log, sqrt
 
-from baton.core.costs import chunk_beside, prompt_pairs
+from baton.core.costs import prompt_pairs
 from router.decisions.cluster.prediction_inputs import PredictionInputs
-from router.decisions.cluster.snapshot import WorkerFacts, WorkerSnapshot
+from router.decisions.cluster.snapshot import WorkerSnapshot
 from router.decisions.prediction.forecast import SequenceNeeds
 from router.decisions.prediction.outlook import Outlook
 
@@ -44,50 +44,28 @@ def mean_context(inputs: PredictionInputs) -> float:
     return (inputs.decode_context + inputs.others_context) / count if count else 0.0
 
 
-def chunk_tokens(facts: WorkerFacts, inputs: PredictionInputs, decoding: float, beside_s: float) -> int:
-    """Return the prompt tokens of one step, which the objectives of decoding sequences limit."""
-    most = max(1, facts.step_tokens_max - int(decoding))
-    slo_s = inputs.strictest_tpot_slo_s
-    return min(most, within(facts, inputs, slo_s, inputs.costs.base_s + beside_s)) if slo_s else most
-
-
-def within(facts: WorkerFacts, inputs: PredictionInputs, slo_s: float, step_s: float) -> int:
-    """Prompt tokens that a step of `step_s` without any may take besides, as the worker plans it."""
-    return chunk_beside(
-        slo_s,
-        step_s,
-        inputs.costs.prompt_token_s,
-        floor_s=inputs.costs.floor_s,
-        chunk_tokens_min=max(1, facts.chunk_tokens_min),
-    )
-
-
-def compute_s(inputs: PredictionInputs, start: int, end: int, chunk: int, beside_s: float) -> float:
-    costs, count = inputs.costs, end - start
-    steps = -(-count // chunk)
-    computing_s = (
-        steps * (costs.base_s + beside_s)
-        + costs.prompt_token_s * count
-        + costs.pair_s * prompt_pairs(start, end)
-    )
-    return max(steps * costs.floor_s, computing_s)
+def compute_s(ahead: Outlook, start: int, end: int) -> float:
+    """Return the seconds to compute positions [start, end) of a prompt beside those that decode there now."""
+    prompts, count, pairs = ahead.prompts, end - start, prompt_pairs(start, end)
+    work_s = prompts.work_s(count, pairs)
+    steps = ceil(prompts.full_steps(count, work_s))
+    return max(steps * prompts.costs.floor_s, steps * prompts.beside_s + work_s)
 
 
 def wait_s(
     inputs: PredictionInputs, needs: SequenceNeeds, computing_s: float, ahead: Outlook, now_s: float
 ) -> float:
-    costs, backlog = inputs.costs, inputs.backlog
+    backlog = inputs.backlog
     if not backlog.prompts and not inputs.others_tokens:
         # The prompt waits for the decode step that runs now and for the one planned behind it.
         return ahead.step_s if ahead.beside_s else 0.0
     before = backlog.ahead(needs.priority, needs.tokens)
-    token_s = ahead.token_s
-    before_s = token_s * (before.tokens + inputs.others_tokens) + costs.pair_s * before.pairs
+    before_s = ahead.prompts.seconds(before.tokens + inputs.others_tokens, before.pairs)
     if before.prompts:
         before_s = max(0.0, before_s - min(ahead.head_s, now_s - inputs.head_since_s))
-    longer_s = token_s * (backlog.tokens - before.tokens) + costs.pair_s * (backlog.pairs - before.pairs)
+    longer_s = ahead.prompts.seconds(backlog.tokens - before.tokens, backlog.pairs - before.pairs)
     if longer_s > 0.0:
-        step_s = min(longer_s, ahead.step_s + costs.prompt_token_s * ahead.chunk_tokens)
+        step_s = min(longer_s, ahead.step_s + ahead.prompts.longest_s)
         longer_s = max(step_s / 2, min(longer_s, OTHERS_SHARE * (before_s + computing_s)))
     return before_s + longer_s
 

@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from router.decisions.prediction.prompt_steps import PromptSteps
+
 
 class Outlook(NamedTuple):
     """Seconds are the model's uncorrected values, and the factors correct them."""
@@ -14,10 +16,8 @@ class Outlook(NamedTuple):
     """Seconds that the decoding sequences add to a step."""
     step_s: float
     """Seconds of a step that only decodes."""
-    chunk_tokens: int
-    """Prompt tokens of one step beside the decoding sequences."""
-    token_s: float
-    """Seconds per prompt token in full steps."""
+    prompts: PromptSteps
+    """Steps with prompts in them."""
     head_s: float
     """Seconds of the prompt that is computed now, from its beginning."""
     hop_s: float

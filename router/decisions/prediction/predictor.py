@@ -25,6 +25,7 @@ from router.decisions.prediction.forecast import (
 )
 from router.decisions.prediction.links import Links, OutputLengths
 from router.decisions.prediction.outlook import Outlook
+from router.decisions.prediction.prompt_steps import prompt_steps
 from router.decisions.prediction.regression import TIME_MIN_S
 from router.decisions.prediction.skill import Smoothed
 from router.decisions.prediction.status import ClassCalibration
@@ -108,18 +109,17 @@ class Predictor:
         decoding = inputs.decode_count - inputs.joining_count + inputs.others_decodes
         context = model.mean_context(inputs)
         beside_s = costs.decodes_s(decoding) + costs.context_token_s * context * decoding
-        chunk = model.chunk_tokens(facts, inputs, decoding, beside_s)
-        token_s = max(costs.floor_s / chunk, costs.prompt_token_s + (costs.base_s + beside_s) / chunk)
+        step_s, slo_s = costs.base_s + beside_s, inputs.strictest_tpot_slo_s
+        prompts = prompt_steps(facts, costs, decoding=decoding, slo_s=slo_s, beside_s=step_s)
         head = inputs.backlog.head()
         total, tpot = learnt.total, learnt.tpot
         return Outlook(
             decoding=decoding,
             mean_context=context,
             beside_s=beside_s,
-            step_s=max(costs.floor_s, costs.base_s + beside_s),
-            chunk_tokens=chunk,
-            token_s=token_s,
-            head_s=token_s * head.tokens + costs.pair_s * head.pairs,
+            step_s=max(costs.floor_s, step_s),
+            prompts=prompts,
+            head_s=prompts.seconds(head.tokens, head.pairs),
             hop_s=learnt.hop_s if learnt.compute.count else fleet.hop_s,
             wait_factor=learnt.wait.factor(fleet.wait),
             compute_factor=learnt.compute.factor(fleet.compute),
@@ -134,11 +134,10 @@ class Predictor:
     ) -> PrefillForecast:
         """Predict the time until the first token, if the prompt were sent there now."""
         inputs, ahead = worker.prediction, self.outlook(worker)
-        chunk, beside_s = ahead.chunk_tokens, ahead.beside_s
-        raw_compute_s = model.compute_s(inputs, cached_tokens, needs.tokens, chunk, beside_s)
+        raw_compute_s = model.compute_s(ahead, cached_tokens, needs.tokens)
         loaded_tokens, raw_store_load_s = model.stored_s(worker, needs, cached_tokens)
         if loaded_tokens:
-            rest_s = model.compute_s(inputs, cached_tokens + loaded_tokens, needs.tokens, chunk, beside_s)
+            rest_s = model.compute_s(ahead, cached_tokens + loaded_tokens, needs.tokens)
             if rest_s + raw_store_load_s < STORE_LOAD_GAIN * raw_compute_s:
                 raw_compute_s = rest_s
             else:
@@ -183,15 +182,16 @@ class Predictor:
         count = min(count + 1.0, float(facts.batch_sequences_max))
         context = ahead.mean_context * (count - 1.0) + tokens + output_tokens / 2
         step_s = costs.compute_s(decodes=count, context_tokens=context)
-        behind = inputs.backlog.tokens + inputs.others_tokens
+        backlog, longest_s = inputs.backlog, ahead.prompts.longest_s
+        behind_s = ahead.prompts.work_s(backlog.tokens + inputs.others_tokens, backlog.pairs)
         # However many prompts come, no step has more of them beside it than a chunk, which the worker chooses
         # by the objectives of those that decode there.
-        chunk = ahead.chunk_tokens
         if own_slo_s := slo_s or facts.tpot_slo_s:
-            chunk = min(chunk, model.within(facts, inputs, own_slo_s, step_s))
-        busy_s = min(step_s / (1.0 - inputs.busy_share(now_s)), step_s + costs.prompt_token_s * chunk)
-        share = min(behind / max(1.0, output_tokens), chunk)
-        return max(costs.floor_s, busy_s, step_s + costs.prompt_token_s * share) / inputs.tokens_per_step
+            own = prompt_steps(facts, costs, decoding=count, slo_s=own_slo_s, beside_s=step_s)
+            longest_s = min(longest_s, own.longest_s)
+        busy_s = min(step_s / (1.0 - inputs.busy_share(now_s)), step_s + longest_s)
+        share_s = min(behind_s / max(1.0, output_tokens), longest_s)
+        return max(costs.floor_s, busy_s, step_s + share_s) / inputs.tokens_per_step
 
     def tpot_s(
         self,

@@ -1,4 +1,4 @@
-"""Costs of steps whose first sequences cost more or less than later ones, and chunks beside them."""
+"""Costs of steps whose first sequences cost more or less than later ones."""
 
 import math
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.core.costs import FEW_DECODES, TOKENS_MAX, StepCosts, chunk_beside, median_costs
+from baton.core.costs import FEW_DECODES, StepCosts, median_costs
 
 SECONDS = st.floats(0, 10)
 
@@ -35,20 +35,3 @@ def test_medians_of_usable_costs_are_usable(each):
 @pytest.mark.parametrize("few_s", [-2e-4, -1e9, math.nan, math.inf])
 def test_first_sequences_that_cost_less_than_nothing_are_refused(few_s):
     assert not StepCosts(0.01, 1e-4, 1e-4, 1e-7, few_decode_s=few_s).is_usable
-
-
-@pytest.mark.parametrize(
-    ("slo_s", "decoding_s", "floor_s", "tokens"),
-    [
-        (0.1, 0.04, 0.0, 50),  # nine tenths of the objective
-        (0.1, 0.0895, 0.0, 16),  # the least chunk
-        (0.1, 0.095, 0.0, 95),  # missed: as long as the others take
-        (0.001, 0.01, 0.0, 16),
-        (0.1, 0.04, 0.3, 260),  # weights take longer to be read
-        (1e9, 0.0, 0.0, TOKENS_MAX),
-    ],
-)
-def test_a_chunk_beside_others_takes_what_their_objective_leaves(slo_s, decoding_s, floor_s, tokens):
-    found = chunk_beside(slo_s, decoding_s, 0.001, floor_s=floor_s, chunk_tokens_min=16)
-    assert found == pytest.approx(tokens, abs=1)
-    assert chunk_beside(slo_s, decoding_s, 0.0, floor_s=floor_s, chunk_tokens_min=16) <= TOKENS_MAX

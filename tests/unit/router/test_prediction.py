@@ -1,12 +1,13 @@
 """Predictions: how they follow load, what they learn, when they say that they are no good."""
 
 import random
-from math import log
+from math import inf, log
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton.core.chunks import PLANNED_SHARE
 from baton.core.costs import PhaseTimings, StepCosts
 from baton.core.ids import SequenceId, WorkerId
 from baton.core.messages import Phase, Role, WorkerHello
@@ -134,19 +135,19 @@ def test_prompts_lengthen_a_step_by_no_more_than_the_chunk_that_its_objectives_a
     assert raw_s(0.0) <= alone_s + chunk_s
     assert raw_s(0.0) > 2 * alone_s
     slo_s = alone_s + chunk_s / 2
-    assert raw_s(slo_s) == pytest.approx(0.9 * slo_s, rel=0.05)
+    assert raw_s(slo_s) == pytest.approx(PLANNED_SHARE * slo_s, rel=0.05)
 
 
 @pytest.mark.parametrize(
-    ("own_slo_s", "default_s", "prompt_share_s"),
+    ("own_slo_s", "default_s", "kept_s"),
     [
         (0.0, 0.0, None),
-        (0.0, 0.05, 0.045),
-        (0.03, 0.05, 0.027),
-        (0.2, 0.05, 0.18),  # nobody decodes there who names none
+        (0.0, 0.05, 0.05),
+        (0.03, 0.05, 0.03),
+        (0.2, 0.05, 0.2),  # nobody decodes there who names none
     ],
 )
-def test_a_step_has_as_many_prompt_tokens_as_the_worker_plans(own_slo_s, default_s, prompt_share_s):
+def test_a_step_has_as_many_prompt_tokens_as_the_worker_plans(own_slo_s, default_s, kept_s):
     """Sequences that name no objective have the worker's."""
     cluster = ClusterView(silence_s=1e9)
     hello = WorkerHello(
@@ -165,10 +166,17 @@ def test_a_step_has_as_many_prompt_tokens_as_the_worker_plans(own_slo_s, default
     )
     worker.begin(SequenceId("s"))
     ahead = Predictor(error_max=1.0).outlook(worker.snapshot)
-    if prompt_share_s is None:
-        assert ahead.chunk_tokens == 4095
+    if kept_s is None:
+        assert ahead.prompts.prompts_s == inf
+        assert ahead.prompts.seconds(4095, 0) == pytest.approx(ahead.step_s + 4095 * COSTS.prompt_token_s)
     else:
-        assert ahead.chunk_tokens == int((prompt_share_s - ahead.step_s) / COSTS.prompt_token_s)
+        step_s = PLANNED_SHARE * kept_s
+        assert ahead.prompts.prompts_s == pytest.approx(step_s - ahead.step_s)
+        count = ahead.prompts.prompts_s / COSTS.prompt_token_s
+        assert ahead.prompts.seconds(count, 0) == pytest.approx(step_s)
+        # Attention takes time of the same steps, so that there are more of them.
+        pairs = count * COSTS.prompt_token_s / COSTS.pair_s
+        assert ahead.prompts.seconds(count, pairs) == pytest.approx(2 * step_s)
 
 
 @pytest.mark.parametrize(("least", "expected_s"), [(1, None), (100, 0.01)])
@@ -177,7 +185,7 @@ def test_prompts_take_as_long_as_decodes_that_miss_their_objective(least, expect
     cluster = ClusterView(silence_s=1e9)
     hello = WorkerHello(
         WorkerId("w"), Role.AGGREGATED, "f", "m", 16, 4000, 100_000, costs=COSTS, step_tokens_max=4096,
-        tpot_slo_s=0.005, chunk_tokens_min=least,
+        tpot_slo_s=0.004, chunk_tokens_min=least,
     )  # fmt: skip
     cluster.join(hello, "w:1")
     worker = cluster[WorkerId("w")]
@@ -185,9 +193,11 @@ def test_prompts_take_as_long_as_decodes_that_miss_their_objective(least, expect
     worker.reserve(SequenceId("s"), phase=Phase.DECODE, tokens=0, blocks=1, profile=profile, now_s=0.0)
     worker.begin(SequenceId("s"))
     ahead = Predictor(error_max=1.0).outlook(worker.snapshot)
-    assert ahead.step_s > 0.9 * 0.005
+    assert ahead.step_s > PLANNED_SHARE * 0.004
     prompts_s = ahead.step_s if expected_s is None else expected_s
-    assert ahead.chunk_tokens * COSTS.prompt_token_s == pytest.approx(prompts_s, abs=COSTS.prompt_token_s)
+    assert ahead.prompts.longest_s == pytest.approx(prompts_s)
+    count = prompts_s / COSTS.prompt_token_s
+    assert ahead.prompts.seconds(10 * count, 0) == pytest.approx(10 * (ahead.step_s + prompts_s))
 
 
 def test_a_worker_that_says_nothing_is_taken_to_be_like_its_fleet_or_slow():

@@ -110,7 +110,7 @@ def test_a_run_that_was_given_up_is_marked_and_its_share_is_a_bound(tmp_path, ru
 def test_a_search_that_ran_out_of_simulations_says_so(tmp_path, run):
     status, said = run(
         trace(tmp_path / "t.jsonl"), "--model", "llama-3-8b", "--gpu", "l40s=1", *OBJECTIVES, "--tensor", 1,
-        "--rate", 36, "--simulations", 1,
+        "--rate", 30, "--simulations", 1,
     )  # fmt: skip
     assert status == 0
     assert "not complete" in said.out
