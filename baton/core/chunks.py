@@ -16,8 +16,9 @@ TOKEN_S_MIN = 1e-9
 def prompts_s(slo_s: float, decoding_s: float, *, floor_s: float) -> float:
     """Return the seconds that prompts may take in a step.
 
-    The sequences that decode take `decoding_s` by themselves, and the step should take `slo_s` at most. Where
-    they take longer than that, prompts get as much time as they do. What fits into `floor_s` costs nothing.
+    The sequences that decode take `decoding_s` by themselves, and the step should take `PLANNED_SHARE` of
+    their objective `slo_s` at most. Where they take longer than that, prompts get as much time as they do.
+    What fits into `floor_s` costs nothing.
     """
     left_s = max(slo_s * PLANNED_SHARE, floor_s) - decoding_s
     return left_s if left_s > 0.0 else decoding_s
@@ -43,8 +44,8 @@ class PromptRoom:
     def __init__(
         self, tokens: int, *, seconds: float = inf, token_s: float = 0.0, pair_s: float = 0.0, least: int = 1
     ) -> None:
-        """`tokens`: that fit into the step. `seconds`: that they may take, at `token_s` for each and `pair_s`
-        for each position before it. `least`: tokens that are there whatever they take."""
+        """`tokens` fit into the step. They may take `seconds`, each of them `token_s` and `pair_s` for each
+        position before it. The first `least` tokens fit whatever they take."""
         self._tokens, self._least, self._seconds = tokens, least, seconds
         self._token_s, self._pair_s = token_s, pair_s
 
@@ -58,14 +59,16 @@ class PromptRoom:
         self._tokens = min(self._tokens, tokens)
 
     def take(self, start: int, count: int) -> int:
-        """Take the room of up to `count` tokens of a prompt, from position `start` on. Return of how many:
-        one or more, unless the room is full or `count` is 0."""
+        """Take the room of up to `count` tokens of a prompt, from position `start` on, and return for how
+        many there was room. That is at least one, unless the room is full or `count` is 0. A chunk that was
+        cut short leaves no room: a few tokens of another prompt would be admitted for little."""
         if self.is_full:
             return 0
         in_time = tokens_within(self._seconds, start, token_s=self._token_s, pair_s=self._pair_s)
         taken = min(count, self._tokens, max(in_time, self._least, 1))
         pairs = taken * start + taken * (taken - 1) / 2
-        self._seconds -= self._token_s * taken + self._pair_s * pairs
+        left_s = self._seconds - self._token_s * taken - self._pair_s * pairs
+        self._seconds = left_s if taken == count else 0.0
         self._tokens -= taken
         self._least -= taken
         return taken

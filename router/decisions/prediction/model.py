@@ -49,7 +49,7 @@ def compute_s(ahead: Outlook, start: int, end: int) -> float:
     prompts, count, pairs = ahead.prompts, end - start, prompt_pairs(start, end)
     work_s = prompts.work_s(count, pairs)
     steps = ceil(prompts.full_steps(count, work_s))
-    return max(steps * prompts.costs.floor_s, steps * prompts.beside_s + work_s)
+    return max(steps * prompts.costs.floor_s, steps * prompts.step_s + work_s)
 
 
 def wait_s(
@@ -65,7 +65,7 @@ def wait_s(
         before_s = max(0.0, before_s - min(ahead.head_s, now_s - inputs.head_since_s))
     longer_s = ahead.prompts.seconds(backlog.tokens - before.tokens, backlog.pairs - before.pairs)
     if longer_s > 0.0:
-        step_s = min(longer_s, ahead.step_s + ahead.prompts.longest_s)
+        step_s = min(longer_s, ahead.step_s + ahead.prompts.longest_s())
         longer_s = max(step_s / 2, min(longer_s, OTHERS_SHARE * (before_s + computing_s)))
     return before_s + longer_s
 

@@ -110,7 +110,7 @@ class Predictor:
         context = model.mean_context(inputs)
         beside_s = costs.decodes_s(decoding) + costs.context_token_s * context * decoding
         step_s, slo_s = costs.base_s + beside_s, inputs.strictest_tpot_slo_s
-        prompts = prompt_steps(facts, costs, decoding=decoding, slo_s=slo_s, beside_s=step_s)
+        prompts = prompt_steps(facts, costs, decoding=decoding, slo_s=slo_s, step_s=step_s)
         head = inputs.backlog.head()
         total, tpot = learnt.total, learnt.tpot
         return Outlook(
@@ -182,13 +182,15 @@ class Predictor:
         count = min(count + 1.0, float(facts.batch_sequences_max))
         context = ahead.mean_context * (count - 1.0) + tokens + output_tokens / 2
         step_s = costs.compute_s(decodes=count, context_tokens=context)
-        backlog, longest_s = inputs.backlog, ahead.prompts.longest_s
+        backlog = inputs.backlog
+        position = backlog.pairs / backlog.tokens if backlog.tokens else 0.0
+        longest_s = ahead.prompts.longest_s(position)
         behind_s = ahead.prompts.work_s(backlog.tokens + inputs.others_tokens, backlog.pairs)
         # However many prompts come, no step has more of them beside it than a chunk, which the worker chooses
         # by the objectives of those that decode there.
         if own_slo_s := slo_s or facts.tpot_slo_s:
-            own = prompt_steps(facts, costs, decoding=count, slo_s=own_slo_s, beside_s=step_s)
-            longest_s = min(longest_s, own.longest_s)
+            own = prompt_steps(facts, costs, decoding=count, slo_s=own_slo_s, step_s=step_s)
+            longest_s = min(longest_s, own.longest_s(position))
         busy_s = min(step_s / (1.0 - inputs.busy_share(now_s)), step_s + longest_s)
         share_s = min(behind_s / max(1.0, output_tokens), longest_s)
         return max(costs.floor_s, busy_s, step_s + share_s) / inputs.tokens_per_step

@@ -64,6 +64,7 @@ def test_chunks_fill_the_room_and_do_not_overrun_it(tokens, seconds, token_s, pa
             break
         taken.append((start, room.take(start, count)))
         assert 1 <= taken[-1][1] <= count
+        assert room.is_full or taken[-1][1] == count
     total = sum(count for _, count in taken)
     assert total <= max(0, tokens)
     # The last token of a chunk may begin while there is any time left, and the least number always may.
@@ -77,7 +78,7 @@ def test_chunks_fill_the_room_and_do_not_overrun_it(tokens, seconds, token_s, pa
 
 
 def test_tokens_far_into_a_prompt_take_more_room():
-    near, far = (PromptRoom(600, seconds=0.1, token_s=1e-4, pair_s=1e-7) for _ in range(2))
+    near, far = (PromptRoom(600, seconds=0.1001, token_s=1e-4, pair_s=1e-7) for _ in range(2))
     assert near.take(0, 600) == 600
     assert far.take(4000, 600) == 196
     assert far.is_full

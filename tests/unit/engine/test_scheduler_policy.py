@@ -119,29 +119,48 @@ def test_chunks_keep_the_objective_of_the_running_sequences(engine):
     assert all(35 <= size <= PLANNED_SHARE * 50 - 3 for size in sizes[1:])
 
 
-def test_chunks_keep_the_objective_far_into_a_long_prompt():
-    """There every token costs more, since attention looks back at all before it."""
+def step_with_attention_s(plan):
+    """At 0.2 ms a token, and two microseconds for each position before it."""
+    pairs = sum(prompt_pairs(i.first_position, i.first_position + len(i.tokens)) for i in plan.items)
+    return 0.002 + 0.0002 * plan.token_count + 2e-6 * pairs
 
-    def step_s(plan):
-        pairs = sum(prompt_pairs(i.first_position, i.first_position + len(i.tokens)) for i in plan.items)
-        return 0.002 + 0.0002 * plan.token_count + 2e-6 * pairs
 
-    bench = Bench(blocks=600, step_tokens=128, tpot_slo_s=0.05, chunk_tokens_min=8)
-    bench.step_s = step_s
+def bench_that_knows_attention(**engine):
+    """A bench at which one sequence decodes beside the prompts that come."""
+    bench = Bench(blocks=900, step_tokens=128, tpot_slo_s=0.05, chunk_tokens_min=8, **engine)
+    bench.step_s = step_with_attention_s
     bench.add(sequence("warm", range(5000, 6000)))
     bench.run()
     bench.add(sequence("d", [1], max_tokens=90))
     for _ in range(10):
         bench.step()
+    return bench
+
+
+def test_chunks_keep_the_objective_far_into_a_long_prompt():
+    bench = bench_that_knows_attention()
     bench.add(sequence("p", range(100, 1100)))
     beside: list[tuple[int, float]] = []
     while ("p", 0) not in bench.done:
         plan = bench.step()
         if len(plan.items) == 2:
-            beside.append((len(plan.items[-1].tokens), step_s(plan)))
+            beside.append((len(plan.items[-1].tokens), step_with_attention_s(plan)))
     assert len(beside) > 20
     assert all(0.03 < elapsed_s <= 0.05 for _, elapsed_s in beside[1:-1])
     assert beside[1][0] > 3 * beside[-2][0]
+
+
+def test_what_a_chunk_that_was_cut_short_leaves_over_starts_nothing():
+    bench = bench_that_knows_attention()
+    bench.add(sequence("p", range(100, 1100)), sequence("q", range(2000, 3000)))
+    chunks: list[dict[str, int]] = []
+    while ("p", 0) not in bench.done:
+        plan = bench.step()
+        chunks.append({item.key[0]: len(item.tokens) for item in plan.items if item.key[0] != "d"})
+    both = [found for found in chunks if len(found) == 2]
+    assert len(chunks) > 20
+    assert len(both) <= 2  # where the one ends the other begins
+    assert all(count >= 8 for found in chunks[:-1] for count in found.values())
 
 
 def test_the_queues_time_counts_what_attention_takes():

@@ -2,6 +2,8 @@ import random
 
 import pytest
 
+from baton.core.chunks import tokens_within
+from baton.core.costs import prompt_pairs
 from engine.scheduling.step_time import StepTimeModel, StepWork
 
 TRUE_S = {"base": 0.004, "prompt": 4e-4, "decode": 1e-3, "context": 2e-7}
@@ -76,8 +78,10 @@ def test_a_machine_that_becomes_slower_is_believed():
 
 def test_the_chunk_that_fits_an_objective_takes_that_long():
     model, beside = taught(150), StepWork(0, 8, 4000)
-    tokens = int((0.1 - model.compute_s(beside)) / model.prompt_token_s)
-    assert true_s(StepWork(tokens, 8, 4000)) == pytest.approx(0.1, rel=0.15)
+    costs, left_s = model.costs, 0.1 - model.compute_s(beside)
+    tokens = tokens_within(left_s, 0, token_s=costs.prompt_token_s, pair_s=costs.pair_s)
+    pairs = prompt_pairs(0, tokens)
+    assert true_s(StepWork(tokens, 8, 4000, pairs=pairs)) == pytest.approx(0.1, rel=0.15)
 
 
 def test_what_is_told_tells_costs_apart_after_many_steps_alike():

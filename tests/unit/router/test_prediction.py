@@ -131,7 +131,8 @@ def test_prompts_lengthen_a_step_by_no_more_than_the_chunk_that_its_objectives_a
         sends(worker, number, 4000)
         worker.placed(1.0, 0.0)
     assert worker.snapshot.prediction.busy_share(0.0) == 0.95
-    chunk_s = worker.hello.step_tokens_max * COSTS.prompt_token_s
+    token_s = COSTS.prompt_token_s + 2000 * COSTS.pair_s  # in the middle of a prompt
+    chunk_s = worker.hello.step_tokens_max * token_s
     assert raw_s(0.0) <= alone_s + chunk_s
     assert raw_s(0.0) > 2 * alone_s
     slo_s = alone_s + chunk_s / 2
@@ -147,7 +148,7 @@ def test_prompts_lengthen_a_step_by_no_more_than_the_chunk_that_its_objectives_a
         (0.2, 0.05, 0.2),  # nobody decodes there who names none
     ],
 )
-def test_a_step_has_as_many_prompt_tokens_as_the_worker_plans(own_slo_s, default_s, kept_s):
+def test_prompts_have_the_room_that_the_worker_plans(own_slo_s, default_s, kept_s):
     """Sequences that name no objective have the worker's."""
     cluster = ClusterView(silence_s=1e9)
     hello = WorkerHello(
@@ -167,12 +168,12 @@ def test_a_step_has_as_many_prompt_tokens_as_the_worker_plans(own_slo_s, default
     worker.begin(SequenceId("s"))
     ahead = Predictor(error_max=1.0).outlook(worker.snapshot)
     if kept_s is None:
-        assert ahead.prompts.prompts_s == inf
+        assert ahead.prompts.room_s == inf
         assert ahead.prompts.seconds(4095, 0) == pytest.approx(ahead.step_s + 4095 * COSTS.prompt_token_s)
     else:
         step_s = PLANNED_SHARE * kept_s
-        assert ahead.prompts.prompts_s == pytest.approx(step_s - ahead.step_s)
-        count = ahead.prompts.prompts_s / COSTS.prompt_token_s
+        assert ahead.prompts.room_s == pytest.approx(step_s - ahead.step_s)
+        count = ahead.prompts.room_s / COSTS.prompt_token_s
         assert ahead.prompts.seconds(count, 0) == pytest.approx(step_s)
         # Attention takes time of the same steps, so that there are more of them.
         pairs = count * COSTS.prompt_token_s / COSTS.pair_s
@@ -195,7 +196,11 @@ def test_prompts_take_as_long_as_decodes_that_miss_their_objective(least, expect
     ahead = Predictor(error_max=1.0).outlook(worker.snapshot)
     assert ahead.step_s > PLANNED_SHARE * 0.004
     prompts_s = ahead.step_s if expected_s is None else expected_s
-    assert ahead.prompts.longest_s == pytest.approx(prompts_s)
+    assert ahead.prompts.longest_s() == pytest.approx(prompts_s)
+    # Attention makes tokens far into a prompt longer, and a step takes as long unless it has the least chunk.
+    far = 100_000
+    far_s = least * (COSTS.prompt_token_s + far * COSTS.pair_s)
+    assert ahead.prompts.longest_s(far) == pytest.approx(max(ahead.prompts.room_s, far_s))
     count = prompts_s / COSTS.prompt_token_s
     assert ahead.prompts.seconds(10 * count, 0) == pytest.approx(10 * (ahead.step_s + prompts_s))
 
