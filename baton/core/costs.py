@@ -78,6 +78,11 @@ class StepCosts(msgspec.Struct, frozen=True):
             + self.pair_s * pairs
         )
 
+    def prompts_s(self, tokens: float, pairs: float) -> float:
+        """Return what so many prompt tokens add to steps, with `pairs` of one of them and a position before
+        it."""
+        return self.prompt_token_s * tokens + self.pair_s * pairs
+
     def decodes_s(self, count: float) -> float:
         """Return what `count` sequences that decode add to a step, their contexts left out."""
         return self.decode_s * count + self.few_decode_s * min(count, FEW_DECODES)

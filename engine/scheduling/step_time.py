@@ -129,19 +129,6 @@ class StepTimeModel:
         return sum(t * x for t, x in zip(self._latest.theta, _features(work), strict=True))
 
     @property
-    def floor_s(self) -> float:
-        """Least time of any step, see `StepCosts`."""
-        return self._floor_s
-
-    @property
-    def prompt_token_s(self) -> float:
-        return self._latest.theta[1] / SCALES[1]
-
-    @property
-    def pair_s(self) -> float:
-        return self._latest.theta[6] / SCALES[6]
-
-    @property
     def moved_block_s(self) -> float:
         return self._latest.theta[4] / SCALES[4]
 
@@ -152,7 +139,7 @@ class StepTimeModel:
 
     def work_s(self, start: int, end: int) -> float:
         """Predict what positions [start, end) of a prompt add to steps."""
-        return self.prompt_token_s * (end - start) + self.pair_s * prompt_pairs(start, end)
+        return self._latest.costs.prompts_s(end - start, prompt_pairs(start, end))
 
     def prompt_s(self, start: int, end: int) -> float:
         """Computing positions [start, end) of one prompt, with nobody beside it."""

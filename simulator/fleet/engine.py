@@ -9,7 +9,7 @@ from bisect import insort
 from collections import deque
 
 from baton.config import EngineConfig
-from baton.core.chunks import PromptRoom, prompts_s
+from baton.core.chunks import PromptRoom, room_s
 from baton.core.costs import StepCosts, prompt_pairs
 from baton.core.messages import Phase
 from engine.scheduling.block_pool import OutOfBlocks
@@ -105,9 +105,9 @@ class MacroEngine:
     @property
     def queue_s(self) -> float:
         """Predicted time of computing the prompts that are here."""
-        costs, present = self._costs, (*self._prompts, *self._waiting)
+        present = (*self._prompts, *self._waiting)
         pairs = sum(prompt_pairs(seq.computed_count, seq.known_count) for seq in present)
-        return costs.prompt_token_s * self.waiting_tokens + costs.pair_s * pairs
+        return self._costs.prompts_s(self.waiting_tokens, pairs)
 
     # --- coming and going -----------------------------------------------------------------------
 
@@ -238,13 +238,10 @@ class MacroEngine:
         decodes = len(self._batch)
         tokens = config.step_tokens_max - decodes
         limits = (slo_s or config.tpot_slo_s for slo_s in self._batch.objectives)
-        limit_s = min((slo_s for slo_s in limits if slo_s > 0), default=0.0)
-        if not limit_s:
-            return PromptRoom(tokens)
+        slo_s = min((slo_s for slo_s in limits if slo_s > 0), default=0.0)
         decoding_s = costs.compute_s(decodes=decodes, context_tokens=self._batch.context_tokens)
-        room_s = prompts_s(limit_s, decoding_s, floor_s=costs.floor_s)
-        token_s, pair_s, least = costs.prompt_token_s, costs.pair_s, config.chunk_tokens_min
-        return PromptRoom(tokens, seconds=room_s, token_s=token_s, pair_s=pair_s, least=least)
+        seconds = room_s(slo_s, decoding_s, floor_s=costs.floor_s)
+        return PromptRoom(tokens, costs, seconds=seconds, least=config.chunk_tokens_min)
 
     def _begin(self, work: list[Chunk], number: int) -> None:
         decodes = len(self._batch)

@@ -47,7 +47,7 @@ def mean_context(inputs: PredictionInputs) -> float:
 def compute_s(ahead: Outlook, start: int, end: int) -> float:
     """Return the seconds to compute positions [start, end) of a prompt beside those that decode there now."""
     prompts, count, pairs = ahead.prompts, end - start, prompt_pairs(start, end)
-    work_s = prompts.work_s(count, pairs)
+    work_s = prompts.costs.prompts_s(count, pairs)
     steps = ceil(prompts.full_steps(count, work_s))
     return max(steps * prompts.costs.floor_s, steps * prompts.step_s + work_s)
 
@@ -65,6 +65,8 @@ def wait_s(
         before_s = max(0.0, before_s - min(ahead.head_s, now_s - inputs.head_since_s))
     longer_s = ahead.prompts.seconds(backlog.tokens - before.tokens, backlog.pairs - before.pairs)
     if longer_s > 0.0:
+        # Attention is left out of the step: the mean position falls with a short prompt more, and more work
+        # ahead must not make the wait shorter.
         step_s = min(longer_s, ahead.step_s + ahead.prompts.longest_s())
         longer_s = max(step_s / 2, min(longer_s, OTHERS_SHARE * (before_s + computing_s)))
     return before_s + longer_s

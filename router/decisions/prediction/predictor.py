@@ -185,7 +185,7 @@ class Predictor:
         backlog = inputs.backlog
         position = backlog.pairs / backlog.tokens if backlog.tokens else 0.0
         longest_s = ahead.prompts.longest_s(position)
-        behind_s = ahead.prompts.work_s(backlog.tokens + inputs.others_tokens, backlog.pairs)
+        behind_s = costs.prompts_s(backlog.tokens + inputs.others_tokens, backlog.pairs)
         # However many prompts come, no step has more of them beside it than a chunk, which the worker chooses
         # by the objectives of those that decode there.
         if own_slo_s := slo_s or facts.tpot_slo_s:

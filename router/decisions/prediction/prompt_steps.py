@@ -1,9 +1,8 @@
 """The steps in which a worker computes prompts beside sequences that decode there."""
 
-from math import inf
 from typing import NamedTuple
 
-from baton.core.chunks import prompts_s
+from baton.core.chunks import TOKEN_S_MIN, room_s
 from baton.core.costs import StepCosts
 from router.decisions.cluster.snapshot import WorkerFacts
 
@@ -26,20 +25,15 @@ class PromptSteps(NamedTuple):
         the same: by the number of tokens, or by the time."""
         return max(tokens / self.tokens_max, min(work_s / self.room_s, tokens / self.tokens_min))
 
-    def work_s(self, tokens: float, pairs: float) -> float:
-        """Return the seconds that so many tokens add to steps, with `pairs` of one of them and a position
-        before it."""
-        return self.costs.prompt_token_s * tokens + self.costs.pair_s * pairs
-
     def seconds(self, tokens: float, pairs: float) -> float:
         """Return the seconds of all steps that such tokens take, what decodes beside them included."""
-        work_s = self.work_s(tokens, pairs)
+        work_s = self.costs.prompts_s(tokens, pairs)
         steps = self.full_steps(tokens, work_s)
         return max(steps * self.costs.floor_s, steps * self.step_s + work_s)
 
     def longest_s(self, position: float = 0.0) -> float:
         """Return the seconds that tokens at `position` in the mean add to a full step."""
-        token_s = self.work_s(1, position)
+        token_s = self.costs.prompts_s(1, position)
         return min(max(self.room_s, token_s * self.tokens_min), token_s * self.tokens_max)
 
 
@@ -50,5 +44,5 @@ def prompt_steps(
     prompts, and have `slo_s` as their strictest objective (0: none)."""
     tokens_max = max(1, facts.step_tokens_max - int(decoding))
     tokens_min = min(tokens_max, max(1, facts.chunk_tokens_min))
-    room_s = max(prompts_s(slo_s, step_s, floor_s=costs.floor_s), 1e-9) if slo_s else inf
-    return PromptSteps(costs, step_s, room_s, tokens_max, tokens_min)
+    seconds = max(room_s(slo_s, step_s, floor_s=costs.floor_s), TOKEN_S_MIN)
+    return PromptSteps(costs, step_s, seconds, tokens_max, tokens_min)

@@ -6,12 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.core.chunks import PLANNED_SHARE, TOKENS_MAX, PromptRoom, prompts_s, tokens_within
-from baton.core.costs import prompt_pairs
+from baton.core.chunks import PLANNED_SHARE, TOKENS_MAX, PromptRoom, room_s, tokens_within
+from baton.core.costs import StepCosts, prompt_pairs
 
 SECONDS = st.floats(0, 10)
 TOKEN_S = st.floats(0, 1e-2)
 PAIR_S = st.one_of(st.just(0.0), st.floats(1e-12, 1e-5))
+
+
+def costs_of(token_s, pair_s):
+    return StepCosts(0.01, token_s, 1e-4, 1e-7, pair_s=pair_s)
 
 
 def seconds_of(start, count, token_s, pair_s):
@@ -25,10 +29,11 @@ def seconds_of(start, count, token_s, pair_s):
         (0.1, 0.0895, 0.0, PLANNED_SHARE * 0.1 - 0.0895),
         (0.1, 0.095, 0.0, 0.095),  # missed: as long as the others take
         (0.1, 0.04, 0.3, 0.26),  # weights take longer to be read
+        (0.0, 0.04, 0.3, math.inf),  # there is no objective
     ],
 )
 def test_prompts_have_what_the_objective_leaves(slo_s, decoding_s, floor_s, expected_s):
-    assert prompts_s(slo_s, decoding_s, floor_s=floor_s) == pytest.approx(expected_s)
+    assert room_s(slo_s, decoding_s, floor_s=floor_s) == pytest.approx(expected_s)
 
 
 @given(SECONDS, st.integers(0, 10**6), TOKEN_S, PAIR_S)
@@ -56,7 +61,7 @@ def test_without_costs_or_limit_any_number_fits(seconds):
     st.lists(st.tuples(st.integers(0, 10**5), st.integers(1, 3000)), min_size=1, max_size=6),
 )
 def test_chunks_fill_the_room_and_do_not_overrun_it(tokens, seconds, token_s, pair_s, least, prompts):
-    room = PromptRoom(tokens, seconds=seconds, token_s=token_s, pair_s=pair_s, least=least)
+    room = PromptRoom(tokens, costs_of(token_s, pair_s), seconds=seconds, least=least)
     taken: list[tuple[int, int]] = []
     for start, count in prompts:
         if room.is_full:
@@ -78,14 +83,14 @@ def test_chunks_fill_the_room_and_do_not_overrun_it(tokens, seconds, token_s, pa
 
 
 def test_tokens_far_into_a_prompt_take_more_room():
-    near, far = (PromptRoom(600, seconds=0.1001, token_s=1e-4, pair_s=1e-7) for _ in range(2))
+    near, far = (PromptRoom(600, costs_of(1e-4, 1e-7), seconds=0.1001) for _ in range(2))
     assert near.take(0, 600) == 600
     assert far.take(4000, 600) == 196
     assert far.is_full
 
 
 def test_a_limit_holds_whatever_time_there_is():
-    room = PromptRoom(600)
+    room = PromptRoom(600, costs_of(1e-4, 1e-7))
     room.limit(100)
     assert room.take(0, 400) == 100
     assert room.is_full

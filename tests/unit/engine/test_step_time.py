@@ -113,7 +113,7 @@ def test_steps_at_the_floor_say_nothing_about_their_own_costs() -> None:
     assert costs.floor_s == 0.1
     assert costs.base_s < 0.05, "the floor was learnt as a cost of computing"
     # What computes beside the reading is free.
-    assert 0.1 - times.compute_s(StepWork(decodes=4)) > 100 * times.prompt_token_s
+    assert 0.1 - times.compute_s(StepWork(decodes=4)) > 100 * times.costs.prompt_token_s
 
 
 def test_a_floor_that_was_measured_too_high_sinks() -> None:

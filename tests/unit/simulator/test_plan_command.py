@@ -108,6 +108,7 @@ def test_a_run_that_was_given_up_is_marked_and_its_share_is_a_bound(tmp_path, ru
 
 
 def test_a_search_that_ran_out_of_simulations_says_so(tmp_path, run):
+    """At a rate that the first cluster serves: what is not found at all is another message."""
     status, said = run(
         trace(tmp_path / "t.jsonl"), "--model", "llama-3-8b", "--gpu", "l40s=1", *OBJECTIVES, "--tensor", 1,
         "--rate", 30, "--simulations", 1,
