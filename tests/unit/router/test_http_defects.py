@@ -84,9 +84,11 @@ async def test_a_whole_answer_that_meets_a_defect_is_an_error(folder, monkeypatc
 
 
 async def test_one_choice_with_a_defect_ends_the_others(folder, monkeypatch):
-    worker = FakeWorker(reply=list(range(20, 40)), endless=True)
+    worker = FakeWorker(reply=list(range(20, 40)), endless=True, pauses_at=40)
     async with http_cluster(folder, worker, context=1024) as c, c.http() as http:
-        monkeypatch.setattr(Detokenizer, "push", broken_at(Detokenizer.push, 30, ValueError("broken")))
+        # Tokens that waited for the router are decoded in one call, so four choices make four calls at least.
+        monkeypatch.setattr(Detokenizer, "push", broken_at(Detokenizer.push, 4, ValueError("broken")))
         _, is_done, error = parts(await ask(http, stream=True, n=4, max_tokens=900))
         assert not is_done
         assert error["type"] == "server_error"
+        await worker.until(lambda: len(worker.cancelled) == 4)
