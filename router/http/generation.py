@@ -21,7 +21,7 @@ from router.http.asgi import (
 )
 from router.http.beam_answer import BeamAnswer
 from router.http.observe import RequestOutcome, outcome_of
-from router.http.prepare import TokenizedPrompt
+from router.http.prepare import RequestPreparation, TokenizedPrompt
 from router.http.request import RequestHandler
 from router.http.sequence_group import GroupCancelled, SequenceGroup
 from router.http.streaming import DEADLINE_GRACE_S, ResponseStream
@@ -56,25 +56,29 @@ class GenerationRequest(RequestHandler):
         response.with_timings = call.with_timings
         unwatch = watch(scope, receive, response.client_gone)
         try:
-            prompts, tokenize_s = await preparation.timed_prompts()
-            parts = await preparation.parts(prompts)
-            await self.reserve(
-                scope, _most_tokens(prompts, [submit.sampling.max_tokens for submit, _, _ in parts])
-            )
-            if not response.is_gone:
-                route_s = response.now_s() - self.arrived_s - tokenize_s
-                response.edge = EdgeTimes(max(0.0, route_s), tokenize_s)
-                response.submit(
-                    parts, choices_per_prompt=call.sequences_per_prompt, answers_per_prompt=call.n
-                )
-                await self._answer(call, response, scope, send)
+            try:
+                await self._submit_and_answer(call, preparation, response, scope, send)
+            finally:
+                response.close()
+                unwatch()
+                self.used_tokens = response.computed_tokens()
+            return self._outcome(response)
         finally:
-            response.close()
-            unwatch()
-            self.used_tokens = response.computed_tokens()
-        outcome = self._outcome(response)
-        response.release()
-        return outcome
+            response.release()
+
+    async def _submit_and_answer(
+        self, call: Call, preparation: RequestPreparation, response: ResponseStream, scope: Scope, send: Send
+    ) -> None:
+        prompts, tokenize_s = await preparation.timed_prompts()
+        parts = await preparation.parts(prompts)
+        await self.reserve(
+            scope, _most_tokens(prompts, [submit.sampling.max_tokens for submit, _, _ in parts])
+        )
+        if not response.is_gone:
+            route_s = response.now_s() - self.arrived_s - tokenize_s
+            response.edge = EdgeTimes(max(0.0, route_s), tokenize_s)
+            response.submit(parts, choices_per_prompt=call.sequences_per_prompt, answers_per_prompt=call.n)
+            await self._answer(call, response, scope, send)
 
     async def _serve_beams(
         self, call: Call, beam: Beam, body: bytes, scope: Scope, receive: Receive, send: Send

@@ -1,5 +1,7 @@
 """POST /v1/messages and /v1/messages/count_tokens: Anthropic's Messages API."""
 
+from collections.abc import Sequence
+
 from baton.core.errors import ClientError
 from router.http.asgi import Receive, Scope, Send
 from router.http.client import AuthenticatedClient
@@ -13,6 +15,7 @@ from router.messages.conversation import NAMES, MessagesChat, chat_of
 from router.messages.writer import MessagesWriter
 from router.openai.bodies import parse_body
 from router.openai.call import Call, RequestLimits
+from router.openai.choice_stream import ChoiceStream
 from router.openai.requests import chat_call
 from router.openai.turns import SourcePlace
 
@@ -42,12 +45,11 @@ class MessagesRequest(GenerationRequest):
         return await self.parsed(body, parse)
 
     def response_stream(self, call: Call) -> WrittenStream:
-        def writer() -> MessagesWriter:
-            choices = stream.choices
+        def writer(choices: Sequence[ChoiceStream]) -> MessagesWriter:
             new_call_id = choices[0].options.new_call_id if choices else str
             return MessagesWriter(message_id=self.request_id, model=call.model, new_call_id=new_call_id)
 
-        stream = WrittenStream(
+        return WrittenStream(
             self.service.driver,
             self.answer_format(call),
             deadline_s=self.deadline_s,
@@ -55,7 +57,6 @@ class MessagesRequest(GenerationRequest):
             writer=writer,
             renamed=self._renamed,
         )
-        return stream
 
 
 async def count_tokens(service: Service, client: AuthenticatedClient, body: bytes) -> object:

@@ -123,6 +123,8 @@ class BoundedProtocol(HttpToolsProtocol):
                 self._on_gone()
         self._on_gone = None
         super().connection_lost(exc)
+        # A request and its scope refer to the connection: only the garbage collector would free them.
+        self._running = self.cycle = self.scope = None  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
         if self._refusal is not None:

@@ -19,6 +19,7 @@ from router.http.streaming import ResponseStream
 from router.http.written_stream import WrittenStream
 from router.openai.bodies import parse_body
 from router.openai.call import Call, RequestLimits
+from router.openai.choice_stream import ChoiceStream
 from router.openai.requests import chat_call
 from router.openai.responses import encoded
 from router.openai.tool_grammar import STRICT_PARSERS
@@ -94,8 +95,7 @@ class ResponsesRequest(GenerationRequest):
     def response_stream(self, call: Call) -> WrittenStream:
         service = self.service
 
-        def writer() -> ResponsesWriter:
-            choices = stream.choices
+        def writer(choices: Sequence[ChoiceStream]) -> ResponsesWriter:
             head = response_head(
                 self._body,
                 response_id=self.request_id,
@@ -110,7 +110,7 @@ class ResponsesRequest(GenerationRequest):
                 now_s=lambda: int(time.time()),
             )
 
-        stream = WrittenStream(
+        return WrittenStream(
             service.driver,
             self.answer_format(call),
             deadline_s=self.deadline_s,
@@ -118,7 +118,6 @@ class ResponsesRequest(GenerationRequest):
             writer=writer,
             renamed=self._renamed,
         )
-        return stream
 
     @property
     def _is_stored(self) -> bool:

@@ -53,6 +53,10 @@ def _never_now(_: bytes) -> bool:
     return False
 
 
+def _drop_nothing(_: BatonError) -> None:
+    """Do nothing, since there is no connection to end."""
+
+
 def _are_many(events: Iterable[Events]) -> bool:
     return sum(some.token_count for some in events) > LOGPROBS_ON_LOOP
 
@@ -95,7 +99,7 @@ class ResponseStream:
         """True while events are written in a thread, for which tokens wait and not for the client."""
         self._is_broken = False
         """True after a defect. Something is missing, so nothing may follow but the error."""
-        self._on_drop: Callable[[BatonError], None] = lambda _: None
+        self._on_drop: Callable[[BatonError], None] = _drop_nothing
 
     done = DONE
     """End of a stream that was answered in full."""
@@ -180,9 +184,11 @@ class ResponseStream:
             choice.is_cut_off |= self._driver.client_gone(choice.seq_id) and is_cut_off
 
     def release(self) -> None:
-        """Drop the choices once nothing more is wanted of them. The stream and its choices refer to each
-        other; dropping them saves the garbage collector a search that halts all streams."""
+        """Drop what refers back to the stream once nothing more is wanted of it: its choices, and the
+        connection's ways to write and to hang up. Otherwise it would be left to the garbage collector, whose
+        search stops all streams."""
         self.choices = []
+        self._write_now, self._on_drop = _never_now, _drop_nothing
 
     # --- what the client gets ---------------------------------------------------------------------
 

@@ -26,11 +26,11 @@ class WrittenStream(ResponseStream):
         *,
         deadline_s: float,
         unsent_tokens_max: int,
-        writer: Callable[[], AnswerWriter],
+        writer: Callable[[Sequence[ChoiceStream]], AnswerWriter],
         renamed: Callable[[ClientError], BatonError],
     ) -> None:
-        """`writer` is called once, when the choice is known. `renamed` gives an error the API's names of
-        fields."""
+        """`writer` is called once, with the choice as soon as it is known, and must not refer to the stream,
+        which keeps it. `renamed` gives an error the API's names of fields."""
         super().__init__(driver, answer, deadline_s=deadline_s, unsent_tokens_max=unsent_tokens_max)
         self._make_writer, self._renamed = writer, renamed
         self._writer: AnswerWriter | None = None
@@ -38,7 +38,7 @@ class WrittenStream(ResponseStream):
     @property
     def writer(self) -> AnswerWriter:
         if self._writer is None:
-            self._writer = self._make_writer()
+            self._writer = self._make_writer(self.choices)
         return self._writer
 
     def error_event(self, error: BatonError) -> bytes:
