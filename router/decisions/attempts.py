@@ -57,6 +57,15 @@ def start_messages(
     ]
 
 
+def prefill_is_beside(worker_id: WorkerId, phases: Mapping[WorkerId, Phase]) -> bool:
+    """Whether a prefill worker's own report may still explain why it refused this decode worker.
+
+    It refuses if the sequence ended with its first token, or if it had no room. Its own report decides, and
+    the decode worker's message may overtake it.
+    """
+    return any(phase is Phase.PREFILL for worker, phase in phases.items() if worker != worker_id)
+
+
 def suspects(phases: Mapping[WorkerId, Phase], worker_id: WorkerId, reason: FailureReason) -> set[WorkerId]:
     """Return the workers that the next attempt avoids. A decode worker may fail because of its KV source."""
     sources = {w for w, phase in phases.items() if phase is Phase.PREFILL and w != worker_id}

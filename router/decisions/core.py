@@ -31,6 +31,7 @@ from baton.core.messages import (
     SequenceRefused,
     StepOutput,
     WorkerHello,
+    WorkerMessage,
 )
 from router.decisions.cluster.worker import WorkerView
 from router.decisions.demand import RequestCounter, demand_of
@@ -170,7 +171,6 @@ class RouterCore:
     def check(self) -> None:
         """Raise AssertionError if the accounts disagree. The cost grows with all that the router holds."""
         self._placing.check()
-        self._placing.check_against(self._flows)
         self._waiting.check()
         self._failures.check()
         for flow in self._flows.values():
@@ -274,17 +274,7 @@ class RouterCore:
         self._waiting.wants_scan = True
         return actions
 
-    def _from_worker(
-        self,
-        worker: WorkerView,
-        message: WorkerHello
-        | StepOutput
-        | SequenceJoined
-        | SequenceRefused
-        | SequenceFailed
-        | BlockEvents
-        | LoadReport,
-    ) -> list[RouterAction]:
+    def _from_worker(self, worker: WorkerView, message: WorkerMessage) -> list[RouterAction]:
         match message:
             case StepOutput(outputs):
                 actions: list[RouterAction] = []
@@ -311,6 +301,10 @@ class RouterCore:
         flow = self._flows.get(output.seq_id)
         if flow is None:
             return []
+        has_other = self._hedging.was_ever_used
+        if not has_other and (delivered := flow.on_next(worker_id, output, now_s=self._now_s)) is not None:
+            self._waiting.generated(flow, len(delivered.tokens))
+            return [delivered]
         state, count = flow.state, len(flow.generated)
         self._placing.on_output(worker_id, output)
         actions = flow.on_output(worker_id, output, now_s=self._now_s)

@@ -8,8 +8,6 @@ the epoch at once, so late messages of the old attempt are recognised as stale.
 from collections.abc import Mapping, Sequence, Set
 from math import inf
 
-import msgspec
-
 from baton.core.ids import BlockHash, SequenceId, WorkerId
 from baton.core.lifecycle import Lifecycle
 from baton.core.messages import (
@@ -24,8 +22,15 @@ from baton.core.messages import (
     SequenceRefused,
     Task,
 )
-from baton.core.sampling import FinishReason, SamplingParams
-from router.decisions.attempts import AttemptAccount, PlaceWait, backoff_s, start_messages, suspects
+from baton.core.sampling import FinishReason
+from router.decisions.attempts import (
+    AttemptAccount,
+    PlaceWait,
+    backoff_s,
+    prefill_is_beside,
+    start_messages,
+    suspects,
+)
 from router.decisions.events import (
     Deliver,
     Failed,
@@ -87,6 +92,8 @@ class Flow:
         self._participants: Mapping[WorkerId, Phase] = {}
         """All workers of the current attempt, including those that hold nothing for it any more."""
         self._has_joined = False
+        self._decodes_at: WorkerId | None = None
+        """The worker whose next tokens change nothing but what the client has. None: more may change."""
         self._source_refusal = ""
         """Why the KV source refused the decode worker, as long as the source itself has not reported a
         reason."""
@@ -101,8 +108,7 @@ class Flow:
     @property
     def arrived_s(self) -> float:
         """When the request came in."""
-        submitted_s = self.submitted_at_s
-        return submitted_s if self.submit.arrived_s is None else self.submit.arrived_s
+        return self.submitted_at_s if self.submit.arrived_s is None else self.submit.arrived_s
 
     def is_wait_over(self, now_s: float) -> bool:
         return self.state is RequestState.QUEUED and self._wait_ends_s <= now_s
@@ -136,13 +142,6 @@ class Flow:
         """Whether the next token is the last one, so that there is no decode phase."""
         is_embedding = self.submit.task is Task.EMBED
         return is_embedding or self.submit.sampling.max_tokens - len(self.generated) <= 1
-
-    @property
-    def _sampling(self) -> SamplingParams:
-        sampling = self.submit.sampling
-        if sampling.prompt_logprobs is None or not self._order.has_prompt_logprobs:
-            return sampling
-        return msgspec.structs.replace(sampling, prompt_logprobs=None)
 
     @property
     def cached_tokens(self) -> int:
@@ -196,7 +195,7 @@ class Flow:
             epoch=self.epoch,
             phases=phases,
             tokens=self.tokens,
-            sampling=self._sampling,
+            sampling=self._order.sampling,
             source=source,
             cache_root=cache_root,
             now_s=now_s,
@@ -229,6 +228,15 @@ class Flow:
         self._life.to(end, now_s=now_s, cause="answered" if is_answered else "client gone")
         return actions
 
+    def on_next(self, worker_id: WorkerId, output: SequenceOutput, *, now_s: float) -> Deliver | None:
+        """Do what `on_output` does, if the sequence decodes and the output is its next tokens and no more.
+        Nothing changes and None is returned if there is more to it."""
+        is_next = worker_id == self._decodes_at and output.epoch == self.epoch
+        if not is_next or not self._order.accept_next(output):
+            return None
+        self._wait.since_s = now_s
+        return Deliver(self.submit.seq_id, output.first_index, output.tokens, self.cached_tokens)
+
     def on_output(self, worker_id: WorkerId, output: SequenceOutput, *, now_s: float) -> list[RouterAction]:
         """Take in tokens from a worker. The client gets each token exactly once and in order.
 
@@ -253,6 +261,8 @@ class Flow:
         actions: list[RouterAction] = []
         if len(self.generated) > first_index:
             actions += self._delivered(worker_id, first_index, now_s=now_s)
+            if first_index and phase is not Phase.PREFILL:
+                self._decodes_at = worker_id
         if reason is not None:
             has_ended = output.finish is not None and phase is not Phase.PREFILL
             actions += self._finish(reason, worker_id if has_ended else None, now_s=now_s)
@@ -316,7 +326,8 @@ class Flow:
         if failed.reason is FailureReason.DEADLINE:
             self._forget_holder(worker_id)
             return self.refuse(FailureKind.DEADLINE, reason, now_s=now_s)
-        if failed.reason is FailureReason.SOURCE_REFUSED and self._prefill_may_explain(worker_id):
+        may_explain = self.state is RequestState.PREFILLING and prefill_is_beside(worker_id, self.phases)
+        if failed.reason is FailureReason.SOURCE_REFUSED and may_explain:
             self._forget_holder(worker_id)
             self._source_refusal = reason
             return []
@@ -411,15 +422,6 @@ class Flow:
         )
         return [*actions, finished]
 
-    def _prefill_may_explain(self, worker_id: WorkerId) -> bool:
-        """Whether the prefill worker's own report may still explain why it refused the decode worker.
-
-        It refuses if the sequence ended with its first token, or if it had no room. Its own report decides,
-        and the decode worker's message may overtake it.
-        """
-        others = (phase for w, phase in self.phases.items() if w != worker_id)
-        return self.state is RequestState.PREFILLING and Phase.PREFILL in others
-
     # --- losses and cancellation --------------------------------------------------------------------
 
     def _lost(
@@ -494,5 +496,5 @@ class Flow:
         actions: list[RouterAction] = [ToWorker(worker_id, message) for worker_id in self.phases]
         self.phases, self._participants = {}, {}
         self._order.attempt_over()
-        self._source_refusal = ""
+        self._source_refusal, self._decodes_at = "", None
         return actions

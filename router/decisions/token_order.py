@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from baton.core.messages import SequenceOutput
 from baton.core.sampling import FinishReason, SamplingParams, finish_after
 from baton.core.steps import TokenLogprobs
@@ -39,6 +41,13 @@ class TokenOrder:
         """(token count, reason), as a worker said it."""
 
     @property
+    def sampling(self) -> SamplingParams:
+        """The sampling of an attempt that begins now."""
+        if self._sampling.prompt_logprobs is None or not self.has_prompt_logprobs:
+            return self._sampling
+        return msgspec.structs.replace(self._sampling, prompt_logprobs=None)
+
+    @property
     def holds_too_many(self) -> bool:
         """Whether too many tokens wait for earlier ones."""
         return len(self._held) > HELD_TOKENS_MAX
@@ -69,6 +78,29 @@ class TokenOrder:
         if self._ends is not None and self._ends[0] <= len(generated):
             return self._ends[1]
         return None
+
+    def accept_next(self, output: SequenceOutput) -> bool:
+        """Take in the tokens of an output that has nothing else, follows those before and ends nothing, as
+        nearly all do. Returns False if there is more to it: then nothing was taken in."""
+        tokens, generated = output.tokens, self.generated
+        is_next = (
+            tokens
+            and output.first_index == len(generated)
+            and output.finish is None
+            and output.cached_token_count is None
+            and not output.logprobs
+            and output.prompt_logprobs is None
+            and output.timings is None
+            and not output.embedding
+            and not self._held
+            and self._prompt_logprobs is None
+            and self._ends is None
+            and len(generated) + len(tokens) < self._sampling.max_tokens
+            and self._stops.isdisjoint(tokens)
+        )
+        if is_next:
+            generated += tokens
+        return bool(is_next)
 
     def _none_ends_early(self, tokens: Sequence[int], end: int) -> bool:
         """Whether none of these can be the sequence's last but the `end`-th, for its number."""

@@ -8,8 +8,7 @@ that lets too much wait is dropped. The engine never waits for anybody.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -194,7 +193,7 @@ class ResponseStream:
 
     @property
     def is_complete(self) -> bool:
-        return all(choice.finish is not None for choice in self.choices)
+        return None not in [choice.finish for choice in self.choices]
 
     @property
     def first_token_s(self) -> float:
@@ -334,26 +333,38 @@ class ResponseStream:
         is_over = self.is_gone or self.error is not None or self.is_complete
         if self._is_writing or is_over or self._has_many_logprobs():
             self._wake.set()
-            return
-        if events := self._made(self._flush_events):
+        elif events := self._made(self._flush_events):
             self._unwritten += events
             self._is_writing = True
             self._wake.set()
 
     def _has_many_logprobs(self) -> bool:
         """Whether the streaming task has to write the events, since it may wait for a thread."""
-        return sum(choice.logprob_count for choice in self.choices) > LOGPROBS_ON_LOOP
+        counts = [choice.logprob_count for choice in self.choices if not choice.is_plain]
+        return sum(counts) > LOGPROBS_ON_LOOP
 
     def _flush_events(self) -> bytes:
         """Write the events that are due, and return those that could not be written without waiting."""
-        events = _written(self._take_events())
+        plain = self._plain_choice()
+        events = _written(self._take_events()) if plain is None else self._text_chunk(plain)
         return b"" if events and self._write_now(events) else events
+
+    def _plain_choice(self) -> ChoiceStream | None:
+        """Return the choice of an answer that has begun, has not ended and is plain text, as nearly all are
+        at nearly all times; None: it is another."""
+        choice = self.choices[0]
+        is_under_way = choice.is_plain and choice.is_opened and choice.finish is None
+        return choice if is_under_way and len(self.choices) == 1 else None
+
+    def _text_chunk(self, choice: ChoiceStream) -> bytes:
+        text, ids = choice.take()
+        return self._answer.chunk(choice.index, text, ids) if text or ids else b""
 
     async def _due_events(self) -> bytes:
         """Return all events that are due now, in one piece. A defect has the effect that `_made` tells of."""
         if self._is_broken:
             return b""
-        with self._ended_by_defects():
+        try:
             events = self._take_events()
             if not _are_many(events):
                 return _written(events)
@@ -362,26 +373,28 @@ class ResponseStream:
                 return await asyncio.to_thread(_written, events)
             finally:
                 self._is_in_thread = False
-        return b""
+        except NOT_DEFECTS:
+            raise
+        except BaseException as defect:
+            return self._broken_by(defect)
 
     def _made(self, make: Callable[[], bytes]) -> bytes:
         """Return the events that `make` makes. A defect in it ends the request with an error, and from then
         on there are no events: what was taken and not made would be missing before them."""
         if self._is_broken:
             return b""
-        with self._ended_by_defects():
-            return make()
-        return b""
-
-    @contextmanager
-    def _ended_by_defects(self) -> Generator[None]:
         try:
-            yield
+            return make()
         except NOT_DEFECTS:
             raise
         except BaseException as defect:
-            log.error("defect in the answer of %s: %s", self._answer.request_id, report(defect))
-            self.fail(BatonError(INTERNAL), is_defect=True)
+            return self._broken_by(defect)
+
+    def _broken_by(self, defect: BaseException) -> bytes:
+        """End the request because of a defect. Returns the events that are left, which are none."""
+        log.error("defect in the answer of %s: %s", self._answer.request_id, report(defect))
+        self.fail(BatonError(INTERNAL), is_defect=True)
+        return b""
 
     async def write_end(self, writing: Awaitable[None], *, on_drop: Callable[[], None]) -> None:
         """Await the last write, no longer than the request may take, as every other write."""
@@ -421,9 +434,7 @@ class ResponseStream:
                     echoed = choice.echo_logprobs(choice.prompt_logprobs)
                     events.append(self._rich_chunk(choice, {"text": text}, echoed, None))
             if choice.is_plain:
-                text, ids = choice.take()
-                if text or ids:
-                    add(answer.chunk(choice.index, text, ids))
+                add(self._text_chunk(choice))
             else:
                 events += self._rich_chunks(choice)
             if choice.finish is not None:

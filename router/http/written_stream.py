@@ -44,6 +44,9 @@ class WrittenStream(ResponseStream):
     def error_event(self, error: BatonError) -> bytes:
         return self.writer.failed(self._renamed(error) if isinstance(error, ClientError) else error)
 
+    def _plain_choice(self) -> None:
+        """Have all events written by the writer."""
+
     def _take_events(self) -> list[Events]:
         """Take all events that are due now. Those of the end come with the usage, after all others."""
         (choice,) = self.choices
