@@ -54,25 +54,41 @@ class StepRunner:
 
     async def _within(self, step: Coroutine[Any, Any, StepResult], limit_s: float) -> StepResult:
         """Raises StepOverdue, and what the step raises."""
-        loop, limit = asyncio.get_running_loop(), asyncio.timeout(None)
+        limit = asyncio.timeout(None)
         try:
             async with limit:
-
-                def look(before_s: float) -> None:
-                    """End the step, or look again when the time is over that did not count until now."""
-                    nonlocal timer
-                    stalled_s = self._stalled_s()
-                    if stalled_s > before_s:
-                        timer = loop.call_later(stalled_s - before_s, look, stalled_s)
-                    else:
-                        limit.reschedule(loop.time())
-
-                timer = loop.call_later(limit_s, look, self._stalled_s())
+                watch = _StepWatch(limit, self._stalled_s)
+                watch.begin(limit_s)
                 try:
                     return await step
                 finally:
-                    timer.cancel()
+                    watch.end()
         except TimeoutError:
             if not limit.expired():
                 raise
             raise StepOverdue(f"the device hangs: a step takes longer than {self._timeout_s:g} s") from None
+
+
+class _StepWatch:
+    """Ends a step whose time is over. It is a class since a function that calls itself later would be left
+    to the garbage collector, and with it the step's task."""
+
+    def __init__(self, limit: asyncio.Timeout, stalled_s: Callable[[], float]) -> None:
+        self._limit, self._stalled_s = limit, stalled_s
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self, limit_s: float) -> None:
+        self._timer = self._loop.call_later(limit_s, self._look, self._stalled_s())
+
+    def end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self, before_s: float) -> None:
+        """End the step, or look again when the time is over that did not count until now."""
+        stalled_s = self._stalled_s()
+        if stalled_s > before_s:
+            self._timer = self._loop.call_later(stalled_s - before_s, self._look, stalled_s)
+        else:
+            self._limit.reschedule(self._loop.time())

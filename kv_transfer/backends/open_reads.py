@@ -15,6 +15,10 @@ ABORT_S = 0.25
 """Time for a read that is out of time to end its step; if it does, nothing of it can land any more."""
 
 
+def _nothing() -> None:
+    """Do nothing, since no thread carries the read out."""
+
+
 @dataclass(slots=True, eq=False)
 class BackendRead:
     """`abandon` asks its threads to begin nothing more; they answer with `BackendReads.ended`."""
@@ -22,7 +26,7 @@ class BackendRead:
     peer: WorkerId
     local_blocks: frozenset[int]
     result: asyncio.Future[list[int]]
-    abandon: Callable[[], None] = lambda: None
+    abandon: Callable[[], None] = _nothing
     is_abandoned: bool = False
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -73,6 +77,8 @@ class BackendReads:
     def _on_over(self, read: BackendRead, result: list[int], error: str) -> None:
         self._reads.discard(read)
         read.over.set()
+        # What it abandons refers to the read: only the garbage collector would free both.
+        read.abandon = _nothing
         if read.result.done():
             return
         if error:

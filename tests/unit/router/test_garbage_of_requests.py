@@ -1,15 +1,10 @@
 """A request leaves nothing to the collector of circular garbage, whose search stops all streams: what a
 request made is freed when it ends, however it ends."""
 
-import asyncio
-import contextlib
-import gc
-import types
-from collections import Counter
-
 import pytest
 
 from baton.core.messages import Role
+from tests.circular_garbage import nothing_left
 from tests.unit.router.http_fakes import MODEL, FakeWorker, make_folder
 from tests.unit.router.http_fakes import cluster as http_cluster
 from tests.unit.router.test_http_tools import TEMPLATE, TIME, USER
@@ -25,39 +20,6 @@ def folder(tmp_path_factory):
     return made
 
 
-def of_router(found):
-    """Return a name for an object of the router's, and None for others."""
-    if isinstance(found, types.FunctionType):
-        return found.__qualname__ if found.__module__.startswith("router.") else None
-    if isinstance(found, (types.CoroutineType, types.GeneratorType)):
-        return (
-            found.__qualname__
-            if "/router/"
-            in (found.cr_code if isinstance(found, types.CoroutineType) else found.gi_code).co_filename
-            else None
-        )
-    kind = type(found)
-    return kind.__qualname__ if kind.__module__.startswith("router.") else None
-
-
-@contextlib.contextmanager
-def nothing_left():
-    """Check that the block leaves no circular garbage of the router's."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-        gc.set_debug(gc.DEBUG_SAVEALL)
-        gc.collect()
-        left = Counter(name for found in gc.garbage if (name := of_router(found)) is not None)
-    finally:
-        gc.set_debug(0)
-        gc.garbage.clear()
-        gc.enable()
-    assert not left
-
-
-WHOLE = {"max_tokens": 6}
 REQUESTS = {
     "chat": (CHAT, {"messages": USER}, 200),
     "chat stream": (CHAT, {"messages": USER, "stream": True}, 200),
@@ -98,7 +60,7 @@ async def test_a_request_leaves_nothing_to_the_collector(folder, kind):
 
         await ask()
         await c.nothing_in_flight()
-        with nothing_left():
+        with nothing_left("router."):
             for _ in range(ROUNDS):
                 await ask()
             await c.nothing_in_flight()
@@ -116,11 +78,10 @@ async def test_a_client_that_leaves_leaves_nothing_to_the_collector(folder):
 
         await leave()
         await c.nothing_in_flight()
-        with nothing_left():
+        with nothing_left("router."):
             for _ in range(ROUNDS):
                 await leave()
             await c.nothing_in_flight()
-            await asyncio.sleep(0)
 
 
 async def test_an_answer_in_two_phases_leaves_nothing_to_the_collector(folder):
@@ -130,7 +91,7 @@ async def test_an_answer_in_two_phases_leaves_nothing_to_the_collector(folder):
     async with http_cluster(folder, prefill, decode, context=1024) as c, c.http() as http:
         assert (await http.post(COMPLETIONS, json=body)).status_code == 200
         await c.nothing_in_flight()
-        with nothing_left():
+        with nothing_left("router."):
             for _ in range(ROUNDS):
                 await http.post(COMPLETIONS, json=body)
             await c.nothing_in_flight()

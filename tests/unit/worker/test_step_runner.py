@@ -3,6 +3,7 @@ import threading
 
 from baton.core.steps import StepPlan, StepResult
 from baton.wire.crash import Crash
+from tests.circular_garbage import nothing_left
 from worker import events as e
 from worker.engine_thread import EngineThread
 from worker.step_runner import StepRunner
@@ -42,6 +43,17 @@ async def test_a_step_is_computed_and_its_result_comes_back():
     running.start()
     assert await running.next() == e.StepDone(StepResult(7, (), 0.1))
     assert running.crash.error is None
+
+
+async def test_steps_leave_nothing_to_the_collector_of_garbage():
+    async def step(plan):
+        return StepResult(plan.step_number, (), 0.1)
+
+    running = Running(step)
+    with nothing_left("worker."):
+        for _ in range(3):
+            running.start()
+            await running.next()
 
 
 async def test_a_step_that_never_ends_is_the_end_of_the_worker():
