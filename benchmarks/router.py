@@ -70,8 +70,8 @@ class RouterSeen(msgspec.Struct, frozen=True):
 class RouterLoad(msgspec.Struct, frozen=True):
     prompt_tokens: int = 512
     output_tokens: int = 64
-    clients: int = 64
-    requests: int = 2000
+    clients: int = 1000
+    requests: int = 8000
     half_s: float = 10.0
     with_long: bool = True
 
