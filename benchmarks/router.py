@@ -30,6 +30,7 @@ from benchmarks.ports import free_port
 from benchmarks.router_free import FreeWorkerPlan, Ports
 from benchmarks.router_load import LoadSeen, StreamClient, closed_loop, open_loop
 from engine.model_files.resolve import FILES_WITHOUT_WEIGHTS, resolve_model
+from loadgen.open_files import allow_connections
 
 START_S = 120.0
 PROMPTS = 64
@@ -87,6 +88,7 @@ async def measure(
     progress: Callable[[str], None],
 ) -> list[RouterSeen]:
     """Measure one router at a time. Raises SetupError if one does not start."""
+    allow_connections(2 * load.clients)  # A router has a connection to a worker for each of a client's.
     with tempfile.TemporaryDirectory(prefix="baton-bench-") as folder:
         model = _long_context(model, Path(folder))
         return await _measure_all(targets, model, load, (pairs, workers, step_s), progress)

@@ -5,7 +5,6 @@ together. All use one instant of CLOCK_MONOTONIC as origin and report to the par
 """
 
 import asyncio
-import resource
 import signal
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
@@ -21,6 +20,7 @@ from loadgen.client import parse_url, send
 from loadgen.conversations import Conversations
 from loadgen.health import ClientHealth, LoopWatch, worst_of
 from loadgen.lengths import PlannedRequest, ReplayPlan
+from loadgen.open_files import allow_connections
 from loadgen.prompts import PromptMaker, TokenRange
 from loadgen.records import RequestOutcome, RequestRecord
 from loadgen.runner import ReplayObserver, replay_plan
@@ -32,8 +32,6 @@ from loadgen.users import Users
 REPORT_EVERY_S = 0.2
 READY_TIMEOUT_S = 60.0
 CLIENTS_MAX = 64
-OTHER_FILES = 256
-"""Open files besides the connections."""
 GARBAGE_THRESHOLDS = (20_000, 100, 100)
 
 
@@ -159,7 +157,7 @@ async def _send(
             if job.keeps_answers:
                 record.answer = digest(answer)
 
-    _allow_connections(job.limits.connections_max)
+    allow_connections(job.limits.connections_max)
     # A long pause of the garbage collector would look like a pause of the server.
     with garbage.spared(GARBAGE_THRESHOLDS):
         async with LoopWatch() as watch:
@@ -174,15 +172,6 @@ async def _send(
                 origin_s=origin_s,
             )
             return records, watch.health()
-
-
-def _allow_connections(count: int) -> None:
-    """Raise the process's own limit of open files where the system allows it."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = count + OTHER_FILES
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _shares(job: Sending, clients: int) -> list[Sending]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 def _name(found: object, packages: tuple[str, ...]) -> str | None:
     """Return a name for an object of the packages; None: it is of no interest."""
     if isinstance(found, types.FunctionType):
-        return found.__qualname__ if found.__module__.startswith(packages) else None
+        return found.__qualname__ if (found.__module__ or "").startswith(packages) else None
     kind = type(found)
     return kind.__qualname__ if kind.__module__.startswith(packages) else None
 
@@ -20,6 +20,7 @@ def nothing_left(*packages: str) -> Iterator[None]:
     """Check that the block leaves no circular garbage with functions of these packages or instances of their
     classes. A name ends with a full stop, as in `router.`."""
     gc.collect()
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
@@ -30,5 +31,6 @@ def nothing_left(*packages: str) -> Iterator[None]:
     finally:
         gc.set_debug(0)
         gc.garbage.clear()
-        gc.enable()
-    assert not left
+        if was_enabled:
+            gc.enable()
+    assert not left, left

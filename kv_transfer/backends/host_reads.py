@@ -71,11 +71,11 @@ class HostReads:
         def abandon() -> None:
             job.is_abandoned = True
 
-        read.abandon = abandon
         if self._is_closed or not self._threads.submit(job):
             on_end()
             reason = "transfers are closed" if self._is_closed else "too many transfers wait"
             raise TransferFailed(reason)
+        read.abandon = abandon
         return await self._reads.run(read, timeout_s=timeout_s)
 
     def submit(self, steps: Steps) -> None:

@@ -345,7 +345,7 @@ class NixlBackend:
     async def _run(
         self, peer: _NixlPeer, steps: Steps, local_blocks: frozenset[int], timeout_s: float
     ) -> list[int]:
-        job = Job(steps, on_end=lambda _: self._call_soon(self._on_over, read))
+        job = Job(steps, on_end=self._on_end)
         read = _NixlRead(peer, local_blocks, self._loop.create_future(), job)
         self._submit(job)
         self._reads.add(read)
@@ -362,6 +362,15 @@ class NixlBackend:
     def _give_up(self, read: _NixlRead, message: str, *, may_still_land: bool) -> None:
         read.job.is_abandoned = True
         _set_error(read.result, TransferFailed(message, may_still_land=may_still_land))
+
+    def _on_end(self, job: Job) -> None:
+        """Take over from the transfer thread. The read is looked for: a job that referred to it would be left
+        to the garbage collector with it."""
+        self._call_soon(self._on_job_over, job)
+
+    def _on_job_over(self, job: Job) -> None:
+        for read in [read for read in self._reads if read.job is job]:
+            self._on_over(read)
 
     def _on_over(self, read: _NixlRead) -> None:
         """Nothing of the read can land any more."""

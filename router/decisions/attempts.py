@@ -58,10 +58,10 @@ def start_messages(
 
 
 def prefill_is_beside(worker_id: WorkerId, phases: Mapping[WorkerId, Phase]) -> bool:
-    """Whether a prefill worker's own report may still explain why it refused this decode worker.
+    """Return whether another worker prefills, whose own report may explain why it refused its KV to this one.
 
     It refuses if the sequence ended with its first token, or if it had no room. Its own report decides, and
-    the decode worker's message may overtake it.
+    this worker's message may overtake it.
     """
     return any(phase is Phase.PREFILL for worker, phase in phases.items() if worker != worker_id)
 

@@ -301,8 +301,8 @@ class RouterCore:
         flow = self._flows.get(output.seq_id)
         if flow is None:
             return []
-        has_other = self._hedging.was_ever_used
-        if not has_other and (delivered := flow.on_next(worker_id, output, now_s=self._now_s)) is not None:
+        # A backup attempt is over by then: the first token decides between two attempts.
+        if (delivered := flow.on_next(worker_id, output, now_s=self._now_s)) is not None:
             self._waiting.generated(flow, len(delivered.tokens))
             return [delivered]
         state, count = flow.state, len(flow.generated)

@@ -93,7 +93,7 @@ class Flow:
         """All workers of the current attempt, including those that hold nothing for it any more."""
         self._has_joined = False
         self._decodes_at: WorkerId | None = None
-        """The worker whose next tokens change nothing but what the client has. None: more may change."""
+        """The worker that decodes, once the client has two tokens. Its next tokens change no state."""
         self._source_refusal = ""
         """Why the KV source refused the decode worker, as long as the source itself has not reported a
         reason."""

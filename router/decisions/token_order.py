@@ -80,8 +80,8 @@ class TokenOrder:
         return None
 
     def accept_next(self, output: SequenceOutput) -> bool:
-        """Take in the tokens of an output that has nothing else, follows those before and ends nothing, as
-        nearly all do. Returns False if there is more to it: then nothing was taken in."""
+        """Take in an output's tokens if they come right after those before, end nothing and bring nothing
+        else, as nearly all do. Returns False if not: then nothing was taken in."""
         tokens, generated = output.tokens, self.generated
         is_next = (
             tokens

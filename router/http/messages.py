@@ -31,7 +31,8 @@ class MessagesRequest(GenerationRequest):
         try:
             return await super().serve(scope, receive, send)
         except ClientError as error:
-            raise self._renamed(error) from error
+            # Often it is the same error, which would be its own cause, and left to the garbage collector.
+            raise self._renamed(error) from None
 
     def _renamed(self, error: ClientError) -> ClientError:
         return NAMES.renamed(error, self._places)
@@ -72,5 +73,5 @@ async def count_tokens(service: Service, client: AuthenticatedClient, body: byte
     try:
         tokens = await tokens_of(service, client, body, parse)
     except ClientError as error:
-        raise NAMES.renamed(error, places) from error
+        raise NAMES.renamed(error, places) from None
     return {"input_tokens": len(tokens)}

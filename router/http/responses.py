@@ -58,7 +58,8 @@ class ResponsesRequest(GenerationRequest):
         try:
             return await super().serve(scope, receive, send)
         except ClientError as error:
-            raise self._renamed(error) from error
+            # Often it is the same error, which would be its own cause, and left to the garbage collector.
+            raise self._renamed(error) from None
 
     def _renamed(self, error: ClientError) -> ClientError:
         return NAMES.renamed(error, self._places)

@@ -2,7 +2,7 @@
 search."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from baton.core.errors import BatonError, DeadlineOver, PeerFailure
 from baton.core.ids import SequenceId
@@ -95,6 +95,8 @@ class SequenceGroup:
             if submit.part is not SequencePart.STEP and (collector.has_output or collector.is_cut_off):
                 self.computed_tokens += len(submit.prompt)
             self.computed_tokens += len(collector.tokens)
+            # It holds the error, and its traceback this frame: only the garbage collector would free them.
+            del collector
 
     def stop(self) -> None:
         """Cancel the group because its client is gone. Everybody who waits gets GroupCancelled."""
@@ -119,7 +121,13 @@ class SequenceGroup:
         try:
             await asyncio.gather(*tasks)
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await _ended(tasks)
+            tasks.clear()  # They hold the error, as above.
         return [ended[at] for at in range(len(ended))]
+
+
+async def _ended(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Cancel tasks and wait for their ends."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

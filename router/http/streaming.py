@@ -183,10 +183,10 @@ class ResponseStream:
             choice.is_cut_off |= self._driver.client_gone(choice.seq_id) and is_cut_off
 
     def release(self) -> None:
-        """Drop what refers back to the stream once nothing more is wanted of it: its choices, and the
-        connection's ways to write and to hang up. Otherwise it would be left to the garbage collector, whose
-        search stops all streams."""
-        self.choices = []
+        """Drop what refers back to the stream once nothing more is wanted of it: its choices, an error, whose
+        traceback does, and the connection's ways to write and to hang up. Otherwise it would be left to the
+        garbage collector, whose search stops all streams."""
+        self.choices, self.error = [], None
         self._write_now, self._on_drop = _never_now, _drop_nothing
 
     # --- what the client gets ---------------------------------------------------------------------

@@ -29,8 +29,8 @@ class WrittenStream(ResponseStream):
         writer: Callable[[Sequence[ChoiceStream]], AnswerWriter],
         renamed: Callable[[ClientError], BatonError],
     ) -> None:
-        """`writer` is called once, with the choice as soon as it is known, and must not refer to the stream,
-        which keeps it. `renamed` gives an error the API's names of fields."""
+        """`writer` is called once, with the choice as soon as it is known. The stream keeps `writer`, so
+        `writer` must not refer to the stream. `renamed` gives an error the API's names of fields."""
         super().__init__(driver, answer, deadline_s=deadline_s, unsent_tokens_max=unsent_tokens_max)
         self._make_writer, self._renamed = writer, renamed
         self._writer: AnswerWriter | None = None

@@ -10,6 +10,7 @@ import pytest
 from baton.core.errors import IncompatiblePeer, TransferFailed
 from baton.core.transfer_backends import BACKENDS
 from kv_transfer.layout import RangeCopy
+from tests.circular_garbage import nothing_left
 from tests.contract.transfer_peer import BLOCK_BYTES, BLOCK_COUNT, LocalPeer, PeerProcess, Pool, make_backend
 from tests.loopback_backend import LoopbackFabric
 
@@ -117,6 +118,13 @@ async def test_generations_are_read_in_the_asked_order(reader, peer):
     await reader.add_peer(peer.worker_id, peer.offer)
     found = await read(reader, peer, [63, 0, 31, 0], [1, 2, 3, 4])
     assert found == [163, 100, 131, 100]
+
+
+async def test_reads_leave_nothing_to_the_collector_of_garbage(reader, peer):
+    await reader.add_peer(peer.worker_id, peer.offer)
+    with nothing_left("kv_transfer."):
+        for _ in range(3):
+            assert await read(reader, peer, [0, 1], [2, 3]) == [100, 101]
 
 
 async def test_many_reads_at_once_keep_their_blocks_apart(reader, peer):

@@ -19,7 +19,6 @@ from kv_transfer.backends.copy_threads import CopyJob, CopyThreads, StepFailed
 from kv_transfer.backends.tcp import TcpBackend
 from kv_transfer.layout import RangeCopy
 from kv_transfer.manager import TransferManager
-from tests.circular_garbage import nothing_left
 
 BLOCK_BYTES, BLOCK_COUNT = 64, 8
 
@@ -51,15 +50,6 @@ async def test_a_peer_elsewhere_is_left_to_other_backends():
     async with Side("p.1") as source, Side("d.1") as reader:
         with pytest.raises(IncompatiblePeer, match="another host"):
             await reader.backend.add_peer("p.1", changed(source.offer, host="other/1"))
-
-
-async def test_reads_leave_nothing_to_the_collector_of_garbage():
-    async with Side("p.1", fill=7) as source, Side("d.1") as reader:
-        await reader.backend.add_peer("p.1", source.backend.offer())
-        with nothing_left("kv_transfer."):
-            for _ in range(3):
-                await reader.backend.read("p.1", [0, 1], [2, 3], timeout_s=5.0)
-        assert (reader.blocks[2:4] == 7).all()
 
 
 async def test_a_process_that_got_a_dead_peers_id_is_not_the_peer():

@@ -1,6 +1,9 @@
 """A request leaves nothing to the collector of circular garbage, whose search stops all streams: what a
 request made is freed when it ends, however it ends."""
 
+import asyncio
+import contextlib
+
 import pytest
 
 from baton.core.messages import Role
@@ -64,6 +67,52 @@ async def test_a_request_leaves_nothing_to_the_collector(folder, kind):
             for _ in range(ROUNDS):
                 await ask()
             await c.nothing_in_flight()
+
+
+@pytest.mark.parametrize("kind", [kind for kind, (_, _, status) in REQUESTS.items() if status == 200])
+async def test_a_request_that_no_worker_takes_leaves_nothing_to_the_collector(folder, kind):
+    path, fields, _ = REQUESTS[kind]
+    body = {"model": MODEL, "max_tokens": 6} | fields
+    body = {name: value for name, value in body.items() if value is not None}
+    worker = FakeWorker()
+    worker.refuses = "not here"
+    async with http_cluster(folder, worker, context=1024) as c, c.http() as http:
+
+        async def ask():
+            answer = await http.post(path, json=body)
+            assert answer.status_code == 400
+            assert "not here" in answer.text
+
+        await ask()
+        await c.nothing_in_flight()
+        with nothing_left("router."):
+            for _ in range(ROUNDS):
+                await ask()
+            await c.nothing_in_flight()
+
+
+@pytest.mark.parametrize("kind", [kind for kind, (_, _, status) in REQUESTS.items() if status == 200])
+async def test_a_client_that_leaves_early_leaves_nothing_to_the_collector(folder, kind):
+    path, fields, _ = REQUESTS[kind]
+    body = {"model": MODEL, "max_tokens": 6} | fields
+    body = {name: value for name, value in body.items() if value is not None}
+    worker = FakeWorker(reply=list(range(20, 26)))
+    worker.gate.clear()
+    async with http_cluster(folder, worker, context=1024) as c, c.http() as http:
+
+        async def leave():
+            before = len(worker.started)
+            asking = asyncio.create_task(http.post(path, json=body))
+            await worker.until(lambda: len(worker.started) > before)
+            asking.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asking
+            await c.nothing_in_flight()
+
+        await leave()
+        with nothing_left("router."):
+            for _ in range(ROUNDS):
+                await leave()
 
 
 async def test_a_client_that_leaves_leaves_nothing_to_the_collector(folder):

@@ -1,6 +1,9 @@
 """The short way for the next tokens of an answer changes nothing but how long it takes: whatever comes, the
 actions, and what the sequence becomes, are those of the whole way."""
 
+import json
+
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +16,9 @@ from baton.core.steps import TokenLogprobs
 from router.decisions.events import Deliver, Submit
 from router.decisions.flow import Flow
 from router.decisions.request_state import RequestState
+from router.http.streaming import ResponseStream
+from tests.unit.router.http_fakes import MODEL, FakeWorker, cluster, make_folder
+from tests.unit.router.script import Script
 
 STOP, MAX_TOKENS, PROMPT = 9, 12, (1, 2, 3, 4, 5)
 P, D = WorkerId("p"), WorkerId("d")
@@ -131,3 +137,75 @@ def test_tokens_of_an_answer_under_way_take_the_short_way():
     assert flow.on_next(D, output(4, STOP), now_s=3.0) is None
     assert flow.on_next(D, output(4, *[7] * (MAX_TOKENS - 4)), now_s=3.0) is None
     assert flow.generated == [5, 6, 7, 8]
+
+
+def core_after(monkeypatch, *, is_short):
+    """Return all actions of a core for an answer of 40 tokens, and its tenant's level of service."""
+    took = []
+
+    def on_next(flow, *args, **options):
+        done = ON_NEXT(flow, *args, **options) if is_short else None
+        took.append(done is not None)
+        return done
+
+    monkeypatch.setattr(Flow, "on_next", on_next)
+    script, actions = Script(), []
+    script.pair()
+    sampling = SamplingParams(max_tokens=40)
+    submit = Submit(SequenceId("s"), RequestId("s"), PROMPT, sampling, b"", 100.0, tenant="t", weight=2.0)
+    actions += script.do(submit)
+    actions += script.output("p", 0, 10)
+    actions += script.joined()
+    for index in range(0, 39, 3):
+        actions += script.output("d", index, *range(10 + index, 13 + index))
+    actions += script.output("d", 39, 49, finish=FinishReason.LENGTH)
+    assert any(took) is is_short
+    return actions, script.delivered, script.core._waiting._queue.shares.level("t")
+
+
+ON_NEXT = Flow.on_next
+
+
+def test_a_core_does_and_charges_the_same_either_way(monkeypatch):
+    short, whole = core_after(monkeypatch, is_short=True), core_after(monkeypatch, is_short=False)
+    assert short == whole
+    assert short[1]["s"] == list(range(10, 50))
+
+
+ASKED = [{}, {"return_token_ids": True}, {"stop": ["~"]}, {"n": 2}, {"echo": True}]
+
+
+@pytest.mark.parametrize("fields", ASKED)
+async def test_a_stream_is_the_same_either_way(tmp_path, monkeypatch, fields):
+    folder = make_folder(tmp_path / "tiny")
+    worker = FakeWorker(reply=list(range(20, 60)))
+    body = {"model": MODEL, "prompt": "hello", "max_tokens": 40, "stream": True, "seed": 1} | fields
+
+    async def events(http):
+        answer = await http.post("/v1/completions", json=body)
+        lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
+        assert lines[-1] == "[DONE]"
+        found = [json.loads(line) for line in lines[:-1]]
+        return [{name: value for name, value in e.items() if name not in ("id", "created")} for e in found]
+
+    def text_of(found):
+        return ["".join(c["text"] for e in found for c in e["choices"] if c["index"] == i) for i in (0, 1)]
+
+    def ids_of(found):
+        return [i for e in found for c in e["choices"] for i in c.get("token_ids") or ()]
+
+    found, plain_choice = [], ResponseStream._plain_choice
+
+    def seen(stream):
+        found.append(plain_choice(stream))
+        return found[-1]
+
+    async with cluster(folder, worker, context=1024) as c, c.http() as http:
+        monkeypatch.setattr(ResponseStream, "_plain_choice", seen)
+        short = await events(http)
+        assert any(choice is not None for choice in found) is not ("n" in fields or "echo" in fields)
+        monkeypatch.setattr(ResponseStream, "_plain_choice", lambda stream: None)
+        whole = await events(http)
+    assert text_of(short) == text_of(whole)
+    assert ids_of(short) == ids_of(whole)
+    assert [sorted(e) for e in short[:1]] == [sorted(e) for e in whole[:1]]
