@@ -113,7 +113,7 @@ class NixlBackend:
         # Unique per life of this backend: a peer that knew an earlier life sees a new agent.
         self._agent_name = f"{worker_id}/{secrets.token_hex(8)}"
         self._thread: TransferThread | None = None
-        self._reads: set[_NixlRead] = set()
+        self._reads: dict[Job, _NixlRead] = {}
         self._peers: dict[WorkerId, _NixlPeer] = {}
         self._by_agent: dict[str, _NixlPeer] = {}
         """Peers by agent name, those whose removal waits for abandoned reads included."""
@@ -173,11 +173,11 @@ class NixlBackend:
         thread, self._thread = self._thread, None
         if thread is None:
             return
-        for read in self._reads:
+        for read in self._reads.values():
             self._give_up(read, "transfers are closed", may_still_land=False)
         await asyncio.to_thread(self._shut, thread)
-        for read in list(self._reads):
-            self._on_over(read)
+        for job in list(self._reads):
+            self._on_over(job)
         self._peers.clear()
         self._by_agent.clear()
 
@@ -285,7 +285,7 @@ class NixlBackend:
 
     def _remove(self, peer: _NixlPeer) -> None:
         peer.is_removed = True
-        for read in self._reads:
+        for read in self._reads.values():
             if read.peer is peer:
                 self._give_up(read, f"{peer.worker_id} was removed", may_still_land=True)
         self._forget_if_idle(peer)
@@ -332,7 +332,7 @@ class NixlBackend:
 
     async def settled(self, local_blocks: Sequence[int]) -> None:
         wanted = frozenset(local_blocks)
-        for read in list(self._reads):
+        for read in list(self._reads.values()):
             if read.job.is_abandoned and read.local_blocks & wanted:
                 await read.over.wait()
 
@@ -345,10 +345,10 @@ class NixlBackend:
     async def _run(
         self, peer: _NixlPeer, steps: Steps, local_blocks: frozenset[int], timeout_s: float
     ) -> list[int]:
-        job = Job(steps, on_end=self._on_end)
+        job = Job(steps, on_end=lambda job: self._call_soon(self._on_over, job))
         read = _NixlRead(peer, local_blocks, self._loop.create_future(), job)
         self._submit(job)
-        self._reads.add(read)
+        self._reads[job] = read  # A job that referred to its read would be left to the garbage collector.
         peer.job_count += 1
         try:
             async with asyncio.timeout(timeout_s):
@@ -363,20 +363,10 @@ class NixlBackend:
         read.job.is_abandoned = True
         _set_error(read.result, TransferFailed(message, may_still_land=may_still_land))
 
-    def _on_end(self, job: Job) -> None:
-        """Take over from the transfer thread. The read is looked for: a job that referred to it would be left
-        to the garbage collector with it."""
-        self._call_soon(self._on_job_over, job)
-
-    def _on_job_over(self, job: Job) -> None:
-        for read in [read for read in self._reads if read.job is job]:
-            self._on_over(read)
-
-    def _on_over(self, read: _NixlRead) -> None:
+    def _on_over(self, job: Job) -> None:
         """Nothing of the read can land any more."""
-        if read not in self._reads:
+        if (read := self._reads.pop(job, None)) is None:
             return
-        self._reads.remove(read)
         read.over.set()
         read.peer.job_count -= 1
         if read.job.error:
