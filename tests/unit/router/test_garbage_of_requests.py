@@ -49,11 +49,29 @@ REQUESTS = {
 }
 
 
-@pytest.mark.parametrize("kind", REQUESTS)
-async def test_a_request_leaves_nothing_to_the_collector(folder, kind):
+ANSWERED = [kind for kind, (_, _, status) in REQUESTS.items() if status == 200]
+
+
+def request_of(kind):
+    """Return its path, body and status."""
     path, fields, status = REQUESTS[kind]
     body = {"model": MODEL, "max_tokens": 6} | fields
-    body = {name: value for name, value in body.items() if value is not None}
+    return path, {name: value for name, value in body.items() if value is not None}, status
+
+
+async def check_rounds(c, once):
+    """Check that what was done once before, for what is made once, leaves nothing when it is done again."""
+    await once()
+    await c.nothing_in_flight()
+    with nothing_left("router."):
+        for _ in range(ROUNDS):
+            await once()
+        await c.nothing_in_flight()
+
+
+@pytest.mark.parametrize("kind", REQUESTS)
+async def test_a_request_leaves_nothing_to_the_collector(folder, kind):
+    path, body, status = request_of(kind)
     worker = FakeWorker(reply=list(range(20, 26)))
     async with http_cluster(folder, worker, context=1024) as c, c.http() as http:
 
@@ -61,19 +79,12 @@ async def test_a_request_leaves_nothing_to_the_collector(folder, kind):
             answer = await http.post(path, json=body)
             assert answer.status_code == status, answer.text
 
-        await ask()
-        await c.nothing_in_flight()
-        with nothing_left("router."):
-            for _ in range(ROUNDS):
-                await ask()
-            await c.nothing_in_flight()
+        await check_rounds(c, ask)
 
 
-@pytest.mark.parametrize("kind", [kind for kind, (_, _, status) in REQUESTS.items() if status == 200])
+@pytest.mark.parametrize("kind", ANSWERED)
 async def test_a_request_that_no_worker_takes_leaves_nothing_to_the_collector(folder, kind):
-    path, fields, _ = REQUESTS[kind]
-    body = {"model": MODEL, "max_tokens": 6} | fields
-    body = {name: value for name, value in body.items() if value is not None}
+    path, body, _ = request_of(kind)
     worker = FakeWorker()
     worker.refuses = "not here"
     async with http_cluster(folder, worker, context=1024) as c, c.http() as http:
@@ -83,19 +94,12 @@ async def test_a_request_that_no_worker_takes_leaves_nothing_to_the_collector(fo
             assert answer.status_code == 400
             assert "not here" in answer.text
 
-        await ask()
-        await c.nothing_in_flight()
-        with nothing_left("router."):
-            for _ in range(ROUNDS):
-                await ask()
-            await c.nothing_in_flight()
+        await check_rounds(c, ask)
 
 
-@pytest.mark.parametrize("kind", [kind for kind, (_, _, status) in REQUESTS.items() if status == 200])
+@pytest.mark.parametrize("kind", ANSWERED)
 async def test_a_client_that_leaves_early_leaves_nothing_to_the_collector(folder, kind):
-    path, fields, _ = REQUESTS[kind]
-    body = {"model": MODEL, "max_tokens": 6} | fields
-    body = {name: value for name, value in body.items() if value is not None}
+    path, body, _ = request_of(kind)
     worker = FakeWorker(reply=list(range(20, 26)))
     worker.gate.clear()
     async with http_cluster(folder, worker, context=1024) as c, c.http() as http:
@@ -109,10 +113,7 @@ async def test_a_client_that_leaves_early_leaves_nothing_to_the_collector(folder
                 await asking
             await c.nothing_in_flight()
 
-        await leave()
-        with nothing_left("router."):
-            for _ in range(ROUNDS):
-                await leave()
+        await check_rounds(c, leave)
 
 
 async def test_a_client_that_leaves_leaves_nothing_to_the_collector(folder):
@@ -125,12 +126,7 @@ async def test_a_client_that_leaves_leaves_nothing_to_the_collector(folder):
                 async for _ in answer.aiter_lines():
                     break
 
-        await leave()
-        await c.nothing_in_flight()
-        with nothing_left("router."):
-            for _ in range(ROUNDS):
-                await leave()
-            await c.nothing_in_flight()
+        await check_rounds(c, leave)
 
 
 async def test_an_answer_in_two_phases_leaves_nothing_to_the_collector(folder):
@@ -138,9 +134,8 @@ async def test_an_answer_in_two_phases_leaves_nothing_to_the_collector(folder):
     prefill, decode = FakeWorker("p", Role.PREFILL, reply), FakeWorker("d", Role.DECODE, reply)
     body = {"model": MODEL, "prompt": "hello", "max_tokens": 6, "stream": True}
     async with http_cluster(folder, prefill, decode, context=1024) as c, c.http() as http:
-        assert (await http.post(COMPLETIONS, json=body)).status_code == 200
-        await c.nothing_in_flight()
-        with nothing_left("router."):
-            for _ in range(ROUNDS):
-                await http.post(COMPLETIONS, json=body)
-            await c.nothing_in_flight()
+
+        async def ask():
+            assert (await http.post(COMPLETIONS, json=body)).status_code == 200
+
+        await check_rounds(c, ask)
