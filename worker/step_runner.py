@@ -57,8 +57,7 @@ class StepRunner:
         limit = asyncio.timeout(None)
         try:
             async with limit:
-                watch = _StepWatch(limit, self._stalled_s)
-                watch.begin(limit_s)
+                watch = _StepWatch(limit, limit_s, self._stalled_s)
                 try:
                     return await step
                 finally:
@@ -73,17 +72,14 @@ class _StepWatch:
     """Ends a step whose time is over. It is a class since a function that calls itself later would be left
     to the garbage collector, and with it the step's task."""
 
-    def __init__(self, limit: asyncio.Timeout, stalled_s: Callable[[], float]) -> None:
+    def __init__(self, limit: asyncio.Timeout, limit_s: float, stalled_s: Callable[[], float]) -> None:
+        """`limit` ends the step after `limit_s`. For `stalled_s` see `StepRunner`."""
         self._limit, self._stalled_s = limit, stalled_s
         self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
-
-    def begin(self, limit_s: float) -> None:
-        self._timer = self._loop.call_later(limit_s, self._look, self._stalled_s())
+        self._timer = self._loop.call_later(limit_s, self._look, stalled_s())
 
     def end(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
 
     def _look(self, before_s: float) -> None:
         """End the step, or look again when the time is over that did not count until now."""

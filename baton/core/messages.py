@@ -199,6 +199,18 @@ class SequenceOutput(msgspec.Struct, frozen=True):
     timings: PhaseTimings | None = None
     """The worker that prefilled sets it on an attempt's first output."""
 
+    @property
+    def is_plain(self) -> bool:
+        """True if it is tokens and nothing else, as nearly all are."""
+        return (
+            self.finish is None
+            and self.cached_token_count is None
+            and not self.logprobs
+            and self.prompt_logprobs is None
+            and not self.embedding
+            and self.timings is None
+        )
+
 
 class StepOutput(msgspec.Struct, frozen=True, tag=True):
     """All tokens of one engine step for one router. There is one message per step, never one per sequence."""

@@ -39,15 +39,7 @@ def pack(step: StepOutput) -> StepColumns:
     plain: list[SequenceOutput] = []
     others: list[SequenceOutput] = []
     for o in step.outputs:
-        is_plain = (
-            o.finish is None
-            and o.cached_token_count is None
-            and not o.logprobs
-            and o.prompt_logprobs is None
-            and not o.embedding
-            and o.timings is None
-        )
-        (plain if is_plain else others).append(o)
+        (plain if o.is_plain else others).append(o)
     columns = PlainOutputs(
         [o.seq_id for o in plain],
         [o.epoch for o in plain],

@@ -84,23 +84,18 @@ class TokenOrder:
         else, as nearly all do. Returns False if not: then nothing was taken in."""
         tokens, generated = output.tokens, self.generated
         is_next = (
-            tokens
+            output.is_plain
             and output.first_index == len(generated)
-            and output.finish is None
-            and output.cached_token_count is None
-            and not output.logprobs
-            and output.prompt_logprobs is None
-            and output.timings is None
-            and not output.embedding
             and not self._held
             and self._prompt_logprobs is None
             and self._ends is None
             and len(generated) + len(tokens) < self._sampling.max_tokens
             and self._stops.isdisjoint(tokens)
         )
-        if is_next:
-            generated += tokens
-        return bool(is_next)
+        if not tokens or not is_next:
+            return False
+        generated += tokens
+        return True
 
     def _none_ends_early(self, tokens: Sequence[int], end: int) -> bool:
         """Whether none of these can be the sequence's last but the `end`-th, for its number."""
